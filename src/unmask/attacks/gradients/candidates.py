@@ -1,0 +1,78 @@
+"""The bag of words by the strongest evidence that an update holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unmask.attacks.gradients.embedding_rows import positions_from_rows, tokens_from_rows
+from unmask.attacks.gradients.sites import first_input_site
+from unmask.attacks.gradients.token_filter import Candidates, filter_tokens
+from unmask.evidence.gradients import GradientEvidence
+from unmask.linalg.gap import Gap
+from unmask.models.adapter import Model
+from unmask.recovery import Status
+
+
+@dataclass(frozen=True)
+class BagOfWords:
+    """Candidates with the tensors they rest on; or, if there are none, the status and reason why."""
+
+    candidates: Candidates | None
+    used: tuple[str, ...]
+    status: Status = Status.PARTIAL
+    reason: str = ""
+
+
+@torch.no_grad()
+def find_candidates(
+    evidence: GradientEvidence,
+    model: Model,
+    *,
+    num_probes: int,
+    min_gap_decades: float,
+    generator: torch.Generator,
+) -> BagOfWords:
+    """Tokens from embedding rows if they tell, else from the span of block 0's queries, keys and values."""
+    rows = tokens_from_rows(evidence, model)
+    if rows is not None:
+        positions = positions_from_rows(evidence, model)
+        everywhere = [-1] if positions is None and not model.learned_positions else _list(positions, model)
+        candidates = Candidates(dict.fromkeys(everywhere, rows), Gap(0.0, 1.0), model.vocab_size)
+        return BagOfWords(candidates, (model.token_embedding,))
+    site = first_input_site(evidence, model)
+    if site is None:
+        return BagOfWords(None, (), Status.MISSING_EVIDENCE, _missing(evidence, model))
+    if site.span.rank == 0:
+        return BagOfWords(None, site.parameters, Status.NOTHING_FOUND, "the gradients of block 0 are zero")
+    if site.span.is_full:
+        return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, _full(site.span.width, site.span.gap_decades))
+    candidates = filter_tokens(model, site.span, num_probes=num_probes, generator=generator)
+    if candidates.gap.decades < min_gap_decades or not candidates.tokens:
+        return BagOfWords(
+            None,
+            site.parameters,
+            Status.NOTHING_FOUND,
+            f"no token's vector stands out: the span test's distances have a gap of only {candidates.gap.decades:.1f} "
+            f"decades where {min_gap_decades:.1f} are asked for; the update may be noisy or of other weights",
+        )
+    return BagOfWords(candidates, site.parameters)
+
+
+def _list(positions: torch.Tensor | None, model: Model) -> list[int]:
+    return list(range(model.max_positions)) if positions is None else positions.tolist()
+
+
+def _missing(evidence: GradientEvidence, model: Model) -> str:
+    return (
+        f"the update holds {len(evidence.gradients)} tensors, but neither block 0's query, key or value gradients nor "
+        f"embedding rows ('{model.token_embedding}') that tell which tokens occur"
+    )
+
+
+def _full(width: int, gap_decades: float) -> str:
+    return (
+        f"the rank of block 0's gradients equals the width {width} (largest fall of the spectrum: {gap_decades:.1f} "
+        "decades), so every token passes the span test: the batch holds too many different tokens, or noise was added"
+    )

@@ -1,0 +1,100 @@
+"""Decoders: exact texts from the gradients of the first block and the last one.
+
+    tokens   ← embedding rows that moved, or all tokens in the span of block 0's query/key/value gradients
+    prefixes ← grown token by token at the cheapest layer whose gradient the update holds
+    texts    ← where prefixes end, their last token and how often they occur, from the last block
+
+Limits: fewer distinct prefixes than the width d.
+Source: DAGER, arXiv 2405.15586, with the deviations that each module states.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from unmask.attacks.gradients.candidates import find_candidates
+from unmask.attacks.gradients.endings import Ending, endings_of_classification, endings_of_next_token
+from unmask.attacks.gradients.node_rows import LastBlockRows, last_block_rows
+from unmask.attacks.gradients.prefix_search import PrefixSearch
+from unmask.attacks.gradients.sites import prefix_sites
+from unmask.attacks.gradients.verdict import Findings, bag_of_words, no_result, verdict
+from unmask.attacks.progress import Progress, silent
+from unmask.evidence.gradients import GradientEvidence, Task
+from unmask.models.adapter import Model, Role
+from unmask.recovery import RecoveredTexts, Recovery
+
+
+@dataclass(frozen=True)
+class DecoderAttack:
+    """Recover a batch from a causal model's update.
+
+    `min_gap_decades`: how clearly zero distances must stand apart from all others before anything is called certain.
+    `memory_budget_bytes`: the size of the largest temporary; more is faster.
+    """
+
+    num_probes: int = 32
+    min_gap_decades: float = 1.0
+    memory_budget_bytes: int = 2**30
+    seed: int = 0
+
+    def __call__(
+        self, evidence: GradientEvidence, model: Model, progress: Progress = silent
+    ) -> Recovery[RecoveredTexts]:
+        """Run the attack; the evidence and the model are left as they are."""
+        started = time.perf_counter()
+        generator = torch.Generator().manual_seed(self.seed)
+        progress("reading the bag of words", 0, 1)
+        bag = find_candidates(
+            evidence,
+            model,
+            num_probes=self.num_probes,
+            min_gap_decades=self.min_gap_decades,
+            generator=generator,
+        )
+        if bag.candidates is None:
+            return no_result(bag.status, bag.reason, bag.used, started)
+        site = next((site for site in prefix_sites(evidence, model) if not site.span.is_full), None)
+        if site is None:
+            return bag_of_words(bag.candidates, bag.used, _why_no_site(evidence, model), started)
+        forest = PrefixSearch(
+            model, site, bag.candidates, self.num_probes, self.memory_budget_bytes, generator, progress
+        ).run()
+        if not forest.leaves:
+            return bag_of_words(bag.candidates, bag.used, f"no prefix passed at the {site.name}", started)
+        rows = last_block_rows(model, forest, self.memory_budget_bytes)
+        progress("reading endings", 0, 1)
+        endings = self._endings(evidence, model, rows, generator)
+        used = (*bag.used, *site.parameters, *([] if endings is None else [_last(model)]))
+        findings = Findings(model, bag.candidates, site, forest, endings, used, self.min_gap_decades)
+        return verdict(evidence, findings, started)
+
+    def _endings(
+        self, evidence: GradientEvidence, model: Model, rows: LastBlockRows, generator: torch.Generator
+    ) -> list[Ending] | None:
+        """Texts with their last tokens; None if the update does not hold what tells."""
+        gradient = evidence.linear(model, Role.MLP_OUT, model.num_blocks - 1)
+        if gradient is None or len(rows.nodes) > rows.hidden.shape[1]:
+            return None
+        if evidence.task is Task.CLASSIFICATION or model.unembedding is None:
+            return endings_of_classification(model, rows, gradient)
+        return endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes)
+
+
+def _last(model: Model) -> str:
+    layer = model.linear(Role.MLP_OUT, model.num_blocks - 1)
+    assert layer is not None  # every family has a down projection
+    return layer.parameter
+
+
+def _why_no_site(evidence: GradientEvidence, model: Model) -> str:
+    sites = prefix_sites(evidence, model)
+    if not sites:
+        return (
+            "the order of the tokens needs the gradient of block 0's output projection or MLP, or of block 1's "
+            "attention, and the update holds none of them"
+        )
+    ranks = ", ".join(f"{site.name}: rank {site.span.rank} of {site.span.width}" for site in sites)
+    return f"every span that could check a prefix is full ({ranks}): it holds as many tokens as the width, or more"

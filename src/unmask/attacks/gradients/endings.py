@@ -1,0 +1,284 @@
+"""Where texts end and how often they occur, once every prefix is known.
+
+The last block's down projection has the gradient G = Aᵀ·Δ, with a known row a_u for every prefix u. A has fewer rows
+than columns, so Δ is had by least squares: δ_u is the loss gradient that arrives at prefix u alone.
+
+*Next-token training.* δ_u = Σ_y c(u, y)·Jᵤᵀ(μ_u − e_y): J the Jacobian of the final norm, e_y the output embedding of
+y, μ_u = Σ_v p_u(v)·e_v, and c(u, y) proportional to how often y follows u. So δ_u names its labels: the last token of
+each text, which no span holds, and how often every text occurs. A text ends behind u·y as often as y follows u more
+often than anything follows u·y.
+
+*Rows that are not known* (a text that was missed, a padding position that predicts) add A'ᵀΔ' to G. What least squares
+leaves of G has the row space of Δ'; labels are read in its orthogonal complement, where Δ' has no part.
+
+*Classification at the last token.* Only prefixes that end a text get gradient in the last block: a_u lies in the
+span of G exactly if a text ends at u.
+
+Notation: f width of the down projection's input. Limits: at most f distinct prefixes.
+Source: DESIGN of this project; DAGER (arXiv 2405.15586) leaves the last token open.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.attacks.gradients.node_rows import LastBlockRows, Node, is_repetition
+from unmask.linalg.gap import widest_gap
+from unmask.linalg.subspace import column_span
+from unmask.models.adapter import Model
+
+_SKETCH = 32  # random directions that rank all labels of the vocabulary before a few are tested exactly
+_FINALISTS = 8
+_MAX_LABELS = 64  # different labels behind one prefix
+EXPLAINED = 1e-2  # float32 gradients leave about 1e-5 of δ unexplained, a wrong label 0.3 and more
+_UNEXPLAINED = 1e-3  # of the whole gradient: more than this is a row that is not among the known ones
+_SILENT = 1e-3  # of a typical δ: less arrives only by rounding, so the prefix is not in the batch or has no target
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A text that ends, how often, and what its last label left unexplained of δ."""
+
+    node: Node
+    count: int
+    residual: float
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """c(u, y) of one prefix, and the share of δ_u that they leave unexplained."""
+
+    weights: dict[int, float]
+    residual: float
+
+
+@torch.no_grad()
+def endings_of_next_token(
+    model: Model,
+    rows: LastBlockRows,
+    gradient: Float[Tensor, "f d"],
+    generator: torch.Generator,
+    memory_budget_bytes: int,
+) -> list[Ending]:
+    """Texts with their last token and their multiplicity, from the labels of every prefix."""
+    own = [u for u, node in enumerate(rows.nodes) if not is_repetition(model, node)]
+    known = LastBlockRows([rows.nodes[u] for u in own], rows.hidden[own], rows.states[own])
+    arrived, foreign = _arriving_gradients(known.hidden, gradient)
+    labels = _Reader(model, known, arrived, foreign, generator, memory_budget_bytes).labels()
+    unit = _unit(labels)
+    follow = {
+        node: {y: round(weight / unit) for y, weight in found.weights.items()}
+        for node, found in zip(known.nodes, labels, strict=True)
+    }
+    residuals = {node: found.residual for node, found in zip(known.nodes, labels, strict=True)}
+    for node in [node for node in rows.nodes if is_repetition(model, node) and len(node[1]) == 2]:
+        _unfold_repetitions(node, set(rows.nodes), follow, residuals)
+    return _endings(follow, residuals)
+
+
+@torch.no_grad()
+def endings_of_classification(model: Model, rows: LastBlockRows, gradient: Float[Tensor, "f d"]) -> list[Ending] | None:
+    """Texts whose last prefix row lies in the span of the last block; None if the span cannot tell.
+
+    A text 't' and a text 't t' of a model without absolute positions are the same to every layer: not certain.
+    """
+    span = column_span(gradient)
+    if span.is_full or span.rank >= len(rows.nodes):  # e.g. mean pooling: every position has gradient
+        return None
+    distances = span.distance(rows.hidden)
+    gap = widest_gap(distances, ceiling=float(distances.max()))
+    return [
+        Ending(node, 1, distance if len(node[1]) > 1 or model.learned_positions else float("inf"))
+        for node, distance in zip(rows.nodes, distances.tolist(), strict=True)
+        if distance <= gap.threshold and not is_repetition(model, node)
+    ]
+
+
+def _arriving_gradients(
+    hidden: Float[Tensor, "n f"], gradient: Float[Tensor, "f d"]
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "d r"]]:
+    """Δ of G = AᵀΔ by least squares in float64, and a basis of the row space of what is left of G."""
+    target = gradient.double()
+    q, r = torch.linalg.qr(hidden.double().T)
+    arrived = torch.linalg.solve_triangular(r, q.T @ target, upper=True)
+    rest = target - q @ (q.T @ target)
+    if float(rest.norm()) <= _UNEXPLAINED * float(target.norm()):
+        return arrived, target.new_zeros(target.shape[1], 0)
+    return arrived, column_span(rest.T).basis
+
+
+def _unit(labels: list[_Labels]) -> float:
+    """The weight of one occurrence: the median of the smallest weight of each prefix (most labels occur once)."""
+    smallest = [min(found.weights.values()) for found in labels if found.weights]
+    return float(torch.tensor(smallest, dtype=torch.float64).median()) if smallest else 1.0
+
+
+def _endings(follow: Mapping[Node, Mapping[int, int]], residuals: Mapping[Node, float]) -> list[Ending]:
+    """A text ends behind u·y as often as y follows u more often than anything follows u·y."""
+    endings = []
+    for node, labels in follow.items():
+        offset, tokens = node
+        for label, count in labels.items():
+            text = offset, (*tokens, label)
+            ends = count - sum(follow.get(text, {}).values())
+            if ends > 0:
+                endings.append(Ending(text, ends, residuals[node]))
+    return endings
+
+
+def _unfold_repetitions(
+    second: Node, nodes: set[Node], follow: dict[Node, dict[int, int]], residuals: dict[Node, float]
+) -> None:
+    """Give the labels read at 't' to 't', 't t', 't t t' …, which share one row and so are read together.
+
+    A label goes to the prefix behind which it was seen to go on; t itself follows as often as deeper prefixes need it,
+    and what is then left of t ends as 't t'. Where this is not unique the residual is set to infinity.
+    """
+    offset, (token, _) = second
+    depth = 2
+    while (offset, (token,) * (depth + 1)) in nodes:
+        depth += 1
+    chain = [(offset, (token,) * length) for length in range(1, depth + 1)]
+    merged, residual = follow[chain[0]], residuals[chain[0]]
+    shares: dict[Node, dict[int, int]] = {node: {} for node in chain}
+    for label, count in merged.items():
+        if label == token:
+            continue
+        holders = [node for node in chain if (offset, (*node[1], label)) in nodes]
+        for node in holders:
+            shares[node][label] = sum(follow.get((offset, (*node[1], label)), {}).values())
+        left = count - sum(shares[node][label] for node in holders)
+        if left > 0:
+            owner = holders[0] if holders else chain[-1]
+            shares[owner][label] = shares[owner].get(label, 0) + left
+            residual = residual if len(holders) == 1 else float("inf")
+    for shallow, deep in zip(chain[-2::-1], chain[::-1], strict=False):
+        shares[shallow][token] = sum(shares[deep].values())
+    spare = merged.get(token, 0) - sum(shares[node].get(token, 0) for node in chain)
+    if spare != 0:
+        shares[chain[0]][token] += max(spare, 0)
+        residual = residual if spare == 1 else float("inf")
+    follow.update(shares)
+    residuals.update(dict.fromkeys(chain, residual))
+
+
+class _Reader:
+    """Reads labels off arriving gradients: known children first, then the vocabulary for what is left."""
+
+    def __init__(
+        self,
+        model: Model,
+        rows: LastBlockRows,
+        arrived: Float[Tensor, "n d"],
+        foreign: Float[Tensor, "d r"],
+        generator: torch.Generator,
+        memory_budget_bytes: int,
+    ) -> None:
+        assert model.unembedding is not None  # next-token evidence comes from a model with a language head
+        self.model = model
+        self.embedding = model.unembedding.detach()
+        self.states = rows.states.to(self.embedding)
+        self.foreign = foreign.to(self.embedding)
+        self.arrived = self._without_foreign(arrived.to(self.embedding))
+        self.silence = _SILENT * float(self.arrived.norm(dim=1).median())
+        self.means = self._mean_embeddings(memory_budget_bytes)
+        sketch = torch.randn(_SKETCH, model.width, generator=generator).to(self.embedding)
+        self.sketch = self._without_foreign(sketch)
+        self.children = _children(rows.nodes)
+
+    def labels(self) -> list[_Labels]:
+        edges = [(u, y) for u, ys in enumerate(self.children) for y in ys]
+        directions = self._directions([u for u, _ in edges], [y for _, y in edges])
+        of_node: dict[int, list[int]] = defaultdict(list)
+        for edge, (u, _) in enumerate(edges):
+            of_node[u].append(edge)
+        explained = self._explained_by_one_child(edges, directions, of_node)
+        return [
+            explained[u] if u in explained else self._read(u, self.children[u], directions[of_node[u]])
+            for u in range(len(self.children))
+        ]
+
+    def _explained_by_one_child(
+        self, edges: list[tuple[int, int]], directions: Float[Tensor, "e d"], of_node: dict[int, list[int]]
+    ) -> dict[int, _Labels]:
+        """Prefixes whose only label is their only child, all at once: as a rule, nearly all of them."""
+        single = [found[0] for found in of_node.values() if len(found) == 1]
+        if not single:
+            return {}
+        nodes = [edges[edge][0] for edge in single]
+        towards, delta = directions[single].double(), self.arrived[nodes].double()
+        weights = (towards * delta).sum(1) / towards.square().sum(1)
+        residuals = (delta - weights[:, None] * towards).norm(dim=1) / delta.norm(dim=1).clamp_min(1e-300)
+        return {
+            u: _Labels({edges[edge][1]: weight}, residual)
+            for u, edge, weight, residual in zip(nodes, single, weights.tolist(), residuals.tolist(), strict=True)
+            if residual <= EXPLAINED and weight > 0
+        }
+
+    def _without_foreign(self, rows: Float[Tensor, "e d"]) -> Float[Tensor, "e d"]:
+        return rows - (rows @ self.foreign) @ self.foreign.T
+
+    def _mean_embeddings(self, memory_budget_bytes: int) -> Float[Tensor, "n d"]:
+        """μ_u, in chunks of prefixes: probabilities over the vocabulary are the widest rows of all."""
+        step = max(1, memory_budget_bytes // (12 * len(self.embedding)))
+        rows = [self.model.final_norm(chunk) @ self.embedding.T for chunk in self.states.split(step)]
+        return torch.cat([logits.softmax(-1) @ self.embedding for logits in rows])
+
+    def _directions(self, nodes: list[int], labels: list[int]) -> Float[Tensor, "e d"]:
+        """Jᵤᵀ(μ_u − e_y) of pairs (u, y): what one occurrence of y behind u sends to u."""
+        pull = self.means[nodes] - self.embedding[labels]
+        backward = torch.func.vjp(self.model.final_norm, self.states[nodes])[1]
+        return self._without_foreign(backward(pull)[0])
+
+    def _read(self, u: int, known: list[int], directions: Float[Tensor, "e d"]) -> _Labels:
+        """Matching pursuit: add the label that explains most of the rest, until δ is explained."""
+        labels = list(known)
+        delta = self.arrived[u].double()
+        if float(delta.norm()) <= self.silence:
+            return _Labels({}, 0.0)
+        weights, rest = _fit(directions.double(), delta)
+        while float(rest.norm()) > EXPLAINED * float(delta.norm()) and len(labels) < _MAX_LABELS:
+            finalists = [y for y in self._ranked(u, rest) if y not in labels]
+            extra = self._directions([u] * len(finalists), finalists)
+            trials = [_fit(torch.cat([directions, row[None]]).double(), delta) for row in extra]
+            best = min(range(len(trials)), key=lambda index: float(trials[index][1].norm()))
+            if float(trials[best][1].norm()) > 0.9 * float(rest.norm()):
+                break  # nothing in the vocabulary explains the rest
+            labels.append(finalists[best])
+            directions = torch.cat([directions, extra[best : best + 1]])
+            weights, rest = trials[best]
+        found = {y: float(w) for y, w in zip(labels, weights, strict=True) if w > 0}
+        return _Labels(found, float(rest.norm() / delta.norm().clamp_min(1e-300)))
+
+    def _ranked(self, u: int, rest: Float[Tensor, " d"]) -> list[int]:
+        """The labels whose direction is most parallel to `rest`, judged in a random sketch of 32 dimensions."""
+        state = self.states[u]
+        sketched = torch.func.vmap(lambda s: torch.func.jvp(self.model.final_norm, (state,), (s,))[1])(self.sketch)
+        candidates = (self.means[u] @ sketched.T) - self.embedding @ sketched.T
+        wanted = self.sketch @ rest.to(self.sketch)
+        cosine = (candidates @ wanted) / candidates.norm(dim=1).clamp_min(1e-30)
+        return [int(y) for y in cosine.topk(min(_FINALISTS + len(self.children[u]), len(cosine))).indices]
+
+
+def _fit(directions: Float[Tensor, "e d"], delta: Float[Tensor, " d"]) -> tuple[Tensor, Tensor]:
+    """Least-squares weights of the directions, and what they leave of δ."""
+    if len(directions) == 0:
+        return directions.new_zeros(0), delta
+    weights = torch.linalg.lstsq(directions.T, delta[:, None]).solution[:, 0]
+    return weights, delta - directions.T @ weights
+
+
+def _children(nodes: list[Node]) -> list[list[int]]:
+    index = {node: u for u, node in enumerate(nodes)}
+    children: list[list[int]] = [[] for _ in nodes]
+    for offset, tokens in nodes:
+        parent = offset, tokens[:-1]
+        if parent in index:
+            children[index[parent]].append(tokens[-1])
+    return children

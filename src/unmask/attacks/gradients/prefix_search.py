@@ -1,0 +1,213 @@
+"""Decoders: grow every text token by token, keeping a prefix only if its row lies in the span of a check site.
+
+    prefixes ← tokens whose one-token row is in the span
+    repeat: for every prefix × candidate token at the next position
+                row ← attention of the candidate over the prefix's cached keys and values
+                keep the extension if ‖row − UUᵀrow‖ / ‖row‖ is on the zero side of the gap
+
+Notation: U basis of the site's span; a prefix of length i holds keys and values (i, heads, d_head).
+Limits: needs fewer distinct prefixes than the width. A text that is a prefix of another ends invisibly here, and a
+text counts once however often it occurs (`endings.py` tells both).
+Cost: an extension costs one attention row and k probes of width d; only survivors get a float64 distance.
+Source: DAGER, arXiv 2405.15586, Algorithm 2. Deviation: the check is at block 0's output projection, not at block 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from unmask.attacks.gradients.sites import Site
+from unmask.attacks.gradients.token_filter import Candidates
+from unmask.attacks.progress import Progress
+from unmask.linalg.gap import Gap, widest_gap
+from unmask.models.adapter import Model
+
+# A wrong extension's relative distance is of order 0.1 to 1; nearer ones are looked at in float64.
+_SHORTLIST = 0.1
+# How long a prefix that only repeats its first token is carried while nothing else grows (see `_is_repetition`).
+_REPETITION_PATIENCE = 8
+
+
+@dataclass(frozen=True)
+class Forest:
+    """All accepted prefixes. `nodes` maps a prefix (start position, tokens) to its distance; leaves end a branch."""
+
+    nodes: dict[tuple[int, tuple[int, ...]], float]
+    leaves: list[tuple[int, tuple[int, ...]]]
+    gap: Gap
+    num_tested: int
+    overflow: bool = False  # more prefixes passed than the rank allows: the test does not separate
+
+
+@dataclass
+class _Prefixes:
+    """Prefixes of equal length, with their cached keys and values."""
+
+    tokens: Int[Tensor, "s i"]
+    keys: Float[Tensor, "s i g e"]
+    values: Float[Tensor, "s i g e"]
+
+
+@dataclass
+class PrefixSearch:
+    """One search; settings first, then what it has seen so far."""
+
+    model: Model
+    site: Site
+    candidates: Candidates
+    num_probes: int
+    memory_budget_bytes: int
+    generator: torch.Generator
+    progress: Progress
+    gap: Gap = field(default_factory=lambda: Gap(0.0, _SHORTLIST))
+    num_tested: int = 0
+    nodes: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict)
+    leaves: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+    @torch.no_grad()
+    def run(self) -> Forest:
+        """Grow from every position at which a text starts: 0, or later ones under left padding."""
+        width = self.site.span.width
+        null = self.site.span.probes(self.num_probes, self.generator)
+        whole = torch.randn(width, self.num_probes, generator=self.generator, dtype=torch.float64)
+        whole = whole.to(null) / self.num_probes**0.5  # ‖wholeᵀx‖ estimates ‖x‖
+        self.probes = torch.cat([null, whole], dim=1).to(self.model.device, self.model.dtype)
+        for offset, starts in self._starts().items():
+            if not self._grow(offset, starts):
+                return self._forest(overflow=True)
+        return self._forest(overflow=False)
+
+    def _forest(self, overflow: bool) -> Forest:
+        return Forest(self.nodes, self.leaves, self.gap, self.num_tested, overflow)
+
+    def _starts(self) -> dict[int, Tensor]:
+        """First tokens by position. A first token attends to itself alone, so its mixed value is its own value."""
+        positions = sorted(self.candidates.by_position)
+        tested: dict[int, tuple[Tensor, Tensor]] = {}
+        for position in positions:
+            tokens = self.candidates.at(position)
+            rows = self._first_rows(tokens, max(position, 0))
+            tested[max(position, 0)] = tokens, self.site.span.distance(rows)
+            self.num_tested += len(tokens)
+        everything = torch.cat([distances for _, distances in tested.values()])
+        self.gap = widest_gap(everything, ceiling=_SHORTLIST)
+        starts = {}
+        for position, (tokens, distances) in tested.items():
+            keep = distances <= self.gap.threshold
+            if keep.any():
+                starts[position] = tokens[keep]
+                for token, distance in zip(tokens[keep].tolist(), distances[keep].tolist(), strict=True):
+                    self.nodes[position, (token,)] = distance
+        return starts
+
+    def _first_rows(self, tokens: Tensor, position: int) -> Tensor:
+        states, (_, _, values) = self._block_0(tokens, position)
+        repeats = self.model.num_heads // self.model.num_key_value_heads
+        return self.site.rows(self.model, states, values.repeat_interleave(repeats, dim=1).flatten(1))
+
+    def _block_0(self, tokens: Tensor, position: int) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        positions = torch.full_like(tokens, position)
+        states = self.model.embed(tokens, positions)
+        rows = self.model.attention_input(0, states)
+        return states, self.model.queries_keys_values(0, rows, positions)
+
+    def _grow(self, offset: int, starts: Tensor) -> bool:
+        """Extend until nothing passes; False if more passes than the span's rank can explain."""
+        _, (_, keys, values) = self._block_0(starts, offset)
+        alive = _Prefixes(starts[:, None], keys[:, None], values[:, None])
+        idle = 0
+        while len(alive.tokens):
+            length = alive.tokens.shape[1]
+            parents, tokens, distances = self._extensions(alive, offset + length)
+            extended = self._extend(alive, parents, tokens, offset + length)
+            repetition = self._is_repetition(extended.tokens)
+            for row, distance, repeated in zip(extended.tokens.tolist(), distances, repetition.tolist(), strict=True):
+                if not repeated:
+                    self.nodes[offset, tuple(row)] = distance
+            self._close(alive, parents[~repetition.to(parents.device)], offset)
+            idle = idle + 1 if bool(repetition.all()) else 0
+            if idle > _REPETITION_PATIENCE or len(self.nodes) > 2 * self.site.span.rank + 2:
+                return idle > _REPETITION_PATIENCE
+            self.progress("growing prefixes", len(self.nodes), self.site.span.rank)
+            alive = extended
+        return True
+
+    def _is_repetition(self, tokens: Int[Tensor, "s i"]) -> Tensor:
+        """Prefixes 't t … t' of a model without absolute positions.
+
+        Their values are all equal, so every position has the very row of the single token, at every layer: no test
+        can tell how often t stands there until another token follows. They are carried along, and count as prefixes
+        only once something else was accepted behind them.
+        """
+        if self.model.learned_positions:
+            return torch.zeros(len(tokens), dtype=torch.bool)
+        return (tokens == tokens[:, :1]).all(1).cpu()
+
+    def _close(self, alive: _Prefixes, parents: Tensor, offset: int) -> None:
+        """Prefixes that nothing extends are leaves; a repetition with a child becomes a prefix in its own right."""
+        extended = set(parents.tolist())
+        for index, row in enumerate(alive.tokens.tolist()):
+            key = offset, tuple(row)
+            if index not in extended and key in self.nodes:
+                self.leaves.append(key)
+            elif index in extended and key not in self.nodes:
+                for length in range(2, len(row) + 1):
+                    self.nodes.setdefault((offset, tuple(row[:length])), self.nodes[offset, (row[0],)])
+
+    def _extensions(self, alive: _Prefixes, position: int) -> tuple[Tensor, Tensor, list[float]]:
+        """Accepted (prefix, token) pairs at a position, with their float64 distances."""
+        tokens = self.candidates.at(position).to(self.model.device)
+        none = torch.zeros(0, dtype=torch.long, device=self.model.device)
+        if len(tokens) == 0 or position >= self.model.max_positions:
+            return none, none, []
+        states, heads = self._block_0(tokens, position)
+        pairs, distances = [], []
+        step = self._prefixes_at_once(len(tokens), alive.tokens.shape[1])
+        for begin in range(0, len(alive.tokens), step):
+            chunk = slice(begin, begin + step)
+            mixed = self._attend(heads, alive.keys[chunk], alive.values[chunk])
+            rows = self.site.rows(self.model, states.expand(len(mixed), -1, -1), mixed)
+            projected = rows @ self.probes
+            null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
+            near = (null.norm(dim=-1) < _SHORTLIST * whole.norm(dim=-1)).nonzero()
+            pairs.append(near + torch.tensor([begin, 0], device=near.device))
+            distances.append(self.site.span.distance(rows[near[:, 0], near[:, 1]]))
+            self.num_tested += len(mixed) * len(tokens)
+        found, far = torch.cat(pairs), torch.cat(distances)
+        self.gap = self.gap.narrowed(far)
+        keep = far <= self.gap.threshold
+        return found[keep, 0], tokens[found[keep, 1]], far[keep].tolist()
+
+    def _prefixes_at_once(self, num_tokens: int, length: int) -> int:
+        scores = 3 * self.model.num_heads * (length + 1)
+        rows = 6 * self.site.span.width
+        return max(1, self.memory_budget_bytes // (4 * num_tokens * (scores + rows)))
+
+    def _attend(
+        self,
+        heads: tuple[Tensor, Tensor, Tensor],
+        keys: Float[Tensor, "s i g e"],
+        values: Float[Tensor, "s i g e"],
+    ) -> Float[Tensor, "s c o"]:
+        """Attention output of every candidate token behind every prefix; the token also attends to itself."""
+        queries, own_keys, own_values = heads
+        groups = self.model.num_key_value_heads
+        grouped = queries.unflatten(1, (groups, -1)) * self.model.scores_scale(0)
+        before = torch.einsum("cgre,sige->scgri", grouped, keys)
+        itself = torch.einsum("cgre,cge->cgr", grouped, own_keys).expand(len(keys), -1, -1, -1)
+        weights = torch.cat([before, itself[..., None]], dim=-1).softmax(-1)
+        mixed = torch.einsum("scgri,sige->scgre", weights[..., :-1], values)
+        mixed = mixed + weights[..., -1:] * own_values[:, :, None]
+        return mixed.flatten(2)
+
+    def _extend(self, alive: _Prefixes, parents: Tensor, tokens: Tensor, position: int) -> _Prefixes:
+        _, (_, keys, values) = self._block_0(tokens, position)
+        return _Prefixes(
+            torch.cat([alive.tokens[parents], tokens[:, None]], dim=1),
+            torch.cat([alive.keys[parents], keys[:, None]], dim=1),
+            torch.cat([alive.values[parents], values[:, None]], dim=1),
+        )

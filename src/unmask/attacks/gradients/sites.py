@@ -1,0 +1,79 @@
+"""Where an update lets a prefix be checked: a linear layer whose input row is a function of the prefix alone.
+
+For a causal model, the row that enters a layer at position i depends on tokens 1…i. If the gradient of that layer
+spans exactly the rows of the batch, 'is this prefix in the batch?' is one distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from unmask.evidence.gradients import GradientEvidence
+from unmask.linalg.subspace import Span, column_span
+from unmask.models.adapter import Model, Role
+
+# (model, stream entering block 0, mixed values of block 0) → rows entering the layer
+RowsOf = Callable[[Model, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A layer, the span of its gradient, and how its input follows from block 0's attention."""
+
+    name: str
+    span: Span
+    rows: RowsOf
+    parameters: tuple[str, ...]
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the batch may hold more rows than the gradient can show."""
+        return self.span.is_full
+
+
+def first_input_site(evidence: GradientEvidence, model: Model) -> Site | None:
+    """Inputs of block 0's queries, keys and values, together: they decide which tokens occur."""
+    return _site(evidence, model, "attention input of block 0", (Role.QUERY, Role.KEY, Role.VALUE), 0, _never)
+
+
+def prefix_sites(evidence: GradientEvidence, model: Model) -> list[Site]:
+    """Every layer that can check a prefix, the cheapest first: each further one needs more of the forward pass."""
+    known: list[tuple[str, tuple[Role, ...], int, RowsOf]] = [
+        ("output projection of block 0", (Role.ATTENTION_OUT,), 0, _mixed),
+        ("MLP input of block 0", (Role.MLP_IN, Role.MLP_GATE), 0, _mlp_input),
+        ("attention input of block 1", (Role.QUERY, Role.KEY, Role.VALUE), 1, _next_attention_input),
+    ]
+    sites = [_site(evidence, model, *layer) for layer in known if layer[2] < model.num_blocks]
+    return [site for site in sites if site is not None]
+
+
+def _site(
+    evidence: GradientEvidence, model: Model, name: str, roles: tuple[Role, ...], block: int, rows: RowsOf
+) -> Site | None:
+    gradients = {role: evidence.linear(model, role, block) for role in roles}
+    present = {role: gradient for role, gradient in gradients.items() if gradient is not None}
+    if not present:
+        return None
+    layers = (model.linear(role, block) for role in present)
+    names = tuple(dict.fromkeys(layer.parameter for layer in layers if layer is not None))
+    return Site(name, column_span(*present.values()), rows, names)
+
+
+def _never(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
+    raise NotImplementedError("inputs of block 0 depend on no attention; use Model.first_input")
+
+
+def _mixed(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
+    return mixed
+
+
+def _mlp_input(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
+    return model.mlp_input(0, model.after_attention(0, states, mixed))
+
+
+def _next_attention_input(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
+    attended = model.after_attention(0, states, mixed)
+    return model.attention_input(1, model.after_mlp(0, attended, model.mlp_hidden(0, attended)))

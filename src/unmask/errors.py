@@ -1,0 +1,24 @@
+"""Callers' mistakes. Each message says what was seen, what was expected and what to do next.
+
+Nature's refusals are not here: an attack that cannot succeed returns a `Status`, it does not raise.
+"""
+
+
+class UnmaskError(Exception):
+    """Base of every error that is the caller's to mend; the command line shows it without a traceback."""
+
+
+class UnknownModelError(UnmaskError):
+    """A name that is neither in the catalogue, nor a folder, nor reachable by transformers."""
+
+
+class UnsupportedModelError(UnmaskError):
+    """A model whose family has no adapter."""
+
+
+class EvidenceError(UnmaskError):
+    """Evidence that cannot be used: foreign, truncated, not finite, wrongly shaped or of another model."""
+
+
+class InputError(UnmaskError):
+    """An argument that is out of range or of the wrong kind."""

@@ -1,0 +1,7 @@
+"""What the adversary sees, with the side knowledge stated, and how it is kept on disk."""
+
+from unmask.evidence.files import load_evidence
+from unmask.evidence.gradients import GradientEvidence, Task, Update
+from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence
+
+__all__ = ["AttentionEvidence", "GradientEvidence", "HiddenEvidence", "Task", "Update", "load_evidence"]

@@ -1,0 +1,119 @@
+"""Evidence on disk: safetensors with a versioned JSON header. Nothing here can execute what it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unmask.errors import EvidenceError
+
+FORMAT = 1
+_HEADER = "unmask"
+Evidence = TypeVar("Evidence")
+_READERS: dict[str, Callable[[Mapping[str, Tensor], dict[str, Any]], Any]] = {}
+
+
+def reads(
+    kind: str,
+) -> Callable[[Callable[[Mapping[str, Tensor], dict[str, Any]], Evidence]], Callable[..., Evidence]]:
+    """Register the function that makes evidence of a kind from tensors and header."""
+
+    def register(
+        reader: Callable[[Mapping[str, Tensor], dict[str, Any]], Evidence],
+    ) -> Callable[..., Evidence]:
+        _READERS[kind] = reader
+        return reader
+
+    return register
+
+
+def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+    """Write evidence whole or not at all: a temporary file beside the target, synced, then renamed."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise EvidenceError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+    document = json.dumps({"format": FORMAT, "kind": kind, **header}, sort_keys=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        contiguous = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+        save_file(contiguous, name, metadata={_HEADER: document})
+        with open(name, "rb+") as written:
+            os.fsync(written.fileno())
+        os.chmod(name, 0o600)  # evidence is as sensitive as the secret in it
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
+    """Read evidence of any kind; a foreign, truncated or newer file is refused with the reason."""
+    path = Path(path)
+    if not path.is_file():
+        raise EvidenceError(f"there is no file {path}; make one with `unmask observe gradients … -o {path.name}`")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            header = _header(path, file.metadata())
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise EvidenceError(_foreign(path, error)) from None
+    try:
+        return _READERS[header["kind"]](tensors, header)
+    except (KeyError, TypeError, ValueError) as error:
+        raise EvidenceError(
+            f"{path} says that it is evidence of kind '{header['kind']}', but its header is incomplete or damaged "
+            f"({error!r}); make the evidence again"
+        ) from None
+
+
+def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    if not metadata or _HEADER not in metadata:
+        raise EvidenceError(
+            f"{path} is a safetensors file without an unmask header, so the task and the model behind it are unknown; "
+            "wrap its tensors with unmask.GradientEvidence.of(model, tensors) and save that"
+        )
+    header = json.loads(metadata[_HEADER])
+    if not isinstance(header, dict) or not isinstance(header.get("format"), int):
+        raise EvidenceError(f"the unmask header of {path} is damaged; make the evidence again")
+    if header["format"] > FORMAT:
+        raise EvidenceError(
+            f"{path} has evidence format {header['format']}, this version reads up to {FORMAT}; upgrade unmask"
+        )
+    if header.get("kind") not in _READERS:
+        raise EvidenceError(
+            f"{path} holds evidence of kind {header.get('kind')!r}; known kinds are {', '.join(sorted(_READERS))}"
+        )
+    return header
+
+
+def _foreign(path: Path, error: Exception) -> str:
+    start = path.read_bytes()[:4] if path.is_file() else b""
+    if start[:2] == b"PK" or start[:1] == b"\x80":
+        return (
+            f"{path} is a pickle or a torch.save archive, which can run code when it is read, so it is not opened; "
+            "convert it to safetensors where you trust it (safetensors.torch.save_file) and wrap it with "
+            "unmask.GradientEvidence.of(model, tensors)"
+        )
+    return f"{path} is not a whole safetensors file ({error}); it may be truncated or of another format: copy it again"
+
+
+def require_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse NaN and Inf, naming the tensor and how much of it is affected."""
+    for name, tensor in tensors.items():
+        bad = int((~torch.isfinite(tensor)).sum())
+        if bad:
+            raise EvidenceError(
+                f"'{name}' holds {bad} of {tensor.numel()} values that are NaN or Inf, and no attack can use it; "
+                "look for an overflow in the client's mixed precision, or leave this tensor out"
+            )

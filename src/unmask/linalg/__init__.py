@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: the mathematics that attacks are written in."""

@@ -1,0 +1,161 @@
+"""Spans of gradients: which vectors can be rows of X when only G = Xᵀ·∂L/∂Y is seen.
+
+Every column of G is a combination of rows of X. If ∂L/∂Y has rank b, the number of distinct rows of X, the column
+space of G *is* the row space of X, and 'is x a row of X?' becomes 'is the distance of x to the span zero?'
+
+Notation: G (d, m) a gradient; b its numerical rank; U (d, b) an orthonormal basis of its column space.
+Limits: b < d, or every vector passes. Rows with zero gradient are not in the span.
+Source: DAGER, arXiv 2405.15586, Theorems 5.1 and 5.2. Rank and acceptance by gaps instead of fixed thresholds are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.errors import InputError
+from unmask.shapes import Basis, Probes, Rows
+
+# Below this fraction of the largest singular value a float64 eigendecomposition of GGᵀ shows rounding, not G.
+_GRAM_FLOOR = 3e-8
+# Directions above this fraction are taken from the first pass; the rest is decomposed again without them.
+_DEFLATION_CUT = 1e-4
+
+
+@dataclass(frozen=True)
+class Span:
+    """The column space of a gradient, with how clearly its dimension was decided.
+
+    `gap_decades` is log₁₀ of the ratio between the last kept and the first dropped singular value; `noise_floor` is
+    the first dropped one, relative to the largest: what the evidence's own precision leaves of a zero.
+    """
+
+    basis: Basis
+    singular_values: Float[Tensor, " min_d_m"]
+    gap_decades: float
+    noise_floor: float
+
+    @property
+    def rank(self) -> int:
+        """Dimension of the span."""
+        return self.basis.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Dimension of the space around it."""
+        return self.basis.shape[0]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the gradient could not have shown a higher rank, so that rows may be missing from the span."""
+        return self.rank >= len(self.singular_values)
+
+    def distance(self, rows: Rows) -> Float[Tensor, " n"]:
+        """Relative distance ‖x − UUᵀx‖ / ‖x‖ of each row, in float64. Zero rows are at distance 1."""
+        x = rows.to(self.basis.dtype)
+        residual = x - (x @ self.basis) @ self.basis.T
+        norms = x.norm(dim=-1)
+        return torch.where(norms > 0, residual.norm(dim=-1) / norms, torch.ones_like(norms))
+
+    def probes(self, num_probes: int, generator: torch.Generator) -> Probes:
+        """Random directions of the orthogonal complement, scaled so that ‖probesᵀx‖ estimates ‖x − UUᵀx‖.
+
+        P = √((d − b)/k)·N·R with R a random (d − b, k) orthonormal matrix. A row of the span gives exactly zero.
+        Cost: a test costs k·d instead of b·d multiplications.
+        """
+        codimension = self.width - self.rank
+        num_probes = min(num_probes, codimension)
+        if num_probes == 0:
+            raise InputError(
+                f"the span fills its space (rank {self.rank} of {self.width}): every vector passes, no probe exists"
+            )
+        noise = torch.randn(self.width, num_probes, generator=generator, dtype=torch.float64)
+        noise = noise.to(self.basis.device)
+        for _ in range(2):  # twice is enough (Kahan): what the first projection leaves by rounding, the second takes
+            noise = noise - self.basis @ (self.basis.T @ noise)
+        orthonormal, _ = torch.linalg.qr(noise)
+        return orthonormal * (codimension / num_probes) ** 0.5
+
+    def extended(self, rows: Rows) -> Span:
+        """The span of this one and further rows, for rows that are known by other means."""
+        x = rows.to(self.basis.dtype)
+        x = x / x.norm(dim=-1, keepdim=True)
+        basis, _ = torch.linalg.qr(torch.cat([self.basis, x.T], dim=1))
+        return Span(basis, self.singular_values, self.gap_decades, self.noise_floor)
+
+
+def column_span(*gradients: Float[Tensor, "d m"], min_gap_decades: float = 1.0) -> Span:
+    """Joint column space of gradients that share their input X, e.g. of queries, keys and values.
+
+    Each gradient is scaled to norm 1 and all are concatenated: [G₁/‖G₁‖, G₂/‖G₂‖, …]. The rank is where the
+    singular values fall by the largest factor; a fall of less than `min_gap_decades` decades counts as none, and
+    then the span is full.
+    Notation: see the module. Cost: two symmetric eigendecompositions of size min(d, m) in float64.
+    Deviation: the paper uses query gradients alone and a fixed cut; in causal attention the query gradient of a
+    first token is exactly zero, and with grouped-query attention only the concatenation has enough columns.
+    """
+    stacked = _stack(gradients)
+    left, values = _left_singular(stacked)
+    rank, gap = rank_by_gap(values, min_gap_decades)
+    floor = float(values[rank] / values[0]) if 0 < rank < len(values) else 0.0
+    return Span(left[:, :rank].contiguous(), values, gap, floor)
+
+
+def rank_by_gap(values: Float[Tensor, " k"], min_gap_decades: float = 1.0) -> tuple[int, float]:
+    """Number of values before the largest fall of a descending spectrum, and that fall in decades.
+
+    Returns (len(values), gap) when no fall reaches `min_gap_decades`, and (0, inf) when all values are zero.
+    """
+    largest = float(values[0])
+    if largest == 0.0:
+        return 0, float("inf")
+    logs = torch.log10(values.clamp_min(largest * _GRAM_FLOOR * _DEFLATION_CUT))
+    if len(values) == 1:
+        return 1, 0.0
+    falls = logs[:-1] - logs[1:]
+    where = int(falls.argmax())
+    gap = float(falls[where])
+    return (where + 1, gap) if gap >= min_gap_decades else (len(values), gap)
+
+
+def _stack(gradients: tuple[Tensor, ...]) -> Float[Tensor, "d m"]:
+    """Gradients side by side in float64, each of norm 1; zero gradients carry nothing and are left out."""
+    if not gradients:
+        raise InputError("a span needs at least one gradient, got none")
+    widths = {gradient.shape[0] for gradient in gradients}
+    if len(widths) != 1:
+        raise InputError(f"gradients of one input must have the same number of rows, got {sorted(widths)}")
+    doubles = [gradient.double() for gradient in gradients]
+    scaled = [g / g.norm() for g in doubles if g.norm() > 0]
+    return torch.cat(scaled, dim=1) if scaled else torch.zeros_like(doubles[0])
+
+
+def _left_singular(matrix: Float[Tensor, "d m"]) -> tuple[Float[Tensor, "d k"], Float[Tensor, " k"]]:
+    """The k = min(d, m) left singular vectors and singular values, descending.
+
+    GGᵀ squares the condition number: directions weaker than √ε come out mixed with strong ones. So the strong
+    directions are taken first, projected out of G, and the remainder is decomposed by itself.
+    """
+    if matrix.shape[0] > matrix.shape[1]:
+        frame, square = torch.linalg.qr(matrix)
+        vectors, values = _left_singular(square)
+        return frame @ vectors, values
+    vectors, values = _gram_eigh(matrix)
+    strong = int((values > _DEFLATION_CUT * values[0]).sum())
+    if values[0] == 0 or strong == len(values):
+        return vectors, values
+    head, rest = vectors[:, :strong], vectors[:, strong:]
+    remainder = rest.T @ matrix
+    rotation, rest_values = _gram_eigh(remainder)
+    return torch.cat([head, rest @ rotation], dim=1), torch.cat([values[:strong], rest_values])
+
+
+def _gram_eigh(matrix: Float[Tensor, "d m"]) -> tuple[Float[Tensor, "d d"], Float[Tensor, " d"]]:
+    """Eigenvectors of GGᵀ and roots of its eigenvalues, descending, with rounding cut off at the floor."""
+    eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.T)
+    values = eigenvalues.clamp_min(0).sqrt().flip(0)
+    floor = _GRAM_FLOOR * values[0]
+    return vectors.flip(1), torch.where(values > floor, values, floor)

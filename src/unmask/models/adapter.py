@@ -1,0 +1,331 @@
+"""What attacks need of a model, and nothing else.
+
+A family's file says where Hugging Face keeps each part; everything that can be said once for all families is said
+here. Rows are tokens; leading axes are free, so `(n, d)` and `(batch, length, d)` both work.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from unmask.errors import InputError
+from unmask.shapes import MaskBatch, States, TokenBatch
+
+
+class Role(Enum):
+    """The linear layers of a block, by what they do."""
+
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    ATTENTION_OUT = "attention_out"
+    MLP_IN = "mlp_in"
+    MLP_GATE = "mlp_gate"
+    MLP_OUT = "mlp_out"
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """Where one linear layer lives: its parameter, how it is stored, and which output columns are its own."""
+
+    parameter: str
+    stored_transposed: bool
+    columns: tuple[int, int] | None = None
+
+    def oriented(self, stored: Tensor) -> Float[Tensor, "d_in d_out"]:
+        """A weight or gradient as (d_in, d_out), whatever the family stores."""
+        whole = stored.T if self.stored_transposed else stored
+        return whole if self.columns is None else whole[:, slice(*self.columns)]
+
+
+class Model(ABC):
+    """A transformer with the parts that attacks use.
+
+    Names of parameters are those of the bare transformer, without the prefix that a task's head adds
+    ('transformer.h.0…' → 'h.0…'), so evidence from a classifier fits a language model of the same body.
+    """
+
+    family: ClassVar[str]
+    causal: ClassVar[bool]
+    learned_positions: ClassVar[bool]
+
+    def __init__(self, hf: Any, tokenizer: Any = None) -> None:
+        self.hf = hf
+        self.tokenizer = tokenizer
+        self.body: Any = hf.base_model
+        self.config: Any = hf.config
+
+    # ---- what the family must say
+
+    @abstractmethod
+    def embed(self, tokens: Int[Tensor, "*n"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
+        """The residual stream that enters block 0."""
+
+    @abstractmethod
+    def attention_input(self, block: int, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """What the query, key and value projections of a block see."""
+
+    @abstractmethod
+    def queries_keys_values(
+        self, block: int, rows: Float[Tensor, "*n d"], positions: Int[Tensor, "*n"]
+    ) -> tuple[Float[Tensor, "*n h e"], Float[Tensor, "*n g e"], Float[Tensor, "*n g e"]]:
+        """Heads of queries, keys and values, with rotary positions applied where the family has them."""
+
+    @abstractmethod
+    def after_attention(
+        self, block: int, states: Float[Tensor, "*n d"], mixed: Float[Tensor, "*n o"]
+    ) -> Float[Tensor, "*n d"]:
+        """The residual stream after the output projection, given the mixed values that enter it."""
+
+    @abstractmethod
+    def mlp_input(self, block: int, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """What the MLP's first projections see, given the stream after attention."""
+
+    @abstractmethod
+    def mlp_hidden(self, block: int, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n f"]:
+        """The input of the MLP's down projection, given the stream after attention."""
+
+    @abstractmethod
+    def after_mlp(
+        self, block: int, states: Float[Tensor, "*n d"], hidden: Float[Tensor, "*n f"]
+    ) -> Float[Tensor, "*n d"]:
+        """The stream that leaves a block, given the stream after attention and the MLP's hidden row."""
+
+    @abstractmethod
+    def final_norm(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """What the head sees, given the stream that leaves the last block."""
+
+    @abstractmethod
+    def linear(self, role: Role, block: int) -> LinearLayer | None:
+        """Where a linear layer lives; None where the family has none (a gate, for instance)."""
+
+    @property
+    @abstractmethod
+    def token_embedding(self) -> str:
+        """Name of the token embedding's parameter."""
+
+    @property
+    def position_embedding(self) -> str | None:
+        """Name of the position embedding's parameter, where positions are learned."""
+        return None
+
+    # ---- sizes
+
+    @property
+    def width(self) -> int:
+        """Width d of the residual stream."""
+        return int(self.config.hidden_size)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of transformer blocks."""
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def num_heads(self) -> int:
+        """Number of query heads."""
+        return int(self.config.num_attention_heads)
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Number of key/value heads; fewer than query heads under grouped-query attention."""
+        return self.num_heads
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return int(getattr(self.config, "head_dim", None) or self.width // self.num_heads)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows of the token embedding."""
+        return int(self.parameter(self.token_embedding).shape[0])
+
+    @property
+    def max_positions(self) -> int:
+        """The longest text that the model takes."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.parameter(self.token_embedding).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
+        return self.parameter(self.token_embedding).dtype
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Tokens that frame a text ([CLS], <s>, padding …), as far as the tokenizer knows them."""
+        return frozenset(self.tokenizer.all_special_ids) if self.tokenizer is not None else frozenset()
+
+    @property
+    def pad_token(self) -> int:
+        """The token that fills a batch; masked, so its choice never matters to a client's loss."""
+        for owner in (self.tokenizer, self.config):
+            for name in ("pad_token_id", "eos_token_id"):
+                token = getattr(owner, name, None)
+                if isinstance(token, int):
+                    return token
+        return 0
+
+    # ---- parameters
+
+    def canonical_name(self, name: str) -> str:
+        """A parameter's name without the prefix of the task's model around the body."""
+        prefix = f"{self.hf.base_model_prefix}."
+        return name[len(prefix) :] if self.body is not self.hf and name.startswith(prefix) else name
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters by canonical name; tied ones once."""
+        for name, parameter in self.hf.named_parameters():
+            yield self.canonical_name(name), parameter
+
+    def parameter(self, name: str) -> Tensor:
+        """A parameter by canonical name."""
+        owner = self.body if self.body is not self.hf and not name.startswith(self._head_names) else self.hf
+        return owner.get_parameter(name)
+
+    @property
+    def _head_names(self) -> tuple[str, ...]:
+        prefix = self.hf.base_model_prefix
+        return tuple(f"{name}." for name, _ in self.hf.named_children() if name != prefix)
+
+    def weight(self, role: Role, block: int) -> Float[Tensor, "d_in d_out"] | None:
+        """A linear layer's weight as (d_in, d_out)."""
+        layer = self.linear(role, block)
+        return None if layer is None else layer.oriented(self.parameter(layer.parameter))
+
+    @property
+    def unembedding(self) -> Float[Tensor, "vocab d"] | None:
+        """Weights of the output layer over the vocabulary; None where the model has no language head."""
+        head = self.hf.get_output_embeddings()
+        return None if head is None else head.weight
+
+    @property
+    def unembedding_name(self) -> str | None:
+        """Canonical name of the output layer's parameter; the token embedding's when they are tied."""
+        weight = self.unembedding
+        if weight is None:
+            return None
+        return next(name for name, parameter in self.named_parameters() if parameter is weight)
+
+    def fingerprint(self) -> str:
+        """A hash of the body's shapes and of a sample of its weights, the same in every float type.
+
+        Weights are rounded to bfloat16 before hashing, so a float32 model and its bfloat16 copy agree.
+        """
+        digest = hashlib.sha256(self.family.encode())
+        for name, parameter in sorted(self.body.named_parameters()):
+            flat = parameter.detach().flatten()
+            sample = flat[:: max(1, len(flat) // 64)].to(torch.bfloat16).cpu().view(torch.int16)
+            digest.update(f"{name}{tuple(parameter.shape)}".encode())
+            digest.update(sample.numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    # ---- the forward pass, in parts
+
+    def first_input(self, tokens: Int[Tensor, "*n"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
+        """The attention input of block 0: a function of token and position alone."""
+        return self.attention_input(0, self.embed(tokens, positions))
+
+    def project_first_inputs(
+        self, matrix: Float[Tensor, "d k"], positions: Sequence[int]
+    ) -> Iterator[Float[Tensor, "vocab k"]]:
+        """x(t, p)·M of every token t, one position after the other."""
+        everyone = torch.arange(self.vocab_size, device=self.device)
+        for position in positions:
+            rows = self.first_input(everyone, torch.full_like(everyone, position))
+            yield rows @ matrix.to(rows)
+
+    def scores_scale(self, block: int) -> float:
+        """The factor on query·key before the softmax."""
+        return float(self.head_width**-0.5)
+
+    def mix(
+        self,
+        block: int,
+        queries: Float[Tensor, "*batch q h e"],
+        keys: Float[Tensor, "*batch j g e"],
+        values: Float[Tensor, "*batch j g e"],
+        allowed: Bool[Tensor, "*batch q j"],
+    ) -> Float[Tensor, "*batch q o"]:
+        """Attention output before the output projection: softmax(q·k/√e)·v, heads side by side."""
+        repeats = self.num_heads // self.num_key_value_heads
+        keys = keys.repeat_interleave(repeats, dim=-2)
+        values = values.repeat_interleave(repeats, dim=-2)
+        scores = torch.einsum("...qhe,...jhe->...hqj", queries, keys) * self.scores_scale(block)
+        scores = scores.masked_fill(~allowed[..., None, :, :], torch.finfo(scores.dtype).min)
+        mixed = torch.einsum("...hqj,...jhe->...qhe", scores.softmax(-1), values)
+        return mixed.flatten(-2)
+
+    def mixed_values(
+        self, block: int, states: States, positions: TokenBatch, mask: MaskBatch
+    ) -> Float[Tensor, "batch length o"]:
+        """The rows that enter a block's output projection."""
+        rows = self.attention_input(block, states)
+        queries, keys, values = self.queries_keys_values(block, rows, positions)
+        return self.mix(block, queries, keys, values, self.allowed(mask))
+
+    def block_forward(self, block: int, states: States, positions: TokenBatch, mask: MaskBatch) -> States:
+        """One block of the residual stream."""
+        attended = self.after_attention(block, states, self.mixed_values(block, states, positions, mask))
+        return self.after_mlp(block, attended, self.mlp_hidden(block, attended))
+
+    def allowed(self, mask: MaskBatch) -> Bool[Tensor, "batch length length"]:
+        """Which key each query may see: real tokens, and under a causal mask no later ones."""
+        length = mask.shape[1]
+        allowed = mask[:, None, :].expand(-1, length, -1)
+        if self.causal:
+            allowed = allowed & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+        return allowed
+
+    def hidden_states(
+        self,
+        tokens: TokenBatch,
+        mask: MaskBatch | None = None,
+        num_blocks: int | None = None,
+        positions: TokenBatch | None = None,
+    ) -> list[States]:
+        """The stream before block 0, after block 0, and so on, without the final norm."""
+        mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        states = [self.embed(tokens, positions)]
+        for block in range(self.num_blocks if num_blocks is None else num_blocks):
+            states.append(self.block_forward(block, states[-1], positions, mask))
+        return states
+
+    # ---- text
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text as the tokenizer makes them, special tokens included."""
+        if self.tokenizer is None:
+            raise InputError(
+                "this model was given without a tokenizer, so texts cannot be encoded; "
+                "pass token ids, or load_model(model, tokenizer=…)"
+            )
+        return list(self.tokenizer(text)["input_ids"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens; their numbers where there is no tokenizer."""
+        if self.tokenizer is None:
+            return " ".join(str(token) for token in tokens)
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:
+        """A copy on another device or in another precision; this one is left as it is."""
+        twin = copy.deepcopy(self.hf).to(device=device or self.device, dtype=dtype or self.dtype)
+        return type(self)(twin, self.tokenizer)

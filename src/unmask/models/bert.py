@@ -1,0 +1,75 @@
+"""The BERT family: learned positions and token types, post-norm LayerNorm, attention in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from unmask.models.adapter import LinearLayer, Model, Role
+from unmask.models.layernorm_sum import LayerNormOfSum
+
+
+class Bert(Model):
+    """nn.Linear stores (d_out, d_in). The embeddings end in a LayerNorm, so block 0 sees the stream as it is."""
+
+    family = "bert"
+    causal = False
+    learned_positions = True
+    token_embedding = "embeddings.word_embeddings.weight"
+    position_embedding = "embeddings.position_embeddings.weight"
+
+    def _block(self, block: int) -> Any:
+        return self.body.encoder.layer[block]
+
+    def embed(self, tokens: Tensor, positions: Tensor, token_type: int = 0) -> Tensor:
+        parts = self.body.embeddings
+        total = parts.word_embeddings(tokens) + parts.token_type_embeddings.weight[token_type]
+        return parts.LayerNorm(total + parts.position_embeddings(positions))
+
+    def attention_input(self, block: int, states: Tensor) -> Tensor:
+        return states
+
+    def queries_keys_values(self, block: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attention = self._block(block).attention.self
+        parts = (attention.query(rows), attention.key(rows), attention.value(rows))
+        queries, keys, values = (part.unflatten(-1, (self.num_heads, self.head_width)) for part in parts)
+        return queries, keys, values
+
+    def after_attention(self, block: int, states: Tensor, mixed: Tensor) -> Tensor:
+        output = self._block(block).attention.output
+        return output.LayerNorm(output.dense(mixed) + states)
+
+    def mlp_input(self, block: int, states: Tensor) -> Tensor:
+        return states
+
+    def mlp_hidden(self, block: int, states: Tensor) -> Tensor:
+        intermediate = self._block(block).intermediate
+        return intermediate.intermediate_act_fn(intermediate.dense(states))
+
+    def after_mlp(self, block: int, states: Tensor, hidden: Tensor) -> Tensor:
+        output = self._block(block).output
+        return output.LayerNorm(output.dense(hidden) + states)
+
+    def final_norm(self, states: Tensor) -> Tensor:
+        return states
+
+    def linear(self, role: Role, block: int) -> LinearLayer | None:
+        names = {
+            Role.QUERY: "attention.self.query",
+            Role.KEY: "attention.self.key",
+            Role.VALUE: "attention.self.value",
+            Role.ATTENTION_OUT: "attention.output.dense",
+            Role.MLP_IN: "intermediate.dense",
+            Role.MLP_OUT: "output.dense",
+        }
+        if role not in names:
+            return None
+        return LinearLayer(f"encoder.layer.{block}.{names[role]}.weight", stored_transposed=True)
+
+    def project_first_inputs(self, matrix: Tensor, positions: Sequence[int]) -> Iterator[Tensor]:
+        parts = self.body.embeddings
+        tokens = parts.word_embeddings.weight + parts.token_type_embeddings.weight[0]
+        rows = LayerNormOfSum(tokens, parts.position_embeddings.weight, parts.LayerNorm)
+        yield from rows.project_positions(matrix, positions)

@@ -1,0 +1,55 @@
+"""From a name, a folder or a transformers model to an adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unmask.errors import UnsupportedModelError
+from unmask.models.adapter import Model
+from unmask.models.bert import Bert
+from unmask.models.catalog import load_pretrained
+from unmask.models.gpt2 import GPT2
+from unmask.models.llama import Llama
+
+# transformers' `model_type` → adapter. The only place that knows a family's name.
+FAMILIES: dict[str, type[Model]] = {
+    "gpt2": GPT2,
+    "llama": Llama,
+    "mistral": Llama,
+    "qwen2": Llama,
+    "bert": Bert,
+}
+
+
+def load_model(
+    source: str | Path | Any,
+    *,
+    tokenizer: Any = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> Model:
+    """Load a model and put its adapter around it.
+
+    `source` is a catalogue name ('smollm2-135m', 'minilm-l6'), a local folder with safetensors, a Hugging Face name,
+    or a transformers model that is already in memory (which is used as it is, not copied; `dtype` and `device` are
+    then its own).
+    """
+    if isinstance(source, (str, Path)):
+        hf, found_tokenizer = load_pretrained(str(source), dtype=dtype, device=device)
+        return adapt(hf, tokenizer or found_tokenizer)
+    return adapt(source, tokenizer)
+
+
+def adapt(hf: Any, tokenizer: Any = None) -> Model:
+    """The adapter of a transformers model."""
+    model_type = getattr(getattr(hf, "config", None), "model_type", None)
+    if model_type not in FAMILIES:
+        seen = f"a model of type '{model_type}'" if model_type else f"an object of type {type(hf).__name__}"
+        raise UnsupportedModelError(
+            f"{seen} has no adapter. Supported families are {', '.join(sorted(FAMILIES))}. "
+            "docs/adding-a-model.md says how to add one in about 60 lines."
+        )
+    return FAMILIES[model_type](hf, tokenizer)

@@ -1,0 +1,30 @@
+"""The dimension vocabulary: one letter or word per axis, the same in every annotation.
+
+| axis | meaning |
+| --- | --- |
+| `n` | rows that are tokens (of one text, or of a batch laid end to end) |
+| `d` | width of the residual stream; `d_in`, `d_out` of a linear layer |
+| `r` | rank of a span |
+| `k` | number of probes |
+| `h`, `h_kv` | query heads, key/value heads |
+| `d_head` | width of one head |
+| `batch`, `length` | texts in a batch, padded length |
+| `vocab` | vocabulary size |
+
+Rows are tokens, always `(n, d)`. Weights and gradients are `(d_in, d_out)`, so a gradient is Xᵀ·∂L/∂Y and the
+inputs X lie in its column space.
+"""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Rows = Float[Tensor, "n d"]
+Weight = Float[Tensor, "d_in d_out"]
+Basis = Float[Tensor, "d r"]
+Probes = Float[Tensor, "d k"]
+Heads = Float[Tensor, "n h d_head"]
+KVHeads = Float[Tensor, "n h_kv d_head"]
+Tokens = Int[Tensor, "n"]
+TokenBatch = Int[Tensor, "batch length"]
+MaskBatch = Bool[Tensor, "batch length"]
+States = Float[Tensor, "batch length d"]

