@@ -10,7 +10,7 @@ Source: DAGER, arXiv 2405.15586, Theorems 5.1 and 5.2. Rank and acceptance by ga
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -23,18 +23,24 @@ from unmask.shapes import Basis, Probes, Rows
 _GRAM_FLOOR = 3e-8
 # Directions above this fraction are taken from the first pass; the rest is decomposed again without them.
 _DEFLATION_CUT = 1e-4
+# A sketch of a third of the size costs about a third; it is believed only if this many of its directions stay unused.
+_SKETCH_SHARE = 3
+_OVERSAMPLING = 16
+_MIN_SKETCH = 64
 
 
 @dataclass(frozen=True)
 class Span:
     """The column space of a gradient, with how clearly its dimension was decided.
 
-    `gap_decades` is log₁₀ of the ratio between the last kept and the first dropped singular value; `noise_floor` is
-    the first dropped one, relative to the largest: what the evidence's own precision leaves of a zero.
+    `max_rank` is the highest rank that the gradient could have shown, by its shape. `gap_decades` is log₁₀ of the ratio
+    between the last kept and the first dropped singular value; `noise_floor` is the first dropped one, relative to the
+    largest: what the evidence's own precision leaves of a zero.
     """
 
     basis: Basis
-    singular_values: Float[Tensor, " min_d_m"]
+    singular_values: Float[Tensor, " k"]
+    max_rank: int
     gap_decades: float
     noise_floor: float
 
@@ -51,7 +57,7 @@ class Span:
     @property
     def is_full(self) -> bool:
         """Whether the gradient could not have shown a higher rank, so that rows may be missing from the span."""
-        return self.rank >= len(self.singular_values)
+        return self.rank >= self.max_rank
 
     def distance(self, rows: Rows) -> Float[Tensor, " n"]:
         """Relative distance ‖x − UUᵀx‖ / ‖x‖ of each row, in float64. Zero rows are at distance 1."""
@@ -84,7 +90,7 @@ class Span:
         x = rows.to(self.basis.dtype)
         x = x / x.norm(dim=-1, keepdim=True)
         basis, _ = torch.linalg.qr(torch.cat([self.basis, x.T], dim=1))
-        return Span(basis, self.singular_values, self.gap_decades, self.noise_floor)
+        return replace(self, basis=basis)
 
 
 def column_span(*gradients: Float[Tensor, "d m"], min_gap_decades: float = 1.0) -> Span:
@@ -93,15 +99,41 @@ def column_span(*gradients: Float[Tensor, "d m"], min_gap_decades: float = 1.0) 
     Each gradient is scaled to norm 1 and all are concatenated: [G₁/‖G₁‖, G₂/‖G₂‖, …]. The rank is where the
     singular values fall by the largest factor; a fall of less than `min_gap_decades` decades counts as none, and
     then the span is full.
-    Notation: see the module. Cost: two symmetric eigendecompositions of size min(d, m) in float64.
+    Notation: see the module. Cost: two symmetric eigendecompositions of size min(d, m) in float64, or of a third of it.
     Deviation: the paper uses query gradients alone and a fixed cut; in causal attention the query gradient of a
     first token is exactly zero, and with grouped-query attention only the concatenation has enough columns.
     """
     stacked = _stack(gradients)
-    left, values = _left_singular(stacked)
+    span = _sketched_span(stacked, min_gap_decades)
+    if span is None:
+        left, values = _left_singular(stacked)
+        span = _cut(left, values, min(stacked.shape), min_gap_decades)
+    return span
+
+
+def _cut(left: Tensor, values: Tensor, max_rank: int, min_gap_decades: float) -> Span:
+    """The span of the directions before the largest fall of the spectrum."""
     rank, gap = rank_by_gap(values, min_gap_decades)
     floor = float(values[rank] / values[0]) if 0 < rank < len(values) else 0.0
-    return Span(left[:, :rank].contiguous(), values, gap, floor)
+    return Span(left[:, :rank].contiguous(), values, max_rank, gap, floor)
+
+
+def _sketched_span(matrix: Float[Tensor, "d m"], min_gap_decades: float) -> Span | None:
+    """The same span from a random third of the column space, if its rank turns out to fit; else None.
+
+    Y = GΩ with Ω a Gaussian (m, k) matrix spans the column space of G if its rank is at most k; the spectrum of QᵀG, Q
+    an orthonormal basis of Y, then shows the same fall as that of G. A rank that comes near k is not believed.
+    Source: Halko, Martinsson, Tropp, arXiv 0909.4061, Algorithm 4.1.
+    """
+    k = min(matrix.shape) // _SKETCH_SHARE
+    if k < _MIN_SKETCH:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(matrix.shape[1], k, generator=generator, dtype=torch.float64).to(matrix.device)
+    frame, _ = torch.linalg.qr(matrix @ directions)
+    vectors, values = _left_singular(frame.T @ matrix)
+    span = _cut(frame @ vectors, values, min(matrix.shape), min_gap_decades)
+    return span if span.rank <= k - _OVERSAMPLING else None
 
 
 def rank_by_gap(values: Float[Tensor, " k"], min_gap_decades: float = 1.0) -> tuple[int, float]:

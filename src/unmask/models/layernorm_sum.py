@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+_POSITIONS_AT_ONCE = 8
+
 
 @dataclass(frozen=True)
 class LayerNormOfSum:
@@ -19,6 +21,7 @@ class LayerNormOfSum:
         x·M = (w̄·(g∘M) + p̄·(g∘M)) / σ + β·M
 
     so a table over tokens and a table over positions, made once, give every pair by one addition and one division.
+    Centring is a projection, w̄·A = w·Ā, so the small matrix is centred and not the vocabulary.
     Cost: vocab·d·(k + positions) once, then vocab·k a position, instead of vocab·d·k a position.
     """
 
@@ -31,16 +34,16 @@ class LayerNormOfSum:
     ) -> Iterator[Float[Tensor, "vocab k"]]:
         """x(t, p)·M of every token, one position after the other."""
         matrix = matrix.to(self.tokens)
+        d, k = matrix.shape
         scaled = self.norm.weight[:, None] * matrix
-        tokens = _centred(self.tokens)
-        chosen = _centred(self.positions[torch.as_tensor(positions, device=self.positions.device)])
-        token_table, position_table, constant = tokens @ scaled, chosen @ scaled, self.norm.bias @ matrix
-        cross = tokens @ chosen.T * (2 / tokens.shape[1])
-        variances = tokens.square().mean(1, keepdim=True) + chosen.square().mean(1) + cross
-        deviations = (variances + self.norm.eps).sqrt()
-        for index in range(len(positions)):
-            yield (token_table + position_table[index]) / deviations[:, index, None] + constant
-
-
-def _centred(rows: Tensor) -> Tensor:
-    return rows - rows.mean(-1, keepdim=True)
+        mean = torch.full((d, 1), 1 / d).to(matrix)
+        token_table, means = (self.tokens @ torch.cat([scaled - scaled.mean(0), mean], dim=1)).split([k, 1], dim=1)
+        token_variances = self.tokens.norm(dim=1, keepdim=True).square() / d - means.square()
+        constant = self.norm.bias @ matrix
+        for begin in range(0, len(positions), _POSITIONS_AT_ONCE):
+            chosen = self.positions[list(positions[begin : begin + _POSITIONS_AT_ONCE])]
+            chosen = chosen - chosen.mean(1, keepdim=True)
+            variances = token_variances + (2 * (self.tokens @ chosen.T) + chosen.square().sum(1)) / d
+            scales = (variances + self.norm.eps).rsqrt()
+            for index, row in enumerate(chosen @ scaled):
+                yield (token_table + row) * scales[:, index, None] + constant

@@ -90,7 +90,7 @@ def _last(model: Model) -> str:
 
 
 def _why_no_site(evidence: GradientEvidence, model: Model) -> str:
-    sites = prefix_sites(evidence, model)
+    sites = list(prefix_sites(evidence, model))
     if not sites:
         return (
             "the order of the tokens needs the gradient of block 0's output projection or MLP, or of block 1's "

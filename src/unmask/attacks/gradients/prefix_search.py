@@ -28,6 +28,8 @@ from unmask.models.adapter import Model
 
 # A wrong extension's relative distance is of order 0.1 to 1; nearer ones are looked at in float64.
 _SHORTLIST = 0.1
+# Probes estimate a distance up to a factor: one that seems more than this far above the gap cannot narrow it.
+_ESTIMATE_MARGIN = 2.0
 # How long a prefix that only repeats its first token is carried while nothing else grows (see `_is_repetition`).
 _REPETITION_PATIENCE = 8
 
@@ -165,6 +167,7 @@ class PrefixSearch:
         if len(tokens) == 0 or position >= self.model.max_positions:
             return none, none, []
         states, heads = self._block_0(tokens, position)
+        cut = min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected)
         pairs, distances = [], []
         step = self._prefixes_at_once(len(tokens), alive.tokens.shape[1])
         for begin in range(0, len(alive.tokens), step):
@@ -173,7 +176,7 @@ class PrefixSearch:
             rows = self.site.rows(self.model, states.expand(len(mixed), -1, -1), mixed)
             projected = rows @ self.probes
             null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
-            near = (null.norm(dim=-1) < _SHORTLIST * whole.norm(dim=-1)).nonzero()
+            near = (null.norm(dim=-1) < cut * whole.norm(dim=-1)).nonzero()
             pairs.append(near + torch.tensor([begin, 0], device=near.device))
             distances.append(self.site.span.distance(rows[near[:, 0], near[:, 1]]))
             self.num_tested += len(mixed) * len(tokens)

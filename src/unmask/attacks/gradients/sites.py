@@ -6,7 +6,7 @@ spans exactly the rows of the batch, 'is this prefix in the batch?' is one dista
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,26 +28,23 @@ class Site:
     rows: RowsOf
     parameters: tuple[str, ...]
 
-    @property
-    def is_saturated(self) -> bool:
-        """Whether the batch may hold more rows than the gradient can show."""
-        return self.span.is_full
-
 
 def first_input_site(evidence: GradientEvidence, model: Model) -> Site | None:
     """Inputs of block 0's queries, keys and values, together: they decide which tokens occur."""
     return _site(evidence, model, "attention input of block 0", (Role.QUERY, Role.KEY, Role.VALUE), 0, _never)
 
 
-def prefix_sites(evidence: GradientEvidence, model: Model) -> list[Site]:
-    """Every layer that can check a prefix, the cheapest first: each further one needs more of the forward pass."""
+def prefix_sites(evidence: GradientEvidence, model: Model) -> Iterator[Site]:
+    """Layers that can check a prefix, the cheapest first: each further one needs more of the forward pass."""
     known: list[tuple[str, tuple[Role, ...], int, RowsOf]] = [
         ("output projection of block 0", (Role.ATTENTION_OUT,), 0, _mixed),
         ("MLP input of block 0", (Role.MLP_IN, Role.MLP_GATE), 0, _mlp_input),
         ("attention input of block 1", (Role.QUERY, Role.KEY, Role.VALUE), 1, _next_attention_input),
     ]
-    sites = [_site(evidence, model, *layer) for layer in known if layer[2] < model.num_blocks]
-    return [site for site in sites if site is not None]
+    for name, roles, block, rows in known:
+        site = _site(evidence, model, name, roles, block, rows) if block < model.num_blocks else None
+        if site is not None:
+            yield site
 
 
 def _site(

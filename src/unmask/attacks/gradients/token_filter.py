@@ -14,7 +14,6 @@ from unmask.models.adapter import Model
 
 # Only candidates nearer than this fraction of a typical wrong distance get the full float64 test.
 _SHORTLIST = 0.5
-_POSITIONS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -49,43 +48,30 @@ def filter_tokens(model: Model, span: Span, *, num_probes: int, generator: torch
     Source: DAGER, arXiv 2405.15586, Algorithm 1.
     """
     probes = span.probes(num_probes, generator).to(model.device, model.dtype)
-    if not model.learned_positions:
-        only_gap, found = _passing(model, span, probes, [0], None)
-        return Candidates({-1: found[0]}, only_gap, model.vocab_size)
-    by_position: dict[int, Tensor] = {}
-    gap: Gap | None = None
-    for start in range(0, model.max_positions, _POSITIONS_AT_ONCE):
-        positions = range(start, min(start + _POSITIONS_AT_ONCE, model.max_positions))
-        gap, found = _passing(model, span, probes, positions, gap)
-        filled = [len(found[position]) > 0 for position in positions]
-        end = filled.index(False) if False in filled else len(filled)
-        by_position.update({position: found[position] for position in positions[:end]})
-        if end < len(filled):
-            break
-    assert gap is not None  # a model has at least one position
-    return Candidates(by_position, gap, model.vocab_size * (start + len(positions)))
-
-
-def _passing(
-    model: Model, span: Span, probes: Tensor, positions: range | list[int], gap: Gap | None
-) -> tuple[Gap, dict[int, Tensor]]:
-    """Tokens within the gap's threshold at each position, and the gap after seeing all of their distances."""
+    positions = range(model.max_positions if model.learned_positions else 1)
     shortlists: dict[int, tuple[Tensor, Tensor]] = {}
-    ceiling = float("inf")
+    gap: Gap | None = None
     for position, projected in zip(positions, model.project_first_inputs(probes, positions), strict=True):
-        estimates = projected.norm(dim=1)
-        cut = _SHORTLIST * float(estimates.median())
-        tokens = (estimates < cut).nonzero()[:, 0]
-        rows = model.first_input(tokens, torch.full_like(tokens, position))
-        shortlists[position] = tokens, span.distance(rows)
-        scale = float(
-            model.first_input(torch.arange(64, device=model.device), _constant(position, model)).norm(dim=1).mean()
-        )
-        ceiling = min(ceiling, cut / scale)
-    distances = torch.cat([distance for _, distance in shortlists.values()])
-    gap = widest_gap(distances, ceiling) if gap is None else gap.narrowed(distances)
-    return gap, {p: tokens[distance <= gap.threshold] for p, (tokens, distance) in shortlists.items()}
+        tokens, distances, ceiling = _shortlist(model, span, projected, position)
+        gap = widest_gap(distances, ceiling) if gap is None else gap.narrowed(distances)
+        if not bool((distances <= gap.threshold).any()):
+            break
+        shortlists[position] = tokens, distances
+    assert gap is not None  # a model has at least one position
+    passing = {p: tokens[distances <= gap.threshold] for p, (tokens, distances) in shortlists.items()}
+    by_position = passing if model.learned_positions else {-1: passing.get(0, torch.zeros(0, dtype=torch.long))}
+    return Candidates(by_position, gap, model.vocab_size * (position + 1))
 
 
-def _constant(position: int, model: Model) -> Tensor:
-    return torch.full((64,), position, device=model.device)
+def _shortlist(model: Model, span: Span, projected: Tensor, position: int) -> tuple[Tensor, Tensor, float]:
+    """Tokens whose estimate is small, their float64 distances, and a distance that only wrong tokens reach."""
+    estimates = projected.norm(dim=1)
+    cut = _SHORTLIST * float(estimates.median())
+    tokens = (estimates < cut).nonzero()[:, 0]
+    rows = model.first_input(tokens, torch.full_like(tokens, position))
+    return tokens, span.distance(rows), cut / _typical_norm(model, position)
+
+
+def _typical_norm(model: Model, position: int) -> float:
+    tokens = torch.arange(0, model.vocab_size, max(1, model.vocab_size // 64), device=model.device)
+    return float(model.first_input(tokens, torch.full_like(tokens, position)).norm(dim=1).mean())

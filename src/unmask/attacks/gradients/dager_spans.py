@@ -1,0 +1,108 @@
+"""The spans that DAGER takes, and its two membership tests.
+
+Notation: G (d, m) a gradient; b its rank; U (d, b) a basis of its column space. The distance of a row x is relative,
+‖x − UUᵀx‖ / ‖x‖, computed in the precision of x and U, as the official code does.
+Source: DAGER, arXiv 2405.15586, Theorems 5.1 and 5.2, and the authors' public code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.evidence.gradients import GradientEvidence
+from unmask.models.adapter import LinearLayer, Model, Role
+from unmask.shapes import Basis, TokenBatch
+
+_RANK_BLOCKS = 10  # the official code takes the largest rank of the first ten blocks for all of them
+_POWER_ITERATIONS = 10  # of its randomised SVD
+
+
+@dataclass(frozen=True)
+class QuerySpans:
+    """Bases of blocks 0 and 1, block 1's gradient, and the rank before the cut at d − margin."""
+
+    first: Basis
+    second: Basis
+    second_gradient: Float[Tensor, "d m"]
+    rank: int
+
+
+@dataclass(frozen=True)
+class SequenceCheck:
+    """Rows that enter block 1, computed afresh for every sequence, against block 1's span."""
+
+    model: Model
+    basis: Basis
+    num_unchecked: int  # leading rows whose query gradient is zero
+
+    def rows(self, sequences: TokenBatch) -> Float[Tensor, "batch length d"]:
+        """Attention inputs of block 1 by a full forward pass through block 0."""
+        states = self.model.hidden_states(sequences.to(self.model.device), num_blocks=1)[-1]
+        return self.model.attention_input(1, states)
+
+    def distances(self, sequences: TokenBatch) -> Float[Tensor, "batch checked"]:
+        """Distances of all rows that are checked."""
+        return span_distance(self.rows(sequences)[:, self.num_unchecked :], self.basis)
+
+
+def span_distance(rows: Float[Tensor, "*n d"], basis: Basis) -> Float[Tensor, "*n"]:
+    """‖x − UUᵀx‖ of rows scaled to norm 1. Theorem 5.2: almost surely zero for rows of the batch only."""
+    unit = (rows / rows.norm(dim=-1, keepdim=True)).to(basis.dtype)
+    return (unit - (unit @ basis) @ basis.T).norm(dim=-1)
+
+
+def query_layers(evidence: GradientEvidence, model: Model) -> list[LinearLayer | None]:
+    """The layers that DAGER reads in the first blocks; None where the update does not hold one.
+
+    A parameter that queries share with keys and values is read whole, as the official code does.
+    """
+    layers = [model.linear(Role.QUERY, block) for block in range(min(model.num_blocks, _RANK_BLOCKS))]
+    held = [layer if layer and layer.parameter in evidence.gradients else None for layer in layers]
+    return held + [None] * (2 - len(held))
+
+
+def take_spans(
+    evidence: GradientEvidence,
+    layers: Sequence[LinearLayer],
+    *,
+    rank_margin: int,
+    rank_tolerance: float | None,
+    seed: int,
+) -> QuerySpans:
+    """Column spaces of the first two layers' gradients, both at the largest rank of all, at most d − `rank_margin`.
+
+    Theorem 5.1: G = Xᵀ·∂L/∂Y; if ∂L/∂Y has rank b, the number of distinct rows of X, the columns of G span them.
+    Cost: singular values of every gradient, and two randomised SVDs.
+    """
+    gradients = [_whole_gradient(evidence, layer) for layer in layers]
+    rank = max(_rank(gradient, rank_tolerance) for gradient in gradients)
+    cut = max(1, min(rank, gradients[0].shape[0] - rank_margin))
+    first, second = (_basis(gradient, cut, seed) for gradient in gradients[:2])
+    return QuerySpans(first, second, gradients[1], rank)
+
+
+def _whole_gradient(evidence: GradientEvidence, layer: LinearLayer) -> Float[Tensor, "d m"]:
+    """The gradient of all that is stored under a layer's parameter; half precisions are raised to float32."""
+    stored = replace(layer, columns=None).oriented(evidence.gradients[layer.parameter])
+    return stored if stored.dtype is torch.float64 else stored.float()
+
+
+def _rank(gradient: Float[Tensor, "d m"], tolerance: float | None) -> int:
+    """Singular values above the tolerance; by default above σ₁·max(d, m)·ε, as in NumPy's matrix_rank."""
+    if tolerance is None:
+        return int(torch.linalg.matrix_rank(gradient))
+    return int(torch.linalg.matrix_rank(gradient, atol=tolerance, rtol=0.0))
+
+
+def _basis(gradient: Float[Tensor, "d m"], rank: int, seed: int) -> Basis:
+    """The first left singular vectors, by the official code's randomised SVD, from a seed."""
+    devices = [gradient.device] if gradient.is_cuda else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        left, _, _ = torch.svd_lowrank(gradient, q=rank, niter=_POWER_ITERATIONS)
+    return left

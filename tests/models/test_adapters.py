@@ -1,0 +1,588 @@
+"""Adapters against transformers' own forward, layer by layer, and gradients as (d_in, d_out) for every role."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torch import Tensor
+
+import unmask
+from tests.tiny_models import TINY, VOCAB, bert_config, gpt2_config, llama_sizes, random_model
+from unmask.errors import InputError, UnsupportedModelError
+from unmask.models import Model, Role, adapt, load_model
+
+# The same products of float64 numbers, summed in another order: 1e-16 each, over at most 30 blocks and widths of 768.
+FLOAT64_PARITY = 1e-10
+# The same in float32: 6e-8 each, and a post-norm or a peaked softmax amplifies it ten- to a hundredfold.
+FLOAT32_PARITY = 1e-5
+
+BLOCK_ROLES = list(Role)
+
+
+def random_batch(
+    model: Model, padding_side: str, lengths: tuple[int, ...] = (9, 14, 1)
+) -> tuple[Tensor, Tensor]:
+    """Random tokens with the mask of the real ones; padding holds random tokens too, which must not matter."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(model.vocab_size, (len(lengths), max(lengths)), generator=generator)
+    steps = torch.arange(max(lengths)).expand_as(tokens)
+    counts = torch.tensor(lengths)[:, None]
+    mask = steps < counts if padding_side == "right" else steps >= max(lengths) - counts
+    return tokens, mask
+
+
+@torch.no_grad()
+def states_of_transformers(
+    model: Model, tokens: Tensor, mask: Tensor, **inputs: Any
+) -> tuple[list[Tensor], Tensor]:
+    """The stream before every block, and what the head sees."""
+    output = model.body(
+        input_ids=tokens, attention_mask=mask.long(), output_hidden_states=True, use_cache=False, **inputs
+    )
+    return list(output.hidden_states), output.last_hidden_state
+
+
+@torch.no_grad()
+def worst_error(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor | None = None) -> float:
+    """The largest relative error of any real token's row at any layer, the final norm included."""
+    inputs = {} if positions is None else {"position_ids": positions}
+    theirs, their_last = states_of_transformers(model, tokens, mask, **inputs)
+    ours = model.hidden_states(tokens, mask, positions=positions)
+    assert len(ours) == len(theirs) == model.num_blocks + 1
+    # transformers' last entry has the final norm already; the stream before it is not handed out.
+    pairs = [*zip(ours[:-1], theirs[:-1], strict=True), (model.final_norm(ours[-1]), their_last)]
+    return max(float(((a - b)[mask].norm(dim=-1) / b[mask].norm(dim=-1)).max()) for a, b in pairs)
+
+
+def precise(model: Model) -> Model:
+    """A float64 copy with scaled-dot-product attention; transformers' eager one takes its softmax in float32."""
+    twin = model.to(dtype=torch.float64)
+    twin.hf.set_attn_implementation("sdpa")
+    return twin
+
+
+@pytest.fixture(scope="module", params=TINY)
+def precise_tiny(request: pytest.FixtureRequest) -> Model:
+    return precise(request.getfixturevalue(request.param))
+
+
+@pytest.fixture(scope="module")
+def wide_gpt2() -> Model:
+    """GPT-2's true width and heads, two blocks."""
+    config = gpt2_config(n_embd=768, n_head=12, n_layer=2, vocab_size=1000)
+    return adapt(random_model(transformers.GPT2LMHeadModel, config))
+
+
+# Parity of the forward pass
+
+
+@pytest.mark.parametrize("padding_side", ["right", "left"])
+def test_parity_in_float64(precise_tiny, padding_side):
+    assert worst_error(precise_tiny, *random_batch(precise_tiny, padding_side)) < FLOAT64_PARITY
+
+
+@pytest.mark.parametrize("padding_side", ["right", "left"])
+def test_parity_in_float32(tiny, padding_side):
+    assert worst_error(tiny, *random_batch(tiny, padding_side)) < FLOAT32_PARITY
+
+
+def test_parity_can_fail(precise_tiny):
+    """The check sees a weight of the last block that is off by a thousandth."""
+    other = precise_tiny.to()
+    layer = other.linear(Role.MLP_OUT, other.num_blocks - 1)
+    other.parameter(layer.parameter).data *= 1.001
+    tokens, mask = random_batch(other, "right")
+    _, theirs = states_of_transformers(precise_tiny, tokens, mask)
+    ours = other.final_norm(other.hidden_states(tokens, mask)[-1])
+    assert (ours - theirs)[mask].abs().max() > 1e3 * FLOAT64_PARITY
+
+
+def test_parity_at_gpt2s_true_width(wide_gpt2):
+    assert worst_error(wide_gpt2, *random_batch(wide_gpt2, "right")) < FLOAT32_PARITY
+    twin = precise(wide_gpt2)
+    assert worst_error(twin, *random_batch(twin, "left")) < FLOAT64_PARITY
+
+
+def test_parity_with_positions_that_start_after_the_padding(precise_tiny):
+    """What `generate` does for left-padded texts; BERT and GPT-2 take positions too."""
+    tokens, mask = random_batch(precise_tiny, "left")
+    positions = (mask.long().cumsum(1) - 1).clamp_min(0)
+    assert worst_error(precise_tiny, tokens, mask, positions) < FLOAT64_PARITY
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"scale_attn_weights": False},
+        {"activation_function": "relu"},
+        {"n_inner": 80},
+    ],
+)
+def test_parity_of_gpt2s_variants(changes):
+    model = precise(adapt(random_model(transformers.GPT2LMHeadModel, gpt2_config(**changes))))
+    assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head_dim": 32},
+        {"num_key_value_heads": 1},
+        {"attention_bias": True, "mlp_bias": True},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 5e5,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ],
+)
+def test_parity_of_llamas_variants(changes):
+    config = transformers.LlamaConfig(**llama_sizes(**changes))
+    model = precise(adapt(random_model(transformers.LlamaForCausalLM, config)))
+    assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY
+
+
+def test_parity_when_a_text_is_longer_than_the_sliding_window():
+    """Mistral 7B v0.1 has a window of 4096; a window of 5 shows the same on 14 tokens."""
+    config = transformers.MistralConfig(**llama_sizes(sliding_window=5))
+    model = precise(adapt(random_model(transformers.MistralForCausalLM, config)))
+    assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY
+
+
+@pytest.mark.parametrize("head", ["GPT2Model", "GPT2ForSequenceClassification"])
+def test_parity_does_not_depend_on_the_head(head):
+    model = precise(adapt(random_model(getattr(transformers, head), gpt2_config())))
+    assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY
+
+
+def test_token_types_of_bert(tiny_bert):
+    tokens, mask = random_batch(tiny_bert, "right")
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    for token_type in (0, 1):
+        theirs, _ = states_of_transformers(
+            tiny_bert, tokens, mask, token_type_ids=torch.full_like(tokens, token_type)
+        )
+        ours = tiny_bert.embed(tokens, positions, token_type)
+        # Two sums in another order, then a norm: float32.
+        assert torch.allclose(ours, theirs[0], atol=FLOAT32_PARITY)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "minilm"])
+def test_parity_on_real_weights(name, request):
+    model = request.getfixturevalue(name)
+    tokens, mask = real_batch(model)
+    assert worst_error(model, tokens, mask) < FLOAT32_PARITY
+    twin = precise(model)
+    assert worst_error(twin, tokens, mask) < FLOAT64_PARITY
+
+
+def real_batch(model: Model) -> tuple[Tensor, Tensor]:
+    sentences = [
+        "The patient was discharged on Friday with a new prescription.",
+        "Transfer it today, please.",
+    ]
+    texts = [torch.tensor(model.encode(sentence)) for sentence in sentences]
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(text)) for text in texts], batch_first=True).bool()
+    return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=model.pad_token), mask
+
+
+def test_fewer_blocks_give_the_first_states(tiny):
+    tokens, mask = random_batch(tiny, "right")
+    whole, part = tiny.hidden_states(tokens, mask), tiny.hidden_states(tokens, mask, num_blocks=2)
+    assert len(part) == 3
+    assert all(torch.equal(a, b) for a, b in zip(part, whole, strict=False))
+
+
+def test_a_mask_of_ones_is_the_default(tiny):
+    tokens, _ = random_batch(tiny, "right")
+    expected = tiny.hidden_states(tokens, torch.ones_like(tokens, dtype=torch.bool))[-1]
+    assert torch.equal(tiny.hidden_states(tokens)[-1], expected)
+
+
+def test_rows_need_no_batch(precise_tiny):
+    """(n,) tokens give what (batch, length) tokens give, row by row."""
+    tokens, _ = random_batch(precise_tiny, "right")
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    batched = precise_tiny.first_input(tokens, positions)
+    flat = precise_tiny.first_input(tokens.flatten(), positions.flatten())
+    assert torch.allclose(flat, batched.flatten(0, 1), rtol=FLOAT64_PARITY)
+    for ours, expected in zip(
+        precise_tiny.queries_keys_values(0, flat, positions.flatten()),
+        precise_tiny.queries_keys_values(0, batched, positions),
+        strict=True,
+    ):
+        assert torch.allclose(ours, expected.flatten(0, 1), rtol=FLOAT64_PARITY, atol=FLOAT64_PARITY)
+
+
+# Linear layers: what they see, what they hold, and how their gradients lie
+
+
+class Tap:
+    """The input and output of one linear module during a forward pass, with the output's gradient after backward."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        module.register_forward_hook(self._keep)
+
+    def _keep(self, module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        output.retain_grad()
+        self.inputs, self.output = inputs[0], output
+
+
+@pytest.fixture(scope="module")
+def tapped(precise_tiny: Model) -> SimpleNamespace:
+    """One forward and backward pass with a tap on every linear layer of every block."""
+    model = precise_tiny.to()
+    layers = {
+        (role, block): model.linear(role, block) for role in BLOCK_ROLES for block in range(model.num_blocks)
+    }
+    layers = {key: layer for key, layer in layers.items() if layer is not None}
+    names = {layer.parameter.removesuffix(".weight") for layer in layers.values()}
+    taps = {name: Tap(model.body.get_submodule(name)) for name in names}
+    tokens, mask = random_batch(model, "right")
+    states = model.body(input_ids=tokens, attention_mask=mask.long(), use_cache=False).last_hidden_state
+    weights = torch.randn(states.shape, dtype=states.dtype, generator=torch.Generator().manual_seed(0))
+    (states * weights).sum().backward()
+    return SimpleNamespace(model=model, layers=layers, taps=taps, tokens=tokens, mask=mask)
+
+
+def test_every_role_is_there_but_for_gates(precise_tiny):
+    gated = precise_tiny.family == "llama"
+    for role in BLOCK_ROLES:
+        assert (precise_tiny.linear(role, 0) is None) == (role is Role.MLP_GATE and not gated)
+        assert (precise_tiny.weight(role, 0) is None) == (role is Role.MLP_GATE and not gated)
+
+
+def test_weights_as_d_in_d_out_reproduce_the_modules_product(tapped):
+    for (role, block), layer in tapped.layers.items():
+        module_name = layer.parameter.removesuffix(".weight")
+        tap, module = tapped.taps[module_name], tapped.model.body.get_submodule(module_name)
+        columns = slice(None) if layer.columns is None else slice(*layer.columns)
+        bias = 0 if module.bias is None else module.bias[columns]
+        product = tap.inputs @ tapped.model.weight(role, block) + bias
+        assert torch.allclose(product, tap.output[..., columns], atol=FLOAT64_PARITY), (role, block)
+
+
+def test_gradients_are_inputs_transposed_times_output_gradients(tapped):
+    """G = Xᵀ·∂L/∂Y over all rows of the batch, for every role of every block."""
+    for (role, block), layer in tapped.layers.items():
+        tap = tapped.taps[layer.parameter.removesuffix(".weight")]
+        columns = slice(None) if layer.columns is None else slice(*layer.columns)
+        expected = tap.inputs.flatten(0, 1).T @ tap.output.grad.flatten(0, 1)[:, columns]
+        gradient = layer.oriented(tapped.model.parameter(layer.parameter).grad)
+        assert gradient.shape == tapped.model.weight(role, block).shape
+        scale = float(expected.detach().abs().max())
+        assert scale > 0, (role, block)
+        assert torch.allclose(gradient, expected, atol=FLOAT64_PARITY * scale), (role, block)
+
+
+def test_the_adapter_knows_what_every_layer_sees(tapped):
+    model, mask = tapped.model, tapped.mask
+    positions = torch.arange(tapped.tokens.shape[1]).expand_as(tapped.tokens)
+    states = model.hidden_states(tapped.tokens, mask)
+    for block in range(model.num_blocks):
+        mixed = model.mixed_values(block, states[block], positions, mask)
+        attended = model.after_attention(block, states[block], mixed)
+        hidden = model.mlp_hidden(block, attended)
+        assert torch.allclose(
+            model.after_mlp(block, attended, hidden), states[block + 1], atol=FLOAT64_PARITY
+        )
+        rows = model.attention_input(block, states[block])
+        seen = dict.fromkeys((Role.QUERY, Role.KEY, Role.VALUE), rows)
+        seen |= {Role.ATTENTION_OUT: mixed, Role.MLP_OUT: hidden}
+        seen |= dict.fromkeys((Role.MLP_IN, Role.MLP_GATE), model.mlp_input(block, attended))
+        for role in BLOCK_ROLES:
+            if (layer := tapped.layers.get((role, block))) is not None:
+                inputs = tapped.taps[layer.parameter.removesuffix(".weight")].inputs
+                assert torch.allclose(seen[role][mask], inputs[mask], atol=FLOAT64_PARITY), (role, block)
+
+
+def test_query_key_and_value_do_not_overlap_and_cover_the_parameter(tiny_gpt2):
+    columns = [tiny_gpt2.linear(role, 1).columns for role in (Role.QUERY, Role.KEY, Role.VALUE)]
+    assert columns == [(0, 64), (64, 128), (128, 192)]
+    assert tiny_gpt2.parameter("h.1.attn.c_attn.weight").shape[1] == 192
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "num_key_value_heads", "head_width"),
+    [
+        ("tiny_gpt2", 4, 16),
+        ("tiny_llama", 2, 16),
+        ("tiny_qwen2", 2, 16),
+        ("tiny_mistral", 2, 24),
+        ("tiny_bert", 4, 16),
+    ],
+)
+def test_sizes(name, num_key_value_heads, head_width, request):
+    model = request.getfixturevalue(name)
+    assert (model.width, model.num_blocks, model.num_heads, model.vocab_size) == (64, 3, 4, VOCAB)
+    assert model.num_key_value_heads == num_key_value_heads
+    assert model.head_width == head_width
+    assert model.max_positions == 64
+    assert model.weight(Role.KEY, 0).shape == (64, num_key_value_heads * head_width)
+    assert model.weight(Role.ATTENTION_OUT, 0).shape == (4 * head_width, 64)
+    assert (model.dtype, model.device) == (torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_causality(name, request):
+    """Changing the last token changes earlier rows exactly where the family attends in both directions."""
+    model = request.getfixturevalue(name)
+    tokens, _ = random_batch(model, "right", lengths=(6,))
+    changed = tokens.clone()
+    changed[0, -1] = (tokens[0, -1] + 1) % VOCAB
+    before, after = model.hidden_states(tokens)[-1][0, :-1], model.hidden_states(changed)[-1][0, :-1]
+    assert torch.equal(before, after) == model.causal
+
+
+# First inputs of the whole vocabulary
+
+
+def test_projected_first_inputs_equal_the_slow_way(precise_tiny):
+    matrix = torch.randn(64, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    positions = [0, 7, 63, 7]
+    fast = list(precise_tiny.project_first_inputs(matrix, positions))
+    assert len(fast) == 4
+    for projected, position in zip(fast, positions, strict=True):
+        slow = torch.stack(
+            [precise_tiny.first_input(torch.tensor(t), torch.tensor(position)) @ matrix for t in range(VOCAB)]
+        )
+        assert projected.shape == (VOCAB, 5)
+        assert torch.allclose(projected, slow, atol=FLOAT64_PARITY)
+
+
+def test_projected_first_inputs_in_the_models_own_precision(tiny):
+    matrix = torch.randn(64, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    (fast,) = tiny.project_first_inputs(matrix, range(3, 4))
+    (slow,) = Model.project_first_inputs(tiny, matrix, [3])
+    assert fast.dtype == torch.float32
+    # Sums of 64 products of order 1 in float32, divided by a variance that is itself a difference of such sums.
+    assert torch.allclose(fast, slow, atol=1e-4)
+
+
+# Fingerprints
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_fingerprint_is_the_same_in_every_precision(tiny, dtype):
+    assert tiny.to(dtype=dtype).fingerprint() == tiny.fingerprint()
+
+
+def test_the_fingerprint_changes_with_every_parameter(tiny):
+    """One sampled weight of each parameter of the body is moved; the first weight is always in the sample.
+
+    The limit of sampling: about 64 weights a parameter are hashed, so a change of a single other one is not seen.
+    """
+    model = tiny.to()
+    seen = {model.fingerprint()}
+    body = dict(model.body.named_parameters())
+    for parameter in body.values():
+        parameter.data.view(-1)[0] += 1.0
+        seen.add(model.fingerprint())
+    assert len(seen) == len(body) + 1
+
+
+def test_the_fingerprint_sees_a_step_of_training(tiny_gpt2):
+    model = tiny_gpt2.to()
+    for parameter in model.body.parameters():
+        parameter.data *= 1.01  # more than bfloat16's half unit of 0.4 %
+    assert model.fingerprint() != tiny_gpt2.fingerprint()
+
+
+def test_the_fingerprint_ignores_what_bfloat16_rounds_away(tiny_gpt2):
+    """Why it is the same in every precision; the price is that changes of 1e-6 are not seen."""
+    model = tiny_gpt2.to(dtype=torch.bfloat16).to(dtype=torch.float32)
+    model.parameter("wte.weight").data.view(-1)[0] *= 1 + 1e-6
+    assert model.fingerprint() == tiny_gpt2.fingerprint()
+
+
+def test_the_fingerprint_tells_families_and_shapes_apart(
+    tiny_gpt2, tiny_llama, tiny_qwen2, tiny_mistral, tiny_bert
+):
+    models = (tiny_gpt2, tiny_llama, tiny_qwen2, tiny_mistral, tiny_bert)
+    assert len({model.fingerprint() for model in models}) == 5
+
+
+@pytest.mark.parametrize(
+    ("make_config", "language_model", "classifier"),
+    [
+        (gpt2_config, "GPT2LMHeadModel", "GPT2ForSequenceClassification"),
+        (gpt2_config, "GPT2LMHeadModel", "GPT2Model"),
+        (bert_config, "BertForMaskedLM", "BertForSequenceClassification"),
+        (bert_config, "BertForMaskedLM", "BertModel"),
+    ],
+)
+def test_the_fingerprint_is_the_bodys(make_config, language_model, classifier):
+    """Evidence from a classifier fits a language model of the same body; BERT's pooler is part of a head."""
+    speaks = adapt(random_model(getattr(transformers, language_model), make_config()))
+    decides = adapt(random_model(getattr(transformers, classifier), make_config(), seed=1))
+    decides.body.load_state_dict(speaks.body.state_dict(), strict=False)
+    assert decides.fingerprint() == speaks.fingerprint()
+
+
+# Names of parameters
+
+
+@pytest.mark.parametrize(
+    ("head", "own"),
+    [
+        ("GPT2Model", None),
+        ("GPT2LMHeadModel", None),  # its output layer is tied to the embedding
+        ("GPT2ForSequenceClassification", "score.weight"),
+    ],
+)
+def test_canonical_names_are_those_of_the_body(head, own):
+    model = adapt(getattr(transformers, head)(gpt2_config()))
+    names = {name for name, _ in model.named_parameters()}
+    body = {name for name, _ in transformers.GPT2Model(gpt2_config()).named_parameters()}
+    assert names == body | ({own} if own else set())
+
+
+def test_every_canonical_name_finds_its_parameter(tiny):
+    for name, parameter in tiny.named_parameters():
+        assert tiny.parameter(name) is parameter
+    for name, parameter in tiny.hf.named_parameters():
+        assert tiny.parameter(tiny.canonical_name(name)) is parameter
+
+
+def test_canonical_names_may_be_given_already(tiny):
+    for name, _ in tiny.named_parameters():
+        assert tiny.canonical_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tiny_gpt2", "wte.weight"),
+        ("tiny_llama", "lm_head.weight"),
+        ("tiny_qwen2", "embed_tokens.weight"),
+        ("tiny_bert", "embeddings.word_embeddings.weight"),
+    ],
+)
+def test_the_output_layer_has_a_name(name, expected, request):
+    model = request.getfixturevalue(name)
+    assert model.unembedding_name == expected
+    assert model.unembedding is model.parameter(expected)
+    assert model.unembedding.shape == (VOCAB, 64)
+
+
+def test_a_bare_model_has_no_output_layer():
+    model = adapt(transformers.GPT2Model(gpt2_config()))
+    assert model.unembedding is None
+    assert model.unembedding_name is None
+
+
+def test_embeddings_are_named(tiny):
+    assert tiny.parameter(tiny.token_embedding).shape == (VOCAB, 64)
+    assert (tiny.position_embedding is not None) == tiny.learned_positions
+    if tiny.position_embedding is not None:
+        assert tiny.parameter(tiny.position_embedding).shape == (64, 64)
+
+
+# Text
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    words = Tokenizer(
+        WordLevel({"<unk>": 0, "<s>": 1, "<pad>": 2, "hello": 3, "there": 4}, unk_token="<unk>")
+    )
+    words.pre_tokenizer = Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", bos_token="<s>", pad_token="<pad>"
+    )
+
+
+def test_a_tokenizer_brings_text_and_special_tokens(tiny_gpt2, tokenizer):
+    model = load_model(tiny_gpt2.hf, tokenizer=tokenizer)
+    assert model.hf is tiny_gpt2.hf  # used as it is, not copied
+    assert model.special_tokens == {0, 1, 2}
+    assert model.encode("hello there") == [3, 4]
+    assert model.decode((3, 4)) == "hello there"
+
+
+def test_special_tokens_are_shown(tiny_gpt2, tokenizer):
+    """Who reads a recovered text wants to see where it was framed."""
+    assert adapt(tiny_gpt2.hf, tokenizer).decode([1, 3]).split() == ["<s>", "hello"]
+
+
+def test_without_a_tokenizer_tokens_are_numbers(tiny_gpt2):
+    assert tiny_gpt2.special_tokens == frozenset()
+    assert tiny_gpt2.decode([5, 7]) == "5 7"
+    with pytest.raises(InputError, match=r"without a tokenizer.*load_model\(model, tokenizer=…\)"):
+        tiny_gpt2.encode("hello")
+
+
+@pytest.mark.parametrize(
+    ("of_tokenizer", "of_config", "expected"),
+    [
+        ({"pad_token_id": 7, "eos_token_id": 8}, {"pad_token_id": 9}, 7),
+        ({"pad_token_id": None, "eos_token_id": 8}, {"pad_token_id": 9}, 8),
+        ({}, {"pad_token_id": 9, "eos_token_id": 10}, 9),
+        ({}, {"pad_token_id": None, "eos_token_id": 10}, 10),
+        ({}, {"pad_token_id": None, "eos_token_id": [10, 11]}, 0),  # Llama 3 has several ends
+        ({"pad_token_id": 0}, {"pad_token_id": 9}, 0),  # 0 is a token, not 'none'
+    ],
+)
+def test_the_pad_token(tiny_gpt2, of_tokenizer, of_config, expected):
+    model = adapt(tiny_gpt2.hf, SimpleNamespace(**of_tokenizer))
+    model.config = SimpleNamespace(**of_config)
+    assert model.pad_token == expected
+
+
+def test_real_tokenizers_know_their_special_tokens(minilm):
+    cls, *_, sep = minilm.encode("hello there")
+    assert {cls, sep, minilm.pad_token} <= minilm.special_tokens
+    assert minilm.decode(minilm.encode("hello there")) == "[CLS] hello there [SEP]"
+
+
+# Copies and loading
+
+
+def test_to_leaves_the_original_alone(tiny):
+    before = {name: parameter.clone() for name, parameter in tiny.named_parameters()}
+    twin = tiny.to(dtype=torch.bfloat16)
+    assert (twin.dtype, tiny.dtype) == (torch.bfloat16, torch.float32)
+    assert type(twin) is type(tiny)
+    copy = tiny.to()
+    for name, parameter in copy.named_parameters():
+        parameter.data += 1
+        assert torch.equal(tiny.parameter(name), before[name])
+
+
+def test_to_keeps_tied_weights_tied(tiny_gpt2):
+    twin = tiny_gpt2.to(dtype=torch.float64)
+    assert twin.unembedding is twin.parameter("wte.weight")
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        (SimpleNamespace(config=SimpleNamespace(model_type="mamba")), "a model of type 'mamba'"),
+        (torch.nn.Linear(2, 2), "an object of type Linear"),
+        (None, "an object of type NoneType"),
+    ],
+)
+def test_an_unsupported_family_is_told_what_is_supported(source, seen):
+    with pytest.raises(UnsupportedModelError) as error:
+        unmask.load_model(source)
+    message = str(error.value)
+    assert message.startswith(seen)
+    assert "bert, gpt2, llama, mistral, qwen2" in message
+    assert "docs/adding-a-model.md" in message
