@@ -11,8 +11,9 @@ import transformers
 # `from tests.reference… import …` works however pytest was started.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import unmask
 from tests.tiny_models import NUM_POSITIONS, TINY, bert_config, gpt2_config, llama_sizes, random_model
+
+import unmask
 from unmask.errors import UnknownModelError
 from unmask.models import Model, adapt
 

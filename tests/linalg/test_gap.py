@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_no_distance_lies_inside_the_widest_gap(values, ceiling):
 def test_no_two_neighbours_are_further_apart(values, ceiling):
     gap = widest_gap(tensor(values), ceiling)
     ladder = sorted({max(value, PRECISION) for value in values if value < ceiling} | {ceiling})
-    falls = [math.log10(high / low) for low, high in zip(ladder, ladder[1:], strict=False)]
+    falls = [math.log10(high / low) for low, high in pairwise(ladder)]
     # Logarithms are rounded, at most 7 decades of them.
     assert gap.decades >= max(falls, default=-math.inf) - 1e-12
 

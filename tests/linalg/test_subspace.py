@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.reference.svd_span import svd_distance, svd_projector, svd_singular_values
 from torch import Tensor
 
-from tests.reference.svd_span import svd_distance, svd_projector, svd_singular_values
 from unmask.errors import InputError
 from unmask.linalg.subspace import Span, column_span, rank_by_gap
 
@@ -122,9 +122,7 @@ def test_gradients_join_what_each_alone_lacks():
     joint = column_span(first, second)
     assert joint.rank == 10
     assert not joint.is_full
-    assert (
-        joint.distance(rows).max() < 1e2 * FLOAT64_ZERO
-    )  # a (10, 12) factor is worse conditioned than a wide one
+    assert joint.distance(rows).max() < 1e2 * FLOAT64_ZERO  # a (10, 12) factor is worse conditioned than a wide one
 
 
 def test_a_weak_gradient_counts_as_much_as_a_strong_one():
@@ -330,32 +328,6 @@ def test_an_empty_span_has_probes_of_the_whole_space():
     assert torch.allclose(probes @ probes.T, torch.eye(40, dtype=torch.float64), atol=FLOAT64_ZERO)
 
 
-# Further rows
-
-
-def test_extended_holds_the_old_rows_and_the_new():
-    rows, known = gaussian(0, 20, 64), gaussian(3, 4, 64, dtype=torch.float32)
-    span = column_span(gradient_of(rows, 80))
-    extended = span.extended(known * 1024)  # a power of two: scaled without rounding
-    assert extended.rank == 24
-    assert span.rank == 20
-    assert extended.distance(torch.cat([rows, known.double()])).max() < 1e2 * FLOAT64_ZERO
-    assert extended.distance(gaussian(5, 50, 64)).min() > 0.4  # typically √(40/64) = 0.79
-    identity = torch.eye(24, dtype=torch.float64)
-    assert torch.allclose(extended.basis.T @ extended.basis, identity, atol=FLOAT64_ZERO)
-
-
-def test_extended_by_rows_that_it_holds_stays_as_it_is():
-    """Rows of the span, and repeated rows, add no direction of their own."""
-    rows, known = gaussian(0, 20, 64), gaussian(3, 1, 64)
-    span = column_span(gradient_of(rows, 80))
-    extended = span.extended(torch.cat([rows[:3], known, known]))
-    assert extended.rank == 21
-    assert torch.allclose(
-        projector(extended), projector(span.extended(known)), atol=1e-9
-    )  # rounding, with room
-
-
 # Parity with the slow reference
 
 
@@ -383,6 +355,70 @@ def test_parity_of_the_noise_floor_with_a_full_svd():
     values = svd_singular_values(gradient)
     # The noise is 1e-8 of the gradient, known to 1e-16 of it after the deflation.
     assert column_span(gradient).noise_floor == pytest.approx(float(values[20] / values[0]), rel=1e-4)
+
+
+# The sketch: gradients with at least 192 rows and columns are first seen through a third of their column space
+
+
+@pytest.mark.parametrize("num_rows", [1, 20, 69, 70, 84, 86, 150, 255])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_wide_gradient_has_the_span_of_its_rows_whatever_its_rank(num_rows, dtype):
+    """Ranks far below the sketch's size (85), near it, beyond it, and one below the width."""
+    rows = gaussian(0, num_rows, 256).to(dtype)
+    span = column_span(gradient_of(rows, 300))
+    assert span.rank == num_rows
+    assert not span.is_full
+    # A sketch amplifies rounding about fivefold; of 255 directions the weakest is a hundredth of the largest.
+    assert span.distance(rows).max() < (1e4 * FLOAT64_ZERO if dtype == torch.float64 else FLOAT32_ZERO)
+    assert span.distance(gaussian(5, 20, 256)).min() > 0.5 * math.sqrt((256 - num_rows) / 256) - 0.04
+
+
+@pytest.mark.parametrize("num_rows", [20, 69, 120])
+def test_parity_of_a_wide_gradient_with_a_full_svd(num_rows):
+    rows = gaussian(0, num_rows, 256, dtype=torch.float32)
+    gradients = [gradient_of(rows, 128, seed) for seed in (1, 2)]
+    span = column_span(*gradients)
+    values = svd_singular_values(*gradients)
+    # float32 noise of 1e-7 turns the sketched span by about 1e-6 against the strongest singular vectors.
+    assert torch.allclose(projector(span), svd_projector(*gradients, rank=num_rows), atol=1e-5)
+    assert torch.allclose(span.singular_values[:num_rows], values[:num_rows], rtol=1e-5)
+    # The sketch sees the noise through fewer directions, so its norm comes out smaller by less than a factor of 2.
+    assert span.noise_floor == pytest.approx(float(values[num_rows] / values[0]), rel=0.5)
+    assert span.gap_decades == pytest.approx(float(torch.log10(values[num_rows - 1] / values[num_rows])), abs=0.3)
+
+
+def test_a_fall_that_the_sketch_sees_first_does_not_hide_a_larger_one_behind_it():
+    """Rows with a strong common part, as trained models have: the spectrum falls by two decades after the first
+    direction and by eight after the last. The second fall lies beyond what the sketch can see."""
+    rows = gaussian(0, 150, 256) + 30 * gaussian(1, 1, 256)
+    span = column_span(gradient_of(rows, 256, seed=2))
+    assert span.rank == 150
+    assert span.distance(rows).max() < 1e4 * FLOAT64_ZERO  # condition number about 1e4
+
+
+def test_a_wide_gradient_of_noise_is_full():
+    span = column_span(gaussian(0, 256, 300))
+    assert span.is_full
+    assert span.rank == 256
+
+
+def test_wide_zero_gradients_span_nothing():
+    span = column_span(torch.zeros(256, 300))
+    assert span.rank == 0
+    assert not span.is_full
+
+
+def test_a_wide_gradient_with_few_columns_saturates():
+    span = column_span(gradient_of(gaussian(0, 230, 256), 200))
+    assert span.rank == 200
+    assert span.is_full
+
+
+def test_a_wide_gradients_span_is_the_same_each_time():
+    gradient = gradient_of(gaussian(0, 20, 256), 300)
+    state = torch.random.get_rng_state()
+    assert torch.equal(column_span(gradient).basis, column_span(gradient).basis)
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 # Properties

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.tiny_models import TINY, VOCAB, bert_config, gpt2_config, llama_sizes, random_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
 import unmask
-from tests.tiny_models import TINY, VOCAB, bert_config, gpt2_config, llama_sizes, random_model
 from unmask.errors import InputError, UnsupportedModelError
 from unmask.models import Model, Role, adapt, load_model
 
@@ -26,9 +26,7 @@ FLOAT32_PARITY = 1e-5
 BLOCK_ROLES = list(Role)
 
 
-def random_batch(
-    model: Model, padding_side: str, lengths: tuple[int, ...] = (9, 14, 1)
-) -> tuple[Tensor, Tensor]:
+def random_batch(model: Model, padding_side: str, lengths: tuple[int, ...] = (9, 14, 1)) -> tuple[Tensor, Tensor]:
     """Random tokens with the mask of the real ones; padding holds random tokens too, which must not matter."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(model.vocab_size, (len(lengths), max(lengths)), generator=generator)
@@ -39,9 +37,7 @@ def random_batch(
 
 
 @torch.no_grad()
-def states_of_transformers(
-    model: Model, tokens: Tensor, mask: Tensor, **inputs: Any
-) -> tuple[list[Tensor], Tensor]:
+def states_of_transformers(model: Model, tokens: Tensor, mask: Tensor, **inputs: Any) -> tuple[list[Tensor], Tensor]:
     """The stream before every block, and what the head sees."""
     output = model.body(
         input_ids=tokens, attention_mask=mask.long(), output_hidden_states=True, use_cache=False, **inputs
@@ -156,11 +152,13 @@ def test_parity_of_llamas_variants(changes):
     assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY
 
 
-def test_parity_when_a_text_is_longer_than_the_sliding_window():
+def test_a_text_longer_than_the_sliding_window_is_refused():
     """Mistral 7B v0.1 has a window of 4096; a window of 5 shows the same on 14 tokens."""
     config = transformers.MistralConfig(**llama_sizes(sliding_window=5))
     model = precise(adapt(random_model(transformers.MistralForCausalLM, config)))
-    assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY
+    assert model.max_positions == 5
+    with pytest.raises(InputError, match="14 tokens, this model takes 5 at most"):
+        worst_error(model, *random_batch(model, "right"))
 
 
 @pytest.mark.parametrize("head", ["GPT2Model", "GPT2ForSequenceClassification"])
@@ -173,9 +171,7 @@ def test_token_types_of_bert(tiny_bert):
     tokens, mask = random_batch(tiny_bert, "right")
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     for token_type in (0, 1):
-        theirs, _ = states_of_transformers(
-            tiny_bert, tokens, mask, token_type_ids=torch.full_like(tokens, token_type)
-        )
+        theirs, _ = states_of_transformers(tiny_bert, tokens, mask, token_type_ids=torch.full_like(tokens, token_type))
         ours = tiny_bert.embed(tokens, positions, token_type)
         # Two sums in another order, then a norm: float32.
         assert torch.allclose(ours, theirs[0], atol=FLOAT32_PARITY)
@@ -246,9 +242,7 @@ class Tap:
 def tapped(precise_tiny: Model) -> SimpleNamespace:
     """One forward and backward pass with a tap on every linear layer of every block."""
     model = precise_tiny.to()
-    layers = {
-        (role, block): model.linear(role, block) for role in BLOCK_ROLES for block in range(model.num_blocks)
-    }
+    layers = {(role, block): model.linear(role, block) for role in BLOCK_ROLES for block in range(model.num_blocks)}
     layers = {key: layer for key, layer in layers.items() if layer is not None}
     names = {layer.parameter.removesuffix(".weight") for layer in layers.values()}
     taps = {name: Tap(model.body.get_submodule(name)) for name in names}
@@ -297,9 +291,7 @@ def test_the_adapter_knows_what_every_layer_sees(tapped):
         mixed = model.mixed_values(block, states[block], positions, mask)
         attended = model.after_attention(block, states[block], mixed)
         hidden = model.mlp_hidden(block, attended)
-        assert torch.allclose(
-            model.after_mlp(block, attended, hidden), states[block + 1], atol=FLOAT64_PARITY
-        )
+        assert torch.allclose(model.after_mlp(block, attended, hidden), states[block + 1], atol=FLOAT64_PARITY)
         rows = model.attention_input(block, states[block])
         seen = dict.fromkeys((Role.QUERY, Role.KEY, Role.VALUE), rows)
         seen |= {Role.ATTENTION_OUT: mixed, Role.MLP_OUT: hidden}
@@ -412,9 +404,7 @@ def test_the_fingerprint_ignores_what_bfloat16_rounds_away(tiny_gpt2):
     assert model.fingerprint() == tiny_gpt2.fingerprint()
 
 
-def test_the_fingerprint_tells_families_and_shapes_apart(
-    tiny_gpt2, tiny_llama, tiny_qwen2, tiny_mistral, tiny_bert
-):
+def test_the_fingerprint_tells_families_and_shapes_apart(tiny_gpt2, tiny_llama, tiny_qwen2, tiny_mistral, tiny_bert):
     models = (tiny_gpt2, tiny_llama, tiny_qwen2, tiny_mistral, tiny_bert)
     assert len({model.fingerprint() for model in models}) == 5
 
@@ -500,9 +490,7 @@ def test_embeddings_are_named(tiny):
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    words = Tokenizer(
-        WordLevel({"<unk>": 0, "<s>": 1, "<pad>": 2, "hello": 3, "there": 4}, unk_token="<unk>")
-    )
+    words = Tokenizer(WordLevel({"<unk>": 0, "<s>": 1, "<pad>": 2, "hello": 3, "there": 4}, unk_token="<unk>"))
     words.pre_tokenizer = Whitespace()
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, unk_token="<unk>", bos_token="<s>", pad_token="<pad>"

@@ -21,16 +21,12 @@ def random_tensor(seed: int, *shape: int) -> torch.Tensor:
 
 
 def random_heads(seed: int, num_heads: int = 3, width: int = 4) -> HeadWeights:
-    return HeadWeights(
-        W=random_tensor(seed, num_heads, width, width), v=random_tensor(seed + 1, num_heads, width)
-    )
+    return HeadWeights(W=random_tensor(seed, num_heads, width, width), v=random_tensor(seed + 1, num_heads, width))
 
 
 def attend(heads: HeadWeights, X: torch.Tensor) -> float:
     """f(X) = Σ_h Σ_i softmax_i(x_iᵀ W_h x_n)·v_hᵀ x_i, slow and obvious."""
-    return sum(
-        float(torch.softmax(X @ W @ X[-1], dim=0) @ (X @ v)) for W, v in zip(heads.W, heads.v, strict=True)
-    )
+    return sum(float(torch.softmax(X @ W @ X[-1], dim=0) @ (X @ v)) for W, v in zip(heads.W, heads.v, strict=True))
 
 
 def in_another_gauge(heads: HeadWeights, seed: int) -> HeadWeights:
@@ -73,9 +69,7 @@ def test_self_score_is_perfect_in_any_order(seed, order):
 def test_errors_by_hand():
     W = torch.stack([torch.eye(2), 2 * torch.tensor([[0.0, 1.0], [1.0, 0.0]])])
     v = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
-    recovered = HeadWeights(
-        W=W * torch.tensor([1.1, 1.0])[:, None, None], v=v * torch.tensor([1.0, 1.2])[:, None]
-    )
+    recovered = HeadWeights(W=W * torch.tensor([1.1, 1.0])[:, None, None], v=v * torch.tensor([1.0, 1.2])[:, None])
     score = score_heads(recovered, HeadWeights(W=W, v=v))
     # The example is written in float32.
     assert score.worst_W_error == pytest.approx(0.1, rel=1e-6)
@@ -121,9 +115,7 @@ def test_wrong_v_shows_in_v_alone():
 def test_tolerance_decides_what_is_one_head():
     heads = random_heads(0, num_heads=1)
     # Halves 1e-4 apart: two heads by the default tolerance, one by a coarser one.
-    halves = HeadWeights(
-        W=torch.cat([heads.W, heads.W * (1 + 1e-4)]), v=torch.cat([heads.v / 2, heads.v / 2])
-    )
+    halves = HeadWeights(W=torch.cat([heads.W, heads.W * (1 + 1e-4)]), v=torch.cat([heads.v / 2, heads.v / 2]))
     assert score_heads(halves, heads).num_extra == 1
     coarse = score_heads(halves, heads, tolerance=1e-3)
     assert coarse.num_extra == 0

@@ -41,6 +41,8 @@ def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], header: Ma
     path = Path(path)
     if not path.parent.is_dir():
         raise EvidenceError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise EvidenceError(f"cannot write {path}: it is a folder; give the name of a file in it")
     document = json.dumps({"format": FORMAT, "kind": kind, **header}, sort_keys=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
@@ -66,11 +68,11 @@ def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
         with safe_open(path, framework="pt", device=str(device)) as file:
             header = _header(path, file.metadata())
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError) as error:
         raise EvidenceError(_foreign(path, error)) from None
     try:
         return _READERS[header["kind"]](tensors, header)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise EvidenceError(
             f"{path} says that it is evidence of kind '{header['kind']}', but its header is incomplete or damaged "
             f"({error!r}); make the evidence again"
@@ -83,14 +85,17 @@ def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
             f"{path} is a safetensors file without an unmask header, so the task and the model behind it are unknown; "
             "wrap its tensors with unmask.GradientEvidence.of(model, tensors) and save that"
         )
-    header = json.loads(metadata[_HEADER])
-    if not isinstance(header, dict) or not isinstance(header.get("format"), int):
+    try:
+        header = json.loads(metadata[_HEADER])
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or type(header.get("format")) is not int or header["format"] < 1:
         raise EvidenceError(f"the unmask header of {path} is damaged; make the evidence again")
     if header["format"] > FORMAT:
         raise EvidenceError(
             f"{path} has evidence format {header['format']}, this version reads up to {FORMAT}; upgrade unmask"
         )
-    if header.get("kind") not in _READERS:
+    if not isinstance(header.get("kind"), str) or header["kind"] not in _READERS:
         raise EvidenceError(
             f"{path} holds evidence of kind {header.get('kind')!r}; known kinds are {', '.join(sorted(_READERS))}"
         )
@@ -98,7 +103,8 @@ def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def _foreign(path: Path, error: Exception) -> str:
-    start = path.read_bytes()[:4] if path.is_file() else b""
+    with open(path, "rb") as file:
+        start = file.read(4)
     if start[:2] == b"PK" or start[:1] == b"\x80":
         return (
             f"{path} is a pickle or a torch.save archive, which can run code when it is read, so it is not opened; "

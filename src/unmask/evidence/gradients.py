@@ -14,7 +14,8 @@ from torch import Tensor
 
 from unmask.errors import EvidenceError
 from unmask.evidence.files import reads, require_finite, write
-from unmask.models.adapter import Model, Role
+from unmask.models.adapter import Model
+from unmask.models.linear import Role
 
 
 class Task(Enum):
@@ -47,6 +48,10 @@ class GradientEvidence:
     compute_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "task", None if self.task is None else Task(self.task))
+        object.__setattr__(self, "update", Update(self.update))
+        if self.num_texts is not None and (not isinstance(self.num_texts, int) or self.num_texts < 1):
+            raise EvidenceError(f"num_texts must be a whole number from 1 on, or None, got {self.num_texts!r}")
         require_finite(self.gradients)
 
     @classmethod

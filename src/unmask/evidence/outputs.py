@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,13 @@ class AttentionEvidence:
 
     def __post_init__(self) -> None:
         require_finite({"W": self.W, "V": self.V, "output": self.output})
-        d = self.W.shape[0]
-        if self.W.shape != (d, d) or self.V.shape[0] != d or self.output.shape[1:] != self.V.shape[1:]:
+        shapes = self.W.shape, self.V.shape, self.output.shape
+        fit = all(len(shape) == 2 for shape in shapes) and (
+            shapes[0][0] == shapes[0][1] == shapes[1][0] and shapes[1][1] == shapes[2][1]
+        )
+        if not math.isfinite(self.scale):
+            raise EvidenceError(f"the scale of the scores must be finite, got {self.scale}")
+        if not fit:
             raise EvidenceError(
                 "expected W (d, d), V (d, e) and output (n, e), got "
                 f"{tuple(self.W.shape)}, {tuple(self.V.shape)} and {tuple(self.output.shape)}"

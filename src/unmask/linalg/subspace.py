@@ -10,7 +10,7 @@ Source: DAGER, arXiv 2405.15586, Theorems 5.1 and 5.2. Rank and acceptance by ga
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,7 @@ _DEFLATION_CUT = 1e-4
 # A sketch of a third of the size costs about a third; it is believed only if this many of its directions stay unused.
 _SKETCH_SHARE = 3
 _OVERSAMPLING = 16
+_ROUNDING = 1e-6  # float32 gradients: about ten roundings of the largest singular value
 _MIN_SKETCH = 64
 
 
@@ -85,13 +86,6 @@ class Span:
         orthonormal, _ = torch.linalg.qr(noise)
         return orthonormal * (codimension / num_probes) ** 0.5
 
-    def extended(self, rows: Rows) -> Span:
-        """The span of this one and further rows, for rows that are known by other means."""
-        x = rows.to(self.basis.dtype)
-        x = x / x.norm(dim=-1, keepdim=True)
-        basis, _ = torch.linalg.qr(torch.cat([self.basis, x.T], dim=1))
-        return replace(self, basis=basis)
-
 
 def column_span(*gradients: Float[Tensor, "d m"], min_gap_decades: float = 1.0) -> Span:
     """Joint column space of gradients that share their input X, e.g. of queries, keys and values.
@@ -122,18 +116,20 @@ def _sketched_span(matrix: Float[Tensor, "d m"], min_gap_decades: float) -> Span
     """The same span from a random third of the column space, if its rank turns out to fit; else None.
 
     Y = GΩ with Ω a Gaussian (m, k) matrix spans the column space of G if its rank is at most k; the spectrum of QᵀG, Q
-    an orthonormal basis of Y, then shows the same fall as that of G. A rank that comes near k is not believed.
+    an orthonormal basis of Y, then shows the same fall as that of G. Believed only if some of its directions stay
+    unused and the weakest is at rounding level: otherwise the true fall may come later, where a sketch cannot see it.
     Source: Halko, Martinsson, Tropp, arXiv 0909.4061, Algorithm 4.1.
     """
     k = min(matrix.shape) // _SKETCH_SHARE
     if k < _MIN_SKETCH:
         return None
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(matrix.shape[1], k, generator=generator, dtype=torch.float64).to(matrix.device)
+    generator = torch.Generator(device=matrix.device).manual_seed(0)
+    directions = torch.randn(matrix.shape[1], k, generator=generator, dtype=torch.float64, device=matrix.device)
     frame, _ = torch.linalg.qr(matrix @ directions)
     vectors, values = _left_singular(frame.T @ matrix)
     span = _cut(frame @ vectors, values, min(matrix.shape), min_gap_decades)
-    return span if span.rank <= k - _OVERSAMPLING else None
+    at_rounding = bool(values[-1] <= _ROUNDING * values[0])
+    return span if at_rounding and span.rank <= k - _OVERSAMPLING else None
 
 
 def rank_by_gap(values: Float[Tensor, " k"], min_gap_decades: float = 1.0) -> tuple[int, float]:

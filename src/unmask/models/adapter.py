@@ -10,8 +10,6 @@ import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any, ClassVar
 
 import torch
@@ -19,33 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from unmask.errors import InputError
+from unmask.models.linear import LinearLayer, Role
 from unmask.shapes import MaskBatch, States, TokenBatch
-
-
-class Role(Enum):
-    """The linear layers of a block, by what they do."""
-
-    QUERY = "query"
-    KEY = "key"
-    VALUE = "value"
-    ATTENTION_OUT = "attention_out"
-    MLP_IN = "mlp_in"
-    MLP_GATE = "mlp_gate"
-    MLP_OUT = "mlp_out"
-
-
-@dataclass(frozen=True)
-class LinearLayer:
-    """Where one linear layer lives: its parameter, how it is stored, and which output columns are its own."""
-
-    parameter: str
-    stored_transposed: bool
-    columns: tuple[int, int] | None = None
-
-    def oriented(self, stored: Tensor) -> Float[Tensor, "d_in d_out"]:
-        """A weight or gradient as (d_in, d_out), whatever the family stores."""
-        whole = stored.T if self.stored_transposed else stored
-        return whole if self.columns is None else whole[:, slice(*self.columns)]
 
 
 class Model(ABC):
@@ -58,6 +31,7 @@ class Model(ABC):
     family: ClassVar[str]
     causal: ClassVar[bool]
     learned_positions: ClassVar[bool]
+    beside_the_blocks: ClassVar[tuple[str, ...]] = ()  # parts of the body that only some tasks have (a pooler)
 
     def __init__(self, hf: Any, tokenizer: Any = None) -> None:
         self.hf = hf
@@ -229,6 +203,8 @@ class Model(ABC):
         """
         digest = hashlib.sha256(self.family.encode())
         for name, parameter in sorted(self.body.named_parameters()):
+            if name.startswith(self.beside_the_blocks):
+                continue
             flat = parameter.detach().flatten()
             sample = flat[:: max(1, len(flat) // 64)].to(torch.bfloat16).cpu().view(torch.int16)
             digest.update(f"{name}{tuple(parameter.shape)}".encode())
@@ -300,6 +276,8 @@ class Model(ABC):
         positions: TokenBatch | None = None,
     ) -> list[States]:
         """The stream before block 0, after block 0, and so on, without the final norm."""
+        if tokens.shape[1] > self.max_positions:
+            raise InputError(f"the texts have {tokens.shape[1]} tokens, this model takes {self.max_positions} at most")
         mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from unmask.models.adapter import LinearLayer, Model, Role
+from unmask.models.adapter import Model
 from unmask.models.layernorm_sum import LayerNormOfSum
+from unmask.models.linear import LinearLayer, Role
 
 
 class Bert(Model):
@@ -17,6 +18,7 @@ class Bert(Model):
     family = "bert"
     causal = False
     learned_positions = True
+    beside_the_blocks = ("pooler.",)
     token_embedding = "embeddings.word_embeddings.weight"
     position_embedding = "embeddings.position_embeddings.weight"
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from unmask.models.adapter import LinearLayer, Model, Role
+from unmask.models.adapter import Model
 from unmask.models.layernorm_sum import LayerNormOfSum
+from unmask.models.linear import LinearLayer, Role
 
 
 class GPT2(Model):

@@ -1,6 +1,7 @@
 """The Llama family: rotary positions, RMSNorm, grouped-query attention, a gated MLP.
 
-Llama, Mistral, Qwen2 and SmolLM share this layout; biases and sliding windows are whatever their modules hold.
+Llama, Mistral, Qwen2 and SmolLM share this layout; biases are whatever their modules hold. Texts longer than a sliding
+window are refused: within it, all of them attend alike.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unmask.models.adapter import LinearLayer, Model, Role
+from unmask.models.adapter import Model
+from unmask.models.linear import LinearLayer, Role
 
 
 class Llama(Model):
@@ -27,6 +29,12 @@ class Llama(Model):
     @property
     def num_key_value_heads(self) -> int:
         return int(self.config.num_key_value_heads)
+
+    @property
+    def max_positions(self) -> int:
+        windowed = getattr(self.config, "use_sliding_window", True) and getattr(self.config, "sliding_window", None)
+        longest = int(self.config.max_position_embeddings)
+        return min(longest, int(windowed)) if windowed else longest
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return self.body.embed_tokens(tokens)

@@ -39,6 +39,10 @@ def make_batch(
     """Encode and pad texts; token ids are taken as they are."""
     if padding_side not in ("left", "right"):
         raise InputError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
+    if isinstance(texts, str):
+        raise InputError("texts must be a list of texts, got one string; put it into a list")
+    if max_length is not None and max_length < 1:
+        raise InputError(f"max_length must be at least 1, got {max_length}")
     limit = min(max_length or model.max_positions, model.max_positions)
     sequences = [_tokens_of(model, text)[:limit] for text in texts]
     if not sequences:

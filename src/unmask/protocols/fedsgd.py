@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from unmask.models.adapter import Model
 from unmask.protocols.batch import Batch, Texts, make_batch
 
 Pooling = Literal["last", "first", "mean"]
+_HEAD_SCALE = 0.02  # the standard deviation that transformers initialises heads with
 
 
 def observe_gradients(
@@ -33,27 +35,26 @@ def observe_gradients(
 ) -> GradientEvidence:
     """What an honest-but-curious server sees of one client step on `texts`.
 
-    The loss is the mean over targets (next-token) or over texts (classification), in the model's own precision.
+    The loss is the mean over targets (next-token) or over texts (classification), as transformers computes it.
     Classification uses the model's own head if it has one, else a fresh linear head of `num_labels` outputs on the
     `pooling` of the last states (decoders: last token; encoders: first, that is [CLS]). `labels` are drawn at random
     when not given. `train_mode` keeps dropout on. `parameters` keeps only gradients whose names contain one of them.
     """
     task = _task(task)
+    pooling = pooling or ("last" if model.causal else "first")
+    if pooling not in get_args(Pooling):
+        raise InputError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
+    if isinstance(parameters, str):
+        raise InputError("parameters must be a list of name parts, got one string; put it into a list")
     generator = torch.Generator().manual_seed(seed)
     batch = make_batch(model, texts, padding_side=padding_side, max_length=max_length)
-    was_training = model.hf.training
-    model.hf.train(train_mode)
-    try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)  # dropout masks
-            if task is Task.NEXT_TOKEN:
-                loss = next_token_loss(model, batch)
-            else:
-                chosen = _labels(labels, len(batch.tokens), num_labels, generator).to(model.device)
-                loss = _classification_loss(model, batch, chosen, num_labels, pooling, generator)
-            gradients = _gradients(model, loss, parameters)
-    finally:
-        model.hf.train(was_training)
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]), _mode(model, train_mode):
+        torch.manual_seed(seed)  # dropout masks
+        if task is Task.NEXT_TOKEN:
+            loss = next_token_loss(model, batch)
+        else:
+            loss = _classification_loss(model, batch, labels, num_labels, pooling, generator)
+        gradients = _gradients(model, loss, parameters)
     return GradientEvidence(
         gradients=gradients,
         model_fingerprint=model.fingerprint(),
@@ -63,12 +64,28 @@ def observe_gradients(
     )
 
 
+@contextmanager
+def _mode(model: Model, train_mode: bool) -> Iterator[None]:
+    """Dropout on or off; afterwards every module is as it was, frozen ones included."""
+    before = {module: module.training for module in model.hf.modules()}
+    model.hf.train(train_mode)
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
 def next_token_loss(model: Model, batch: Batch) -> Tensor:
-    """Mean cross-entropy of each real token given the ones before it, as transformers computes it from labels."""
-    if model.unembedding is None:
+    """Mean cross-entropy of each real token given the ones before it, as transformers computes it from labels.
+
+    Under left padding the last padding position predicts the first token, as for every client that only masks the
+    labels of padding.
+    """
+    if model.unembedding is None or not model.causal:
         raise InputError(
-            f"next-token training needs a language head, and this {model.family} model has none; "
-            "use task='classification', or load a model with a head"
+            f"next-token training needs a causal model with a language head, and this {model.family} model is none; "
+            "use task='classification', or load another model"
         )
     if batch.tokens.shape[1] < 2:
         raise InputError("next-token training needs a text of at least two tokens: one to read and one to predict")
@@ -79,35 +96,33 @@ def next_token_loss(model: Model, batch: Batch) -> Tensor:
 def _classification_loss(
     model: Model,
     batch: Batch,
-    labels: Tensor,
+    labels: Sequence[int] | None,
     num_labels: int,
-    pooling: Pooling | None,
+    pooling: Pooling,
     generator: torch.Generator,
 ) -> Tensor:
-    states = model.body(input_ids=batch.tokens, attention_mask=batch.mask.long()).last_hidden_state
-    own_head = getattr(model.hf, "score", None)
-    if own_head is None and hasattr(model.hf, "classifier"):
-        return model.hf(input_ids=batch.tokens, attention_mask=batch.mask.long(), labels=labels).loss
-    pooled = _pool(states, batch, pooling or ("last" if model.causal else "first"))
-    if own_head is not None:
-        logits = own_head(pooled)
+    inputs = {"input_ids": batch.tokens, "attention_mask": batch.mask.long()}
+    head = getattr(model.hf, "score", None) or getattr(model.hf, "classifier", None)
+    num_labels = num_labels if head is None else int(model.config.num_labels)
+    chosen = _labels(labels, len(batch.tokens), num_labels, generator).to(model.device)
+    if head is not None and not model.causal:
+        return model.hf(**inputs, labels=chosen).loss
+    pooled = _pool(model.body(**inputs).last_hidden_state, batch, pooling)
+    if head is None:
+        logits = pooled @ (torch.randn(model.width, num_labels, generator=generator).to(pooled) * _HEAD_SCALE)
     else:
-        head = torch.randn(model.width, num_labels, generator=generator).to(pooled) * 0.02
-        logits = pooled @ head
-    return functional.cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, labels)
+        logits = head(pooled)
+    return functional.cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, chosen)
 
 
 def _pool(states: Tensor, batch: Batch, pooling: Pooling) -> Tensor:
     rows = torch.arange(len(states), device=states.device)
-    match pooling:
-        case "last":
-            return states[rows, batch.last]
-        case "first":
-            return states[rows, batch.mask.int().argmax(1)]
-        case "mean":
-            weights = batch.mask.to(states.dtype)
-            return (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
-    raise InputError(f"pooling must be 'last', 'first' or 'mean', got {pooling!r}")
+    if pooling == "last":
+        return states[rows, batch.last]
+    if pooling == "first":
+        return states[rows, batch.mask.int().argmax(1)]
+    weights = batch.mask.to(states.dtype)
+    return (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
 
 
 def _labels(given: Sequence[int] | None, count: int, num_labels: int, generator: torch.Generator) -> Tensor:
@@ -115,6 +130,8 @@ def _labels(given: Sequence[int] | None, count: int, num_labels: int, generator:
         return torch.randint(num_labels, (count,), generator=generator)
     if len(given) != count:
         raise InputError(f"there are {count} texts but {len(given)} labels")
+    if not all(0 <= label < num_labels for label in given):
+        raise InputError(f"labels must lie in 0…{num_labels - 1}, got {sorted(set(given))}")
     return torch.tensor(list(given))
 
 

@@ -31,6 +31,11 @@ class QuerySpans:
     second_gradient: Float[Tensor, "d m"]
     rank: int
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the spans were cut below the rank, so that rows of the batch may not lie in them."""
+        return self.rank > self.second.shape[1]
+
 
 @dataclass(frozen=True)
 class SequenceCheck:
@@ -94,15 +99,16 @@ def _whole_gradient(evidence: GradientEvidence, layer: LinearLayer) -> Float[Ten
 
 def _rank(gradient: Float[Tensor, "d m"], tolerance: float | None) -> int:
     """Singular values above the tolerance; by default above σ₁·max(d, m)·ε, as in NumPy's matrix_rank."""
+    tall = gradient.T  # LAPACK takes nine times as long for the wide (768, 2304) as for its transpose
     if tolerance is None:
-        return int(torch.linalg.matrix_rank(gradient))
-    return int(torch.linalg.matrix_rank(gradient, atol=tolerance, rtol=0.0))
+        return int(torch.linalg.matrix_rank(tall))
+    return int(torch.linalg.matrix_rank(tall, atol=tolerance, rtol=0.0))
 
 
 def _basis(gradient: Float[Tensor, "d m"], rank: int, seed: int) -> Basis:
-    """The first left singular vectors, by the official code's randomised SVD, from a seed."""
+    """The first left singular vectors of G, by the official code's randomised SVD, from a seed."""
     devices = [gradient.device] if gradient.is_cuda else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        left, _, _ = torch.svd_lowrank(gradient, q=rank, niter=_POWER_ITERATIONS)
-    return left
+        _, _, right = torch.svd_lowrank(gradient.T, q=rank, niter=_POWER_ITERATIONS)
+    return right

@@ -18,10 +18,31 @@ import torch
 from unmask.attacks.gradients.dager_spans import QuerySpans, SequenceCheck, span_distance
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
-from unmask.shapes import Rows
+from unmask.shapes import Rows, Tokens
 
 # Float32 leaves about 1e-6 of a gradient outside the span of all its rows; a missing text leaves its share of the loss.
 _UNEXPLAINED = 1e-4
+
+
+@dataclass(frozen=True)
+class TokenSets:
+    """Tokens that may stand at each position, the nearest first; one set for all where positions are rotary."""
+
+    sets: Sequence[Tokens]
+    ends: Sequence[tuple[int, int]]  # (position, end token), the shortest text first
+    everywhere: bool
+    worst: float  # the largest distance of a token listed
+    num_tested: int
+
+    def at(self, position: int) -> Tokens:
+        """The set of a position; empty beyond the longest text."""
+        index = 0 if self.everywhere else position
+        return self.sets[index] if index < len(self.sets) else torch.zeros(0, dtype=torch.long)
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """All tokens, whatever their position."""
+        return frozenset(int(token) for tokens in self.sets for token in tokens) | {end for _, end in self.ends}
 
 
 @dataclass(frozen=True)
@@ -40,6 +61,7 @@ class Judgement:
     check: SequenceCheck
     spans: QuerySpans
     accepted: Accepted
+    tolerance: float
     distances: Sequence[float]  # the worst row of each sequence, in float64
     num_rows: int
     unexplained: float
@@ -47,11 +69,15 @@ class Judgement:
     @property
     def is_complete(self) -> bool:
         """Whether the sequences have as many rows as the rank and leave nothing of the gradient."""
-        whole_rank = self.spans.rank == self.spans.second.shape[1]
-        return whole_rank and self.num_rows == self.spans.rank and self.unexplained <= _UNEXPLAINED
+        fits = not self.spans.is_cut and self.num_rows == self.spans.rank
+        return fits and self.unexplained <= _UNEXPLAINED
+
+    def is_certain(self, distance: float) -> bool:
+        """Whether a sequence of this distance is in the batch and ends where it ends."""
+        return self.is_complete and distance <= self.tolerance
 
 
-def judge(check: SequenceCheck, spans: QuerySpans, accepted: Accepted) -> Judgement:
+def judge(check: SequenceCheck, spans: QuerySpans, accepted: Accepted, tolerance: float) -> Judgement:
     """Measure the accepted sequences in float64."""
     rows: dict[tuple[int, ...], torch.Tensor] = {}
     distances = []
@@ -63,7 +89,7 @@ def judge(check: SequenceCheck, spans: QuerySpans, accepted: Accepted) -> Judgem
             rows.setdefault(seen, row)
     stacked = torch.stack(list(rows.values())) if rows else None
     unexplained = 1.0 if stacked is None else _unexplained(stacked, spans)
-    return Judgement(check, spans, accepted, distances, len(rows), unexplained)
+    return Judgement(check, spans, accepted, tolerance, distances, len(rows), unexplained)
 
 
 def _unexplained(rows: Rows, spans: QuerySpans) -> float:
@@ -74,44 +100,33 @@ def _unexplained(rows: Rows, spans: QuerySpans) -> float:
 
 
 def dager_verdict(
-    evidence: GradientEvidence,
-    judgement: Judgement,
-    token_set: frozenset[int],
-    *,
-    tolerance: float,
-    num_tested: int,
-    used: tuple[str, ...],
-    started: float,
+    evidence: GradientEvidence, judgement: Judgement, sets: TokenSets, used: tuple[str, ...], started: float
 ) -> Recovery[RecoveredTexts]:
     """Texts, status and certificate of a finished search that accepted something."""
     model = judgement.check.model
     is_whole = not model.causal or evidence.task is Task.CLASSIFICATION
-    certain = judgement.is_complete and is_whole
     texts = [
-        RecoveredText(text, model.decode(text), certain and distance <= tolerance, distance)
+        RecoveredText(text, model.decode(text), judgement.is_certain(distance) and is_whole, distance)
         for text, distance in zip(judgement.accepted.sequences, judgement.distances, strict=True)
     ]
-    status, reason = _status(evidence, judgement, is_whole, all(text.certain for text in texts))
     certificate = Certificate(
         claim="every row of the texts lies within the paper's tolerance of the span of block 1's query gradient",
         residual=max(judgement.distances),
-        tolerance=tolerance,
+        tolerance=judgement.tolerance,
         details={
             "rank": float(judgement.spans.rank),
             "explained_rank": float(judgement.num_rows),
             "unexplained_gradient": judgement.unexplained,
         },
     )
-    cost = Cost(time.perf_counter() - started, candidates=num_tested + judgement.accepted.num_checked)
+    status, reason = _status(evidence, judgement, is_whole)
+    cost = Cost(time.perf_counter() - started, candidates=sets.num_tested + judgement.accepted.num_checked)
     ordered = tuple(sorted(texts, key=lambda text: (not text.certain, text.residual, text.tokens)))
-    return Recovery(RecoveredTexts(ordered, token_set), status, reason, certificate, cost, used)
+    return Recovery(RecoveredTexts(ordered, sets.tokens), status, reason, certificate, cost, used)
 
 
-def _status(evidence: GradientEvidence, judgement: Judgement, is_whole: bool, certain: bool) -> tuple[Status, str]:
-    num_found = len(judgement.accepted.sequences)
-    rank = judgement.spans.rank
-    if certain and num_found == evidence.num_texts:
-        return Status.RECOVERED, f"all {num_found} texts; their rows are all {rank} directions of block 1's gradient"
+def _status(evidence: GradientEvidence, judgement: Judgement, is_whole: bool) -> tuple[Status, str]:
+    num_found, rank = len(judgement.accepted.sequences), judgement.spans.rank
     problems = []
     if not judgement.is_complete:
         problems.append(
@@ -120,33 +135,30 @@ def _status(evidence: GradientEvidence, judgement: Judgement, is_whole: bool, ce
         )
     if not is_whole:
         problems.append("the last token of a next-token text is only a label, which this attack does not read")
+    if max(judgement.distances) > judgement.tolerance:
+        problems.append(f"a row is {max(judgement.distances):.1e} away, though the mean of its text passed")
     if num_found != evidence.num_texts:
         problems.append(
             "the number of texts is not known"
             if evidence.num_texts is None
-            else f"the batch holds {evidence.num_texts} texts: others repeat these, are prefixes of them, or were missed"
+            else f"the batch holds {evidence.num_texts} texts: others repeat these, are prefixes of them or were missed"
         )
+    if not problems:
+        return Status.RECOVERED, f"all {num_found} texts; their rows are all {rank} directions of block 1's gradient"
     status = Status.BUDGET_EXHAUSTED if judgement.accepted.is_cut else Status.PARTIAL
     return status, f"{num_found} texts passed; " + "; ".join(problems)
 
 
 def tokens_only(
-    token_set: frozenset[int],
-    worst: float,
-    tolerance: float,
-    accepted: Accepted,
-    *,
-    num_tested: int,
-    used: tuple[str, ...],
-    started: float,
+    sets: TokenSets, accepted: Accepted, tolerance: float, used: tuple[str, ...], started: float
 ) -> Recovery[RecoveredTexts]:
     """Tokens passed in block 0, but no sequence of them in block 1."""
     certificate = Certificate(
         claim="every token listed lies within the paper's tolerance of the span of block 0's query gradient",
-        residual=worst,
+        residual=sets.worst,
         tolerance=tolerance,
     )
-    cost = Cost(time.perf_counter() - started, candidates=num_tested + accepted.num_checked)
+    cost = Cost(time.perf_counter() - started, candidates=sets.num_tested + accepted.num_checked)
     status = Status.BUDGET_EXHAUSTED if accepted.is_cut else Status.PARTIAL
-    reason = f"the bag of words ({len(token_set)} tokens) was recovered; no sequence of them passed in block 1"
-    return Recovery(RecoveredTexts(token_set=token_set), status, reason, certificate, cost, used)
+    reason = f"the bag of words ({len(sets.tokens)} tokens) was recovered; no sequence of them passed in block 1"
+    return Recovery(RecoveredTexts(token_set=sets.tokens), status, reason, certificate, cost, used)

@@ -23,7 +23,8 @@ from unmask.attacks.gradients.sites import prefix_sites
 from unmask.attacks.gradients.verdict import Findings, bag_of_words, no_result, verdict
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence, Task
-from unmask.models.adapter import Model, Role
+from unmask.models.adapter import Model
+from unmask.models.linear import Role
 from unmask.recovery import RecoveredTexts, Recovery
 
 

@@ -20,12 +20,11 @@ Source: DESIGN of this project; DAGER (arXiv 2405.15586) leaves the last token o
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.gradients.node_rows import LastBlockRows, Node, is_repetition
@@ -36,9 +35,10 @@ from unmask.models.adapter import Model
 _SKETCH = 32  # random directions that rank all labels of the vocabulary before a few are tested exactly
 _FINALISTS = 8
 _MAX_LABELS = 64  # different labels behind one prefix
+_USEFUL = 0.9  # a label that leaves more of the rest than this is not one
 EXPLAINED = 1e-2  # float32 gradients leave about 1e-5 of δ unexplained, a wrong label 0.3 and more
 _UNEXPLAINED = 1e-3  # of the whole gradient: more than this is a row that is not among the known ones
-_SILENT = 1e-3  # of a typical δ: less arrives only by rounding, so the prefix is not in the batch or has no target
+_SILENT = 1e-3  # of a typical δ: less arrives only by rounding, so the prefix is not in the batch or predicts nothing
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ def _arriving_gradients(
     hidden: Float[Tensor, "n f"], gradient: Float[Tensor, "f d"]
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "d r"]]:
     """Δ of G = AᵀΔ by least squares in float64, and a basis of the row space of what is left of G."""
-    target = gradient.double()
+    whole = gradient.double()
     q, r = torch.linalg.qr(hidden.double().T)
-    arrived = torch.linalg.solve_triangular(r, q.T @ target, upper=True)
-    rest = target - q @ (q.T @ target)
-    if float(rest.norm()) <= _UNEXPLAINED * float(target.norm()):
-        return arrived, target.new_zeros(target.shape[1], 0)
+    arrived = torch.linalg.solve_triangular(r, q.T @ whole, upper=True)
+    rest = whole - q @ (q.T @ whole)
+    if float(rest.norm()) <= _UNEXPLAINED * float(whole.norm()):
+        return arrived, whole.new_zeros(whole.shape[1], 0)
     return arrived, column_span(rest.T).basis
 
 
@@ -186,40 +186,39 @@ class _Reader:
         self.states = rows.states.to(self.embedding)
         self.foreign = foreign.to(self.embedding)
         self.arrived = self._without_foreign(arrived.to(self.embedding))
-        self.silence = _SILENT * float(self.arrived.norm(dim=1).median())
+        sizes = self.arrived.norm(dim=1)
+        self.silent = set((sizes <= _SILENT * sizes.median()).nonzero()[:, 0].tolist())
         self.means = self._mean_embeddings(memory_budget_bytes)
         sketch = torch.randn(_SKETCH, model.width, generator=generator).to(self.embedding)
         self.sketch = self._without_foreign(sketch)
         self.children = _children(rows.nodes)
+        self.nodes_at_once = max(1, memory_budget_bytes // (8 * _SKETCH * len(self.embedding)))
 
     def labels(self) -> list[_Labels]:
-        edges = [(u, y) for u, ys in enumerate(self.children) for y in ys]
-        directions = self._directions([u for u, _ in edges], [y for _, y in edges])
-        of_node: dict[int, list[int]] = defaultdict(list)
-        for edge, (u, _) in enumerate(edges):
-            of_node[u].append(edge)
-        explained = self._explained_by_one_child(edges, directions, of_node)
-        return [
-            explained[u] if u in explained else self._read(u, self.children[u], directions[of_node[u]])
-            for u in range(len(self.children))
-        ]
+        """The labels of every prefix: by one known child or by one label, all at once, then the few others in turn."""
+        found = self._by_one_label([(u, ys) for u, ys in enumerate(self.children) if len(ys) == 1])
+        leaves = [u for u, ys in enumerate(self.children) if not ys and u not in self.silent]
+        for chunk in _chunks(leaves, self.nodes_at_once):
+            ranked = self._ranked(chunk, self.arrived[chunk], _FINALISTS)
+            found |= self._by_one_label(list(zip(chunk, ranked.tolist(), strict=True)))
+        return [found[u] if u in found else self._read(u) for u in range(len(self.children))]
 
-    def _explained_by_one_child(
-        self, edges: list[tuple[int, int]], directions: Float[Tensor, "e d"], of_node: dict[int, list[int]]
-    ) -> dict[int, _Labels]:
-        """Prefixes whose only label is their only child, all at once: as a rule, nearly all of them."""
-        single = [found[0] for found in of_node.values() if len(found) == 1]
-        if not single:
+    def _by_one_label(self, options: list[tuple[int, list[int]]]) -> dict[int, _Labels]:
+        """Prefixes whose δ is explained by a single one of their options; all have equally many."""
+        if not options:
             return {}
-        nodes = [edges[edge][0] for edge in single]
-        towards, delta = directions[single].double(), self.arrived[nodes].double()
-        weights = (towards * delta).sum(1) / towards.square().sum(1)
-        residuals = (delta - weights[:, None] * towards).norm(dim=1) / delta.norm(dim=1).clamp_min(1e-300)
-        return {
-            u: _Labels({edges[edge][1]: weight}, residual)
-            for u, edge, weight, residual in zip(nodes, single, weights.tolist(), residuals.tolist(), strict=True)
-            if residual <= EXPLAINED and weight > 0
-        }
+        nodes = torch.tensor([u for u, _ in options])
+        labels = torch.tensor([ys for _, ys in options])
+        pairs = nodes[:, None].expand_as(labels)
+        towards = self._directions(pairs.flatten(), labels.flatten()).unflatten(0, labels.shape).double()
+        delta = self.arrived[nodes].double()[:, None]
+        weights = (towards * delta).sum(-1) / towards.square().sum(-1)
+        residuals = (delta - weights[..., None] * towards).norm(dim=-1) / delta.norm(dim=-1).clamp_min(1e-300)
+        best = residuals.argmin(1, keepdim=True)
+        chosen = labels.to(best.device).gather(1, best)
+        columns = (chosen, weights.gather(1, best), residuals.gather(1, best))
+        rows = zip(nodes.tolist(), *(column[:, 0].tolist() for column in columns), strict=True)
+        return {u: _Labels({y: w}, r) for u, y, w, r in rows if r <= EXPLAINED and w > 0}
 
     def _without_foreign(self, rows: Float[Tensor, "e d"]) -> Float[Tensor, "e d"]:
         return rows - (rows @ self.foreign) @ self.foreign.T
@@ -230,25 +229,27 @@ class _Reader:
         rows = [self.model.final_norm(chunk) @ self.embedding.T for chunk in self.states.split(step)]
         return torch.cat([logits.softmax(-1) @ self.embedding for logits in rows])
 
-    def _directions(self, nodes: list[int], labels: list[int]) -> Float[Tensor, "e d"]:
+    def _directions(self, nodes: Tensor, labels: Tensor) -> Float[Tensor, "e d"]:
         """Jᵤᵀ(μ_u − e_y) of pairs (u, y): what one occurrence of y behind u sends to u."""
         pull = self.means[nodes] - self.embedding[labels]
         backward = torch.func.vjp(self.model.final_norm, self.states[nodes])[1]
         return self._without_foreign(backward(pull)[0])
 
-    def _read(self, u: int, known: list[int], directions: Float[Tensor, "e d"]) -> _Labels:
+    def _read(self, u: int) -> _Labels:
         """Matching pursuit: add the label that explains most of the rest, until δ is explained."""
-        labels = list(known)
-        delta = self.arrived[u].double()
-        if float(delta.norm()) <= self.silence:
+        if u in self.silent:
             return _Labels({}, 0.0)
+        labels = list(self.children[u])
+        delta = self.arrived[u].double()
+        directions = self._directions(torch.full((len(labels),), u), torch.tensor(labels, dtype=torch.long))
         weights, rest = _fit(directions.double(), delta)
         while float(rest.norm()) > EXPLAINED * float(delta.norm()) and len(labels) < _MAX_LABELS:
-            finalists = [y for y in self._ranked(u, rest) if y not in labels]
-            extra = self._directions([u] * len(finalists), finalists)
+            ranked = self._ranked([u], rest[None], _FINALISTS + len(labels))[0].tolist()
+            finalists = [y for y in ranked if y not in labels][:_FINALISTS]
+            extra = self._directions(torch.full((len(finalists),), u), torch.tensor(finalists))
             trials = [_fit(torch.cat([directions, row[None]]).double(), delta) for row in extra]
             best = min(range(len(trials)), key=lambda index: float(trials[index][1].norm()))
-            if float(trials[best][1].norm()) > 0.9 * float(rest.norm()):
+            if float(trials[best][1].norm()) > _USEFUL * float(rest.norm()):
                 break  # nothing in the vocabulary explains the rest
             labels.append(finalists[best])
             directions = torch.cat([directions, extra[best : best + 1]])
@@ -256,14 +257,19 @@ class _Reader:
         found = {y: float(w) for y, w in zip(labels, weights, strict=True) if w > 0}
         return _Labels(found, float(rest.norm() / delta.norm().clamp_min(1e-300)))
 
-    def _ranked(self, u: int, rest: Float[Tensor, " d"]) -> list[int]:
-        """The labels whose direction is most parallel to `rest`, judged in a random sketch of 32 dimensions."""
-        state = self.states[u]
-        sketched = torch.func.vmap(lambda s: torch.func.jvp(self.model.final_norm, (state,), (s,))[1])(self.sketch)
-        candidates = (self.means[u] @ sketched.T) - self.embedding @ sketched.T
-        wanted = self.sketch @ rest.to(self.sketch)
-        cosine = (candidates @ wanted) / candidates.norm(dim=1).clamp_min(1e-30)
-        return [int(y) for y in cosine.topk(min(_FINALISTS + len(self.children[u]), len(cosine))).indices]
+    def _ranked(self, nodes: list[int], rests: Float[Tensor, "u d"], num_labels: int) -> Int[Tensor, "u y"]:
+        """The labels whose directions are most parallel to each rest, judged in a random sketch of 32 dimensions."""
+        states = self.states[nodes]
+        pushed = torch.stack([self._pushed(states, direction) for direction in self.sketch], dim=1)  # (u, sketch, d)
+        means = torch.einsum("ud,usd->us", self.means[nodes], pushed)
+        candidates = means[:, None] - torch.einsum("vd,usd->uvs", self.embedding, pushed)
+        wanted = rests.to(self.sketch) @ self.sketch.T
+        cosine = torch.einsum("uvs,us->uv", candidates, wanted) / candidates.norm(dim=-1).clamp_min(1e-30)
+        return cosine.topk(min(num_labels, cosine.shape[1])).indices
+
+    def _pushed(self, states: Float[Tensor, "u d"], direction: Float[Tensor, " d"]) -> Float[Tensor, "u d"]:
+        """J_u·s: how the final norm moves when the stream moves along s."""
+        return torch.func.jvp(self.model.final_norm, (states,), (direction.expand_as(states).contiguous(),))[1]
 
 
 def _fit(directions: Float[Tensor, "e d"], delta: Float[Tensor, " d"]) -> tuple[Tensor, Tensor]:
@@ -272,6 +278,10 @@ def _fit(directions: Float[Tensor, "e d"], delta: Float[Tensor, " d"]) -> tuple[
         return directions.new_zeros(0), delta
     weights = torch.linalg.lstsq(directions.T, delta[:, None]).solution[:, 0]
     return weights, delta - directions.T @ weights
+
+
+def _chunks(items: list[int], size: int) -> list[list[int]]:
+    return [items[begin : begin + size] for begin in range(0, len(items), size)]
 
 
 def _children(nodes: list[Node]) -> list[list[int]]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.subspace import Span, column_span
-from unmask.models.adapter import Model, Role
+from unmask.models.adapter import Model
+from unmask.models.linear import Role
 
 # (model, stream entering block 0, mixed values of block 0) → rows entering the layer
 RowsOf = Callable[[Model, Tensor, Tensor], Tensor]

@@ -1,0 +1,48 @@
+"""Batches and models that need no download: Zipf-distributed tokens, true shapes with random weights."""
+
+from __future__ import annotations
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from unmask.models import Model, adapt
+
+
+def zipf_batch(
+    num_texts: int, min_tokens: int, max_tokens: int, vocab_size: int, *, seed: int, first: int | None = None
+) -> list[list[int]]:
+    """Texts whose tokens follow Zipf's law over a shuffled vocabulary; `first` is put in front of each (a BOS token)."""
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(vocab_size - 10, generator=generator) + 10
+    weights = 1.0 / torch.arange(1, len(shuffled) + 1)
+    start = [] if first is None else [first]
+    texts = []
+    for _ in range(num_texts):
+        length = int(torch.randint(min_tokens, max_tokens + 1, (1,), generator=generator)) - len(start)
+        drawn = torch.multinomial(weights, length, replacement=True, generator=generator)
+        texts.append(start + shuffled[drawn].tolist())
+    return texts
+
+
+def gpt2_shape(num_blocks: int = 12, *, seed: int = 0, **changes: int) -> Model:
+    """GPT-2 at its true shape with random weights."""
+    torch.manual_seed(seed)
+    config = GPT2Config(n_layer=num_blocks, loss_type="ForCausalLM", **changes)
+    return adapt(GPT2LMHeadModel(config).eval())
+
+
+def llama_2_7b_shape(num_blocks: int = 2, *, seed: int = 0, device: str = "cpu") -> Model:
+    """Llama-2-7B's width, heads and vocabulary with random weights and few blocks: the attack reads the first and last."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=num_blocks,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        vocab_size=32000,
+        max_position_embeddings=4096,
+    )
+    with torch.device(device):
+        hf = LlamaForCausalLM(config)
+    return adapt(hf.eval())

@@ -1,0 +1,35 @@
+"""The linear layers of a block, by what they do, and where a family keeps each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Role(Enum):
+    """The linear layers of a block, by what they do."""
+
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    ATTENTION_OUT = "attention_out"
+    MLP_IN = "mlp_in"
+    MLP_GATE = "mlp_gate"
+    MLP_OUT = "mlp_out"
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """Where one linear layer lives: its parameter, how it is stored, and which output columns are its own."""
+
+    parameter: str
+    stored_transposed: bool
+    columns: tuple[int, int] | None = None
+
+    def oriented(self, stored: Tensor) -> Float[Tensor, "d_in d_out"]:
+        """A weight or gradient as (d_in, d_out), whatever the family stores."""
+        whole = stored.T if self.stored_transposed else stored
+        return whole if self.columns is None else whole[:, slice(*self.columns)]

@@ -1,0 +1,213 @@
+"""Gradient evidence: any part of an update, under transformers' names, of the model it was made with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import transformers
+from tests.tiny_models import gpt2_config, random_model
+from torch import Tensor
+
+from unmask.errors import EvidenceError
+from unmask.evidence import GradientEvidence, Task, Update, load_evidence
+from unmask.models import Model, Role, adapt
+
+
+def random_update(model: Model, *patterns: str, seed: int = 0) -> dict[str, Tensor]:
+    """Tensors of the shapes of the model's parameters, under transformers' own names."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(parameter.shape, generator=generator)
+        for name, parameter in model.hf.named_parameters()
+        if not patterns or any(pattern in name for pattern in patterns)
+    }
+
+
+# Wrapping what was captured elsewhere
+
+
+def test_names_of_transformers_become_canonical(tiny):
+    update = random_update(tiny)
+    evidence = GradientEvidence.of(tiny, update)
+    assert set(evidence.gradients) == {name for name, _ in tiny.named_parameters()}
+    for name, tensor in update.items():
+        assert torch.equal(evidence.gradients[tiny.canonical_name(name)], tensor)
+
+
+def test_side_knowledge_is_unknown_unless_stated(tiny_gpt2):
+    silent = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2))
+    assert (silent.task, silent.num_texts, silent.update) == (None, None, Update.GRADIENT)
+    told = GradientEvidence.of(
+        tiny_gpt2, random_update(tiny_gpt2), task=Task.CLASSIFICATION, num_texts=3, update=Update.DELTA
+    )
+    assert (told.task, told.num_texts, told.update) == (Task.CLASSIFICATION, 3, Update.DELTA)
+
+
+def test_a_partial_update_is_legal(tiny):
+    """Any subset of the parameters: one block, one layer, biases alone."""
+    for pattern in ("0.", "weight", "norm" if tiny.family == "llama" else "bias"):
+        update = random_update(tiny, pattern)
+        assert len(GradientEvidence.of(tiny, update).gradients) == len(update) > 0
+
+
+def test_unknown_names_beside_known_ones_are_legal(tiny_gpt2):
+    """A client's own head is not in the server's model."""
+    update = random_update(tiny_gpt2, "h.0.") | {"my_head.weight": torch.ones(2, 64)}
+    assert "my_head.weight" in GradientEvidence.of(tiny_gpt2, update).gradients
+
+
+@pytest.mark.parametrize("update", [{}, {"fc1.weight": torch.ones(3)}])
+def test_unknown_names_alone_are_refused(tiny_gpt2, update):
+    first = next(iter(update), "none")
+    with pytest.raises(EvidenceError, match=rf"none of the {len(update)} tensors.*'{first}'.*named_parameters"):
+        GradientEvidence.of(tiny_gpt2, update)
+
+
+@pytest.mark.parametrize("reshape", [Tensor.flatten, lambda g: g[:10], lambda g: g[None]])
+def test_a_wrong_shape_is_refused_by_name(tiny_gpt2, reshape):
+    update = random_update(tiny_gpt2, "h.0.attn.c_proj.weight")
+    bad = {name: reshape(tensor) for name, tensor in update.items()}
+    with pytest.raises(EvidenceError, match=r"'h\.0\.attn\.c_proj\.weight' has shape .* parameter has \(64, 64\)"):
+        GradientEvidence.of(tiny_gpt2, bad)
+
+
+def test_a_transposed_gradient_is_refused(tiny_llama):
+    update = random_update(tiny_llama, "layers.0.mlp.up_proj")
+    with pytest.raises(EvidenceError, match=r"\(64, 96\), the parameter has \(96, 64\)"):
+        GradientEvidence.of(tiny_llama, {name: tensor.T for name, tensor in update.items()})
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_nan_and_inf_are_refused(tiny_gpt2, bad):
+    update = random_update(tiny_gpt2, "h.0.")
+    update["transformer.h.0.mlp.c_fc.bias"][5] = bad
+    with pytest.raises(EvidenceError, match=r"'h\.0\.mlp\.c_fc\.bias' holds 1 of 256 values that are NaN or Inf"):
+        GradientEvidence.of(tiny_gpt2, update)
+
+
+# Another model
+
+
+def test_evidence_of_another_model_is_refused(tiny_gpt2):
+    evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2))
+    evidence.check(tiny_gpt2)
+    other = adapt(random_model(transformers.GPT2LMHeadModel, gpt2_config(), seed=1))
+    with pytest.raises(EvidenceError) as error:
+        evidence.check(other)
+    assert tiny_gpt2.fingerprint()[:12] in str(error.value)
+    assert other.fingerprint()[:12] in str(error.value)
+    assert "the same checkpoint" in str(error.value)
+
+
+def test_evidence_of_another_round_is_refused(tiny_gpt2):
+    evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2))
+    later = tiny_gpt2.to()
+    for parameter in later.hf.parameters():
+        parameter.data *= 1.02  # beyond bfloat16's half unit of 0.4 %, in which fingerprints are taken
+    with pytest.raises(EvidenceError, match="the same round"):
+        evidence.check(later)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_same_model_in_another_precision_is_accepted(tiny, dtype):
+    GradientEvidence.of(tiny, random_update(tiny)).check(tiny.to(dtype=dtype))
+
+
+def test_evidence_of_a_classifier_fits_the_language_model_of_the_same_body(tiny_gpt2):
+    classifier = adapt(transformers.GPT2ForSequenceClassification(gpt2_config()))
+    classifier.body.load_state_dict(tiny_gpt2.body.state_dict())
+    evidence = GradientEvidence.of(classifier, random_update(classifier))
+    evidence.check(tiny_gpt2)
+    assert "score.weight" in evidence.gradients
+
+
+# Linear layers of an update
+
+
+def test_a_linear_layers_gradient_lies_as_its_weight(tiny):
+    update = random_update(tiny)
+    evidence = GradientEvidence.of(tiny, update)
+    for role in Role:
+        for block in range(tiny.num_blocks):
+            gradient, weight = evidence.linear(tiny, role, block), tiny.weight(role, block)
+            if weight is None:
+                assert gradient is None
+            else:
+                assert gradient.shape == weight.shape
+                layer = tiny.linear(role, block)
+                assert torch.equal(gradient, layer.oriented(evidence.gradients[layer.parameter]))
+
+
+def test_a_layer_that_the_update_lacks_is_none(tiny):
+    evidence = GradientEvidence.of(tiny, random_update(tiny, tiny.linear(Role.QUERY, 0).parameter))
+    assert evidence.linear(tiny, Role.QUERY, 0) is not None
+    assert evidence.linear(tiny, Role.QUERY, 1) is None
+    assert evidence.linear(tiny, Role.MLP_IN, 0) is None
+
+
+def test_a_layer_whose_gradient_is_zero_is_none(tiny_gpt2):
+    """Frozen layers are often sent as zeros. GPT-2 keeps three layers in one parameter; each is told by itself."""
+    update = random_update(tiny_gpt2, "h.0.attn.c_attn.weight")
+    update["transformer.h.0.attn.c_attn.weight"][:, :64] = 0
+    evidence = GradientEvidence.of(tiny_gpt2, update)
+    assert evidence.linear(tiny_gpt2, Role.QUERY, 0) is None
+    assert evidence.linear(tiny_gpt2, Role.KEY, 0) is not None
+
+
+# Parts and copies
+
+
+def test_only_keeps_what_matches(tiny_gpt2):
+    evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2), num_texts=3)
+    part = evidence.only("h.0.attn", "wte")
+    assert set(part.gradients) == {name for name in evidence.gradients if "h.0.attn" in name or "wte" in name}
+    assert part.num_texts == 3
+    assert len(evidence.gradients) > len(part.gradients) > 0
+    part.check(tiny_gpt2)
+    assert evidence.only("nothing").gradients == {}
+
+
+def test_to_keeps_everything(tiny_gpt2):
+    evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2), num_texts=3, task=Task.NEXT_TOKEN)
+    moved = evidence.to("cpu")
+    assert dataclasses.replace(moved, gradients={}) == dataclasses.replace(evidence, gradients={})
+    assert all(torch.equal(moved.gradients[name], tensor) for name, tensor in evidence.gradients.items())
+
+
+def test_evidence_is_frozen(tiny_gpt2):
+    evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        evidence.num_texts = 3
+
+
+# On disk
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_round_trip(tiny, tmp_path, dtype):
+    update = {name: tensor.to(dtype) for name, tensor in random_update(tiny).items()}
+    before = GradientEvidence.of(
+        tiny, update, task=Task.CLASSIFICATION, num_texts=2, update=Update.DELTA, compute_dtype=dtype
+    )
+    after = load_evidence(before.save(tmp_path / "update.safetensors"))
+    assert dataclasses.replace(after, gradients={}) == dataclasses.replace(before, gradients={})
+    assert set(after.gradients) == set(before.gradients)
+    assert all(torch.equal(after.gradients[name], tensor) for name, tensor in before.gradients.items())
+    assert all(tensor.dtype == dtype for tensor in after.gradients.values())
+    after.check(tiny)
+
+
+def test_a_partial_update_comes_back_partial(tiny_gpt2, tmp_path):
+    before = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2, "h.1.mlp"))
+    after = load_evidence(before.save(tmp_path / "update.safetensors"))
+    assert set(after.gradients) == set(before.gradients)
+    assert (after.task, after.num_texts) == (None, None)
+
+
+def test_a_task_may_be_given_by_its_name(tiny_gpt2, tmp_path):
+    """As in `observe_gradients(task="classification")`; kept as text, it could not be saved later."""
+    evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2), task="classification")
+    assert evidence.task is Task.CLASSIFICATION
+    assert load_evidence(evidence.save(tmp_path / "update.safetensors")).task is Task.CLASSIFICATION

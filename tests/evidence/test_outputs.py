@@ -1,0 +1,179 @@
+"""Evidence of outputs: hidden states of a model, and one attention layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from unmask.errors import EvidenceError
+from unmask.evidence import AttentionEvidence, HiddenEvidence, load_evidence
+
+# Examples share a folder: each overwrites the file of the one before.
+quick = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def hidden(**changes: object) -> HiddenEvidence:
+    parts = {
+        "states": torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0)),
+        "mask": torch.tensor([[True] * 5, [True] * 3 + [False] * 2]),
+        "layer": 2,
+        "model_fingerprint": "0123456789abcdef",
+    }
+    return HiddenEvidence(**(parts | changes))
+
+
+def attention(**changes: object) -> AttentionEvidence:
+    parts = {"W": torch.eye(4), "V": torch.ones(4, 6), "output": torch.ones(3, 6)}
+    return AttentionEvidence(**(parts | changes))
+
+
+# Hidden states
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_hidden_states_come_back(tmp_path, dtype):
+    before = hidden(states=hidden().states.to(dtype))
+    after = load_evidence(before.save(tmp_path / "states.safetensors"))
+    assert type(after) is HiddenEvidence
+    assert torch.equal(after.states, before.states)
+    assert after.states.dtype == dtype
+    assert torch.equal(after.mask, before.mask)
+    assert after.mask.dtype == torch.bool
+    assert (after.layer, after.model_fingerprint) == (2, "0123456789abcdef")
+
+
+@quick
+@given(layer=st.integers(0, 200), fingerprint=st.text())
+def test_every_hidden_header_comes_back(tmp_path, layer, fingerprint):
+    before = hidden(layer=layer, model_fingerprint=fingerprint)
+    after = load_evidence(before.save(tmp_path / "states.safetensors"))
+    assert (after.layer, after.model_fingerprint) == (layer, fingerprint)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"states": torch.ones(5, 64)},
+        {"mask": torch.ones(2, 4, dtype=torch.bool)},
+        {"mask": torch.ones(10, dtype=torch.bool)},
+        {"mask": torch.tensor(True)},
+    ],
+)
+def test_hidden_states_of_a_wrong_shape_are_refused(changes):
+    with pytest.raises(EvidenceError, match=r"states must be \(batch, length, width\) and mask \(batch, length\), got"):
+        hidden(**changes)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_hidden_states_that_are_not_finite_are_refused(bad):
+    states = hidden().states
+    states[0, 0, 0] = bad
+    with pytest.raises(EvidenceError, match="'states' holds 1 of 640 values"):
+        hidden(states=states)
+
+
+def test_hidden_states_fit_their_model(tiny):
+    evidence = hidden(model_fingerprint=tiny.fingerprint())
+    evidence.check(tiny)
+    for layer in (0, tiny.num_blocks):
+        dataclasses.replace(evidence, layer=layer).check(tiny)
+
+
+def test_hidden_states_of_another_model_are_refused(tiny_gpt2, tiny_llama):
+    with pytest.raises(EvidenceError) as error:
+        hidden(model_fingerprint=tiny_gpt2.fingerprint()).check(tiny_llama)
+    assert tiny_gpt2.fingerprint()[:12] in str(error.value)
+    assert tiny_llama.fingerprint()[:12] in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [{"layer": 4}, {"layer": -1}, {"states": torch.ones(2, 5, 65)}])
+def test_hidden_states_of_a_layer_that_the_model_lacks_are_refused(tiny_gpt2, changes):
+    with pytest.raises(EvidenceError, match="do not fit a model of width 64 with 3 blocks"):
+        hidden(model_fingerprint=tiny_gpt2.fingerprint(), **changes).check(tiny_gpt2)
+
+
+# One attention layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_attention_layer_comes_back(tmp_path, dtype):
+    generator = torch.Generator().manual_seed(0)
+    W, V, output = (torch.randn(shape, dtype=dtype, generator=generator) for shape in [(4, 4), (4, 6), (3, 6)])
+    before = AttentionEvidence(W=W, V=V, output=output, causal=True, scale=0.5)
+    after = load_evidence(before.save(tmp_path / "attention.safetensors"))
+    assert type(after) is AttentionEvidence
+    assert all(torch.equal(getattr(after, name), getattr(before, name)) for name in ("W", "V", "output"))
+    assert (after.causal, after.scale) == (True, 0.5)
+
+
+@quick
+@given(causal=st.booleans(), scale=st.floats(allow_nan=False, allow_infinity=False))
+def test_every_attention_header_comes_back(tmp_path, causal, scale):
+    after = load_evidence(attention(causal=causal, scale=scale).save(tmp_path / "attention.safetensors"))
+    assert (after.causal, after.scale) == (causal, scale)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"W": torch.ones(4, 5)},
+        {"W": torch.ones(16)},
+        {"W": torch.tensor(1.0)},
+        {"V": torch.ones(5, 6)},
+        {"V": torch.tensor(1.0)},
+        {"V": torch.ones(4), "output": torch.ones(3)},
+        {"output": torch.ones(3, 5)},
+        {"output": torch.ones(6)},
+        {"output": torch.ones(2, 3, 6)},
+    ],
+    ids=lambda changes: ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in changes.items()),
+)
+def test_an_attention_layer_of_a_wrong_shape_is_refused(changes):
+    with pytest.raises(EvidenceError, match=r"expected W \(d, d\), V \(d, e\) and output \(n, e\), got"):
+        attention(**changes)
+
+
+@pytest.mark.parametrize("name", ["W", "V", "output"])
+def test_an_attention_layer_that_is_not_finite_is_refused(name):
+    tensor = getattr(attention(), name).clone()
+    tensor[0, 0] = float("nan")
+    with pytest.raises(EvidenceError, match=f"'{name}' holds 1 of {tensor.numel()} values"):
+        attention(**{name: tensor})
+
+
+# Damaged files
+
+
+@pytest.mark.parametrize("kind", ["hidden", "attention"])
+def test_a_file_without_its_tensors_is_refused(tmp_path, kind):
+    path = tmp_path / "e.safetensors"
+    header = {"format": 1, "kind": kind, "layer": 1, "model_fingerprint": "f", "causal": False, "scale": 1.0}
+    save_file({"other": torch.ones(2)}, path, metadata={"unmask": json.dumps(header)})
+    with pytest.raises(EvidenceError, match=f"evidence of kind '{kind}'.*make the evidence again"):
+        load_evidence(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("hidden", "layer", None),
+        ("hidden", "layer", "two"),
+        ("hidden", "layer", float("inf")),
+        ("attention", "scale", "large"),
+        ("attention", "scale", float("nan")),
+    ],
+)
+def test_a_damaged_header_is_refused(tmp_path, kind, field, value):
+    path = tmp_path / "e.safetensors"
+    header = {"format": 1, "kind": kind, "layer": 1, "model_fingerprint": "f", "causal": False, "scale": 1.0}
+    evidence = hidden() if kind == "hidden" else attention()
+    tensors = {name: part for name, part in vars(evidence).items() if isinstance(part, torch.Tensor)}
+    save_file(tensors, path, metadata={"unmask": json.dumps(header | {field: value})})
+    with pytest.raises(EvidenceError):
+        load_evidence(path)

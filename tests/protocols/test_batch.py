@@ -1,0 +1,138 @@
+"""Batches: padding on either side, masks, limits, and what a caller may get wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.tiny_models import NUM_POSITIONS, VOCAB
+
+from unmask.errors import InputError
+from unmask.protocols.batch import Batch, make_batch
+
+quick = settings(deadline=None, max_examples=50)
+texts = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10), min_size=1, max_size=5)
+sides = st.sampled_from(["left", "right"])
+
+
+@pytest.fixture(scope="module")
+def padded(tiny_gpt2):
+    """The padding token of the model, and a batch on each side."""
+    sequences = [[5, 6, 7], [8]]
+    return tiny_gpt2.pad_token, {
+        side: make_batch(tiny_gpt2, sequences, padding_side=side) for side in ("left", "right")
+    }
+
+
+def test_padding_on_the_right(padded):
+    pad, batches = padded
+    assert batches["right"].tokens.tolist() == [[5, 6, 7], [8, pad, pad]]
+    assert batches["right"].mask.tolist() == [[True, True, True], [True, False, False]]
+    assert batches["right"].last.tolist() == [2, 0]
+
+
+def test_padding_on_the_left(padded):
+    pad, batches = padded
+    assert batches["left"].tokens.tolist() == [[5, 6, 7], [pad, pad, 8]]
+    assert batches["left"].mask.tolist() == [[True, True, True], [False, False, True]]
+    assert batches["left"].last.tolist() == [2, 2]
+
+
+def test_types(padded):
+    for batch in padded[1].values():
+        assert batch.tokens.dtype == torch.int64
+        assert batch.mask.dtype == torch.bool
+
+
+@quick
+@given(texts=texts, side=sides)
+def test_the_mask_gives_the_texts_back(tiny_llama, texts, side):
+    batch = make_batch(tiny_llama, texts, padding_side=side)
+    assert batch.tokens.shape == batch.mask.shape == (len(texts), max(map(len, texts)))
+    rows = zip(batch.tokens, batch.mask, strict=True)
+    assert [tokens[mask].tolist() for tokens, mask in rows] == texts
+    assert (batch.tokens[~batch.mask] == tiny_llama.pad_token).all()
+
+
+@quick
+@given(texts=texts, side=sides)
+def test_last_is_the_last_real_token(tiny_llama, texts, side):
+    batch = make_batch(tiny_llama, texts, padding_side=side)
+    lasts = batch.tokens[torch.arange(len(texts)), batch.last]
+    assert lasts.tolist() == [text[-1] for text in texts]
+
+
+def test_last_of_a_mask_with_holes_is_the_rightmost():
+    mask = torch.tensor([[False, True, False, True, False]])
+    assert Batch(torch.zeros(1, 5, dtype=torch.long), mask).last.tolist() == [3]
+
+
+def test_texts_are_encoded_as_the_tokenizer_does(minilm):
+    sentences = ["hello there", "good morning, all of you"]
+    batch = make_batch(minilm, sentences)
+    expected = minilm.tokenizer(sentences, padding=True, return_tensors="pt")
+    assert torch.equal(batch.tokens, expected["input_ids"])
+    assert torch.equal(batch.mask, expected["attention_mask"].bool())
+
+
+def test_token_ids_may_be_tensors(tiny_gpt2):
+    batch = make_batch(tiny_gpt2, [torch.tensor([1, 2]), torch.tensor([3])])
+    assert batch.tokens[0].tolist() == [1, 2]
+
+
+# Lengths
+
+
+def test_long_texts_are_cut_at_the_end(tiny_gpt2):
+    batch = make_batch(tiny_gpt2, [list(range(9)), [1]], max_length=4)
+    assert batch.tokens[0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("max_length", [None, NUM_POSITIONS, 10 * NUM_POSITIONS])
+def test_no_text_is_longer_than_the_model_takes(tiny_gpt2, max_length):
+    batch = make_batch(tiny_gpt2, [[3] * (NUM_POSITIONS + 5)], max_length=max_length)
+    assert batch.tokens.shape == (1, NUM_POSITIONS)
+
+
+@pytest.mark.parametrize("max_length", [0, -1])
+def test_a_length_that_leaves_nothing_is_refused(tiny_gpt2, max_length):
+    """A negative limit would cut from the wrong end without a word."""
+    with pytest.raises(InputError, match="max_length"):
+        make_batch(tiny_gpt2, [[1, 2, 3]], max_length=max_length)
+
+
+# Callers' mistakes
+
+
+def test_an_empty_batch_is_refused(tiny_gpt2):
+    with pytest.raises(InputError, match="batch is empty: give at least one text"):
+        make_batch(tiny_gpt2, [])
+
+
+def test_an_empty_text_is_refused_by_its_number(tiny_gpt2):
+    with pytest.raises(InputError, match="text 1 has no tokens"):
+        make_batch(tiny_gpt2, [[1], []])
+
+
+@pytest.mark.parametrize("side", ["centre", "", None, "LEFT"])
+def test_an_unknown_padding_side_is_refused(tiny_gpt2, side):
+    with pytest.raises(InputError, match="padding_side must be 'left' or 'right'"):
+        make_batch(tiny_gpt2, [[1]], padding_side=side)
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 10**9])
+def test_tokens_outside_the_vocabulary_are_refused(tiny_gpt2, token):
+    with pytest.raises(InputError, match=f"token ids must lie in 0…{VOCAB - 1}, got"):
+        make_batch(tiny_gpt2, [[1, token]])
+
+
+def test_text_without_a_tokenizer_is_refused(tiny_gpt2):
+    with pytest.raises(InputError, match="without a tokenizer"):
+        make_batch(tiny_gpt2, ["hello"])
+
+
+def test_one_text_instead_of_a_list_is_refused(minilm):
+    """A string is a sequence of strings, so it would become a batch of single letters."""
+    with pytest.raises(InputError):
+        make_batch(minilm, "hello there")
