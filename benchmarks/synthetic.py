@@ -11,7 +11,7 @@ from unmask.models import Model, adapt
 def zipf_batch(
     num_texts: int, min_tokens: int, max_tokens: int, vocab_size: int, *, seed: int, first: int | None = None
 ) -> list[list[int]]:
-    """Texts whose tokens follow Zipf's law over a shuffled vocabulary; `first` is put in front of each (a BOS token)."""
+    """Texts whose tokens follow Zipf's law over a shuffled vocabulary; `first` (a BOS token) is put in front of each."""
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(vocab_size - 10, generator=generator) + 10
     weights = 1.0 / torch.arange(1, len(shuffled) + 1)
@@ -32,7 +32,7 @@ def gpt2_shape(num_blocks: int = 12, *, seed: int = 0, **changes: int) -> Model:
 
 
 def llama_2_7b_shape(num_blocks: int = 2, *, seed: int = 0, device: str = "cpu") -> Model:
-    """Llama-2-7B's width, heads and vocabulary with random weights and few blocks: the attack reads the first and last."""
+    """Llama-2-7B's width, heads and vocabulary with random weights; few blocks, as the attack reads first and last."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         hidden_size=4096,

@@ -4,7 +4,8 @@
     prefixes ← grown token by token at the cheapest layer whose gradient the update holds
     texts    ← where prefixes end, their last token and how often they occur, from the last block
 
-Limits: fewer distinct prefixes than the width d.
+Up to d distinct prefixes the test is exact from the start; beyond, the span of a wider layer is completed first
+(`beyond.py`).
 Source: DAGER, arXiv 2405.15586, with the deviations that each module states.
 """
 
@@ -15,17 +16,21 @@ from dataclasses import dataclass
 
 import torch
 
+from unmask.attacks.gradients.beyond import completed_site, dependencies, wide_site
 from unmask.attacks.gradients.candidates import find_candidates
 from unmask.attacks.gradients.endings import Ending, endings_of_classification, endings_of_next_token
-from unmask.attacks.gradients.node_rows import LastBlockRows, last_block_rows
-from unmask.attacks.gradients.prefix_search import PrefixSearch
-from unmask.attacks.gradients.sites import prefix_sites
+from unmask.attacks.gradients.node_rows import LastBlockRows, Node, is_repetition, last_block_rows, site_rows
+from unmask.attacks.gradients.prefix_search import Forest, PrefixSearch
+from unmask.attacks.gradients.sites import Site, prefix_sites
+from unmask.attacks.gradients.token_filter import Candidates
 from unmask.attacks.gradients.verdict import Findings, bag_of_words, no_result, verdict
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.recovery import RecoveredTexts, Recovery
+
+_TYPICAL_LENGTH = 16  # tokens a text, to guess how many texts a batch holds when nobody says
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,10 @@ class DecoderAttack:
         if bag.candidates is None:
             return no_result(bag.status, bag.reason, bag.used, started)
         site = next((site for site in prefix_sites(evidence, model) if not site.span.is_full), None)
+        wide = None
+        if site is None:
+            wide = wide_site(evidence, model)
+            site = self._complete(wide, evidence, model, bag.candidates, generator, progress)
         if site is None:
             return bag_of_words(bag.candidates, bag.used, _why_no_site(evidence, model), started)
         forest = PrefixSearch(
@@ -65,12 +74,36 @@ class DecoderAttack:
         ).run()
         if not forest.leaves:
             return bag_of_words(bag.candidates, bag.used, f"no prefix passed at the {site.name}", started)
+        doubtful = frozenset() if wide is None else self._unverified(model, forest, wide)
         rows = last_block_rows(model, forest, self.memory_budget_bytes)
         progress("reading endings", 0, 1)
         endings = self._endings(evidence, model, rows, generator)
         used = (*bag.used, *site.parameters, *([] if endings is None else [_last(model)]))
-        findings = Findings(model, bag.candidates, site, forest, endings, used, self.min_gap_decades)
+        findings = Findings(model, bag.candidates, site, forest, endings, used, self.min_gap_decades, doubtful)
         return verdict(evidence, findings, started)
+
+    def _complete(
+        self,
+        wide: Site | None,
+        evidence: GradientEvidence,
+        model: Model,
+        candidates: Candidates,
+        generator: torch.Generator,
+        progress: Progress,
+    ) -> Site | None:
+        """More tokens than the width: a wider layer, its span completed by prefixes that verify each other."""
+        if wide is None:
+            return None
+        num_texts = evidence.num_texts or max(1, wide.span.rank // _TYPICAL_LENGTH)
+        budget = self.memory_budget_bytes
+        return completed_site(wide, model, candidates, num_texts, budget, generator, progress)
+
+    def _unverified(self, model: Model, forest: Forest, wide: Site) -> frozenset[Node]:
+        """Prefixes of the final result that take part in no dependency with the others."""
+        nodes, rows = site_rows(model, forest, wide.rows, self.memory_budget_bytes)
+        own = [index for index, node in enumerate(nodes) if not is_repetition(model, node)]
+        verified = dependencies(rows[own], wide.span).verified
+        return frozenset(nodes[index] for index, holds in zip(own, verified.tolist(), strict=True) if not holds)
 
     def _endings(
         self, evidence: GradientEvidence, model: Model, rows: LastBlockRows, generator: torch.Generator

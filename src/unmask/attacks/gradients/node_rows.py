@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.gradients.prefix_search import Forest
+from unmask.attacks.gradients.sites import RowsOf
 from unmask.models.adapter import Model
 
 Node = tuple[int, tuple[int, ...]]
@@ -32,34 +34,60 @@ def is_repetition(model: Model, node: Node) -> bool:
 @torch.no_grad()
 def last_block_rows(model: Model, forest: Forest, memory_budget_bytes: int) -> LastBlockRows:
     """Send every leaf through the model and keep each prefix's rows once."""
+    nodes, (hidden, states) = _gather(model, forest, memory_budget_bytes, _last_block)
+    return LastBlockRows(nodes, hidden, states)
+
+
+@torch.no_grad()
+def site_rows(
+    model: Model, forest: Forest, rows_of: RowsOf, memory_budget_bytes: int
+) -> tuple[list[Node], Float[Tensor, "n f"]]:
+    """Every prefix's row at a layer that follows from block 0's attention."""
+
+    def forward(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor]:
+        states = model.embed(tokens, positions)
+        return (rows_of(model, states, model.mixed_values(0, states, positions, mask)),)
+
+    nodes, (rows,) = _gather(model, forest, memory_budget_bytes, forward)
+    return nodes, rows
+
+
+def _gather(
+    model: Model, forest: Forest, memory_budget_bytes: int, forward: Callable[..., tuple[Tensor, ...]]
+) -> tuple[list[Node], list[Tensor]]:
+    """What a forward pass over the leaves gives at every prefix, each prefix once."""
     nodes: list[Node] = []
     seen: set[Node] = set()
-    kept: list[tuple[Tensor, Tensor]] = []
+    kept: list[list[Tensor]] = []
     for leaves in _chunks(model, sorted(forest.leaves, key=lambda leaf: len(leaf[1])), memory_budget_bytes):
-        hidden, states = _forward(model, leaves)
+        outputs = forward(model, *_batch(model, leaves))
         where = []
-        for index, (offset, tokens) in enumerate(leaves):
+        for index, (start, tokens) in enumerate(leaves):
             for length in range(1, len(tokens) + 1):
-                node = offset, tokens[:length]
+                node = start, tokens[:length]
                 if node not in seen:
                     seen.add(node)
                     nodes.append(node)
                     where.append((index, length - 1))
         text, position = torch.tensor(where, device=model.device).reshape(-1, 2).T
-        kept.append((hidden[text, position], states[text, position]))
-    return LastBlockRows(nodes, torch.cat([hidden for hidden, _ in kept]), torch.cat([states for _, states in kept]))
+        kept.append([output[text, position] for output in outputs])
+    return nodes, [torch.cat(parts) for parts in zip(*kept, strict=True)]
 
 
-def _forward(model: Model, leaves: list[Node]) -> tuple[Tensor, Tensor]:
+def _batch(model: Model, leaves: list[Node]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, mask and positions of leaves, padded on the right."""
     length = max(len(tokens) for _, tokens in leaves)
     tokens = torch.zeros(len(leaves), length, dtype=torch.long)
     mask = torch.zeros(len(leaves), length, dtype=torch.bool)
     for row, (_, sequence) in enumerate(leaves):
         tokens[row, : len(sequence)] = torch.tensor(sequence)
         mask[row, : len(sequence)] = True
-    offsets = torch.tensor([offset for offset, _ in leaves])
-    positions = (offsets[:, None] + torch.arange(length)).clamp_max(model.max_positions - 1)
-    tokens, mask, positions = (part.to(model.device) for part in (tokens, mask, positions))
+    starts = torch.tensor([start for start, _ in leaves])
+    positions = (starts[:, None] + torch.arange(length)).clamp_max(model.max_positions - 1)
+    return tokens.to(model.device), mask.to(model.device), positions.to(model.device)
+
+
+def _last_block(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     last = model.num_blocks - 1
     stream = model.hidden_states(tokens, mask, num_blocks=last, positions=positions)[-1]
     attended = model.after_attention(last, stream, model.mixed_values(last, stream, positions, mask))

@@ -17,9 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
+from unmask.attacks.gradients.growth import Growth, Prefixes
 from unmask.attacks.gradients.sites import Site
 from unmask.attacks.gradients.token_filter import Candidates
 from unmask.attacks.progress import Progress
@@ -46,15 +47,6 @@ class Forest:
 
 
 @dataclass
-class _Prefixes:
-    """Prefixes of equal length, with their cached keys and values."""
-
-    tokens: Int[Tensor, "s i"]
-    keys: Float[Tensor, "s i g e"]
-    values: Float[Tensor, "s i g e"]
-
-
-@dataclass
 class PrefixSearch:
     """One search; settings first, then what it has seen so far."""
 
@@ -73,13 +65,14 @@ class PrefixSearch:
     @torch.no_grad()
     def run(self) -> Forest:
         """Grow from every position at which a text starts: 0, or later ones under left padding."""
-        width = self.site.span.width
-        null = self.site.span.probes(self.num_probes, self.generator)
-        whole = torch.randn(width, self.num_probes, generator=self.generator, dtype=torch.float64)
+        span = self.site.span
+        null = span.probes(self.num_probes, self.generator)
+        whole = torch.randn(span.width, self.num_probes, generator=self.generator, dtype=torch.float64)
         whole = whole.to(null) / self.num_probes**0.5  # ‖wholeᵀx‖ estimates ‖x‖
         self.probes = torch.cat([null, whole], dim=1).to(self.model.device, self.model.dtype)
-        for offset, starts in self._starts().items():
-            if not self._grow(offset, starts):
+        self.growth = Growth(self.model, self.site.rows, span.width, self.memory_budget_bytes)
+        for start, tokens in self._starts().items():
+            if not self._grow(self.growth.begin(tokens, start)):
                 return self._forest(overflow=True)
         return self._forest(overflow=False)
 
@@ -87,16 +80,14 @@ class PrefixSearch:
         return Forest(self.nodes, self.leaves, self.gap, self.num_tested, overflow)
 
     def _starts(self) -> dict[int, Tensor]:
-        """First tokens by position. A first token attends to itself alone, so its mixed value is its own value."""
-        positions = sorted(self.candidates.by_position)
+        """First tokens by position."""
         tested: dict[int, tuple[Tensor, Tensor]] = {}
-        for position in positions:
+        for position in sorted(self.candidates.by_position):
             tokens = self.candidates.at(position)
-            rows = self._first_rows(tokens, max(position, 0))
+            rows = self.growth.first_rows(tokens, max(position, 0))
             tested[max(position, 0)] = tokens, self.site.span.distance(rows)
             self.num_tested += len(tokens)
-        everything = torch.cat([distances for _, distances in tested.values()])
-        self.gap = widest_gap(everything, ceiling=_SHORTLIST)
+        self.gap = widest_gap(torch.cat([distances for _, distances in tested.values()]), ceiling=_SHORTLIST)
         starts = {}
         for position, (tokens, distances) in tested.items():
             keep = distances <= self.gap.threshold
@@ -106,31 +97,17 @@ class PrefixSearch:
                     self.nodes[position, (token,)] = distance
         return starts
 
-    def _first_rows(self, tokens: Tensor, position: int) -> Tensor:
-        states, (_, _, values) = self._block_0(tokens, position)
-        repeats = self.model.num_heads // self.model.num_key_value_heads
-        return self.site.rows(self.model, states, values.repeat_interleave(repeats, dim=1).flatten(1))
-
-    def _block_0(self, tokens: Tensor, position: int) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        positions = torch.full_like(tokens, position)
-        states = self.model.embed(tokens, positions)
-        rows = self.model.attention_input(0, states)
-        return states, self.model.queries_keys_values(0, rows, positions)
-
-    def _grow(self, offset: int, starts: Tensor) -> bool:
+    def _grow(self, alive: Prefixes) -> bool:
         """Extend until nothing passes; False if more passes than the span's rank can explain."""
-        _, (_, keys, values) = self._block_0(starts, offset)
-        alive = _Prefixes(starts[:, None], keys[:, None], values[:, None])
         idle = 0
-        while len(alive.tokens):
-            length = alive.tokens.shape[1]
-            parents, tokens, distances = self._extensions(alive, offset + length)
-            extended = self._extend(alive, parents, tokens, offset + length)
+        while len(alive):
+            parents, tokens, distances = self._extensions(alive)
+            extended = self.growth.extend(alive, parents, tokens)
             repetition = self._is_repetition(extended.tokens)
             for row, distance, repeated in zip(extended.tokens.tolist(), distances, repetition.tolist(), strict=True):
                 if not repeated:
-                    self.nodes[offset, tuple(row)] = distance
-            self._close(alive, parents[~repetition.to(parents.device)], offset)
+                    self.nodes[alive.start, tuple(row)] = distance
+            self._close(alive, parents[~repetition.to(parents.device)])
             idle = idle + 1 if bool(repetition.all()) else 0
             if idle > _REPETITION_PATIENCE or len(self.nodes) > 2 * self.site.span.rank + 2:
                 return idle > _REPETITION_PATIENCE
@@ -149,68 +126,33 @@ class PrefixSearch:
             return torch.zeros(len(tokens), dtype=torch.bool)
         return (tokens == tokens[:, :1]).all(1).cpu()
 
-    def _close(self, alive: _Prefixes, parents: Tensor, offset: int) -> None:
+    def _close(self, alive: Prefixes, parents: Tensor) -> None:
         """Prefixes that nothing extends are leaves; a repetition with a child becomes a prefix in its own right."""
         extended = set(parents.tolist())
         for index, row in enumerate(alive.tokens.tolist()):
-            key = offset, tuple(row)
+            key = alive.start, tuple(row)
             if index not in extended and key in self.nodes:
                 self.leaves.append(key)
             elif index in extended and key not in self.nodes:
                 for length in range(2, len(row) + 1):
-                    self.nodes.setdefault((offset, tuple(row[:length])), self.nodes[offset, (row[0],)])
+                    self.nodes.setdefault((alive.start, tuple(row[:length])), self.nodes[alive.start, (row[0],)])
 
-    def _extensions(self, alive: _Prefixes, position: int) -> tuple[Tensor, Tensor, list[float]]:
-        """Accepted (prefix, token) pairs at a position, with their float64 distances."""
-        tokens = self.candidates.at(position).to(self.model.device)
-        none = torch.zeros(0, dtype=torch.long, device=self.model.device)
-        if len(tokens) == 0 or position >= self.model.max_positions:
+    def _extensions(self, alive: Prefixes) -> tuple[Tensor, Tensor, list[float]]:
+        """Accepted (prefix, token) pairs, with their float64 distances."""
+        tokens = self.candidates.at(alive.next_position).to(self.model.device)
+        if len(tokens) == 0 or alive.next_position >= self.model.max_positions:
+            none = torch.zeros(0, dtype=torch.long, device=self.model.device)
             return none, none, []
-        states, heads = self._block_0(tokens, position)
         cut = min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected)
         pairs, distances = [], []
-        step = self._prefixes_at_once(len(tokens), alive.tokens.shape[1])
-        for begin in range(0, len(alive.tokens), step):
-            chunk = slice(begin, begin + step)
-            mixed = self._attend(heads, alive.keys[chunk], alive.values[chunk])
-            rows = self.site.rows(self.model, states.expand(len(mixed), -1, -1), mixed)
+        for begin, rows in self.growth.extension_rows(alive, tokens):
             projected = rows @ self.probes
             null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
             near = (null.norm(dim=-1) < cut * whole.norm(dim=-1)).nonzero()
             pairs.append(near + torch.tensor([begin, 0], device=near.device))
             distances.append(self.site.span.distance(rows[near[:, 0], near[:, 1]]))
-            self.num_tested += len(mixed) * len(tokens)
+            self.num_tested += len(rows) * len(tokens)
         found, far = torch.cat(pairs), torch.cat(distances)
         self.gap = self.gap.narrowed(far)
         keep = far <= self.gap.threshold
         return found[keep, 0], tokens[found[keep, 1]], far[keep].tolist()
-
-    def _prefixes_at_once(self, num_tokens: int, length: int) -> int:
-        scores = 3 * self.model.num_heads * (length + 1)
-        rows = 6 * self.site.span.width
-        return max(1, self.memory_budget_bytes // (4 * num_tokens * (scores + rows)))
-
-    def _attend(
-        self,
-        heads: tuple[Tensor, Tensor, Tensor],
-        keys: Float[Tensor, "s i g e"],
-        values: Float[Tensor, "s i g e"],
-    ) -> Float[Tensor, "s c o"]:
-        """Attention output of every candidate token behind every prefix; the token also attends to itself."""
-        queries, own_keys, own_values = heads
-        groups = self.model.num_key_value_heads
-        grouped = queries.unflatten(1, (groups, -1)) * self.model.scores_scale(0)
-        before = torch.einsum("cgre,sige->scgri", grouped, keys)
-        itself = torch.einsum("cgre,cge->cgr", grouped, own_keys).expand(len(keys), -1, -1, -1)
-        weights = torch.cat([before, itself[..., None]], dim=-1).softmax(-1)
-        mixed = torch.einsum("scgri,sige->scgre", weights[..., :-1], values)
-        mixed = mixed + weights[..., -1:] * own_values[:, :, None]
-        return mixed.flatten(2)
-
-    def _extend(self, alive: _Prefixes, parents: Tensor, tokens: Tensor, position: int) -> _Prefixes:
-        _, (_, keys, values) = self._block_0(tokens, position)
-        return _Prefixes(
-            torch.cat([alive.tokens[parents], tokens[:, None]], dim=1),
-            torch.cat([alive.keys[parents], keys[:, None]], dim=1),
-            torch.cat([alive.values[parents], values[:, None]], dim=1),
-        )

@@ -32,6 +32,7 @@ class Findings:
     endings: list[Ending] | None
     used: tuple[str, ...]
     min_gap_decades: float
+    doubtful: frozenset[Node] = frozenset()  # prefixes that the others do not verify, where that is the proof
 
     @property
     def num_distinct_rows(self) -> int:
@@ -104,10 +105,15 @@ def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText
     texts = []
     for ending in endings:
         tokens = ending.node[1]
-        certain = findings.is_clear and ending.residual <= EXPLAINED
+        certain = findings.is_clear and ending.residual <= EXPLAINED and not _doubtful(findings, ending.node)
         distance = _worst(findings.forest, ending.node)
         texts.append(RecoveredText(tokens, findings.model.decode(tokens), certain, distance, ending.count))
     return sorted(texts, key=lambda text: (not text.certain, text.residual))
+
+
+def _doubtful(findings: Findings, node: Node) -> bool:
+    start, tokens = node
+    return any((start, tokens[:length]) in findings.doubtful for length in range(1, len(tokens) + 1))
 
 
 def _worst(forest: Forest, node: Node) -> float:
@@ -144,7 +150,7 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
             "(a text that was missed, or padding that predicts)"
         )
     if num_certain < num_found:
-        problems.append(f"the last token of {num_found - num_certain} texts is not certain")
+        problems.append(f"{num_found - num_certain} others are a best effort: their last token or a prefix is in doubt")
     if evidence.num_texts is not None and num_found != evidence.num_texts:
         problems.append(
             f"{num_found} of {evidence.num_texts} texts were found; the others repeat these, or are too short to leave "

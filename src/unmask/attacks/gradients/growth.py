@@ -1,0 +1,111 @@
+"""Prefixes that grow over block 0, with cached keys and values: an extension costs one attention row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from unmask.attacks.gradients.sites import RowsOf
+from unmask.models.adapter import Model
+
+BlockZero = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]  # the stream, and its queries, keys and values
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Prefixes of equal length that start at one position, with the keys and values of block 0."""
+
+    start: int
+    tokens: Int[Tensor, "s i"]
+    keys: Float[Tensor, "s i g e"]
+    values: Float[Tensor, "s i g e"]
+
+    @property
+    def next_position(self) -> int:
+        """Where the next token stands."""
+        return self.start + self.tokens.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Rows of extended prefixes at one layer, in chunks that fit a memory budget."""
+
+    model: Model
+    rows_of: RowsOf
+    row_width: int
+    memory_budget_bytes: int
+
+    def begin(self, tokens: Int[Tensor, " s"], start: int) -> Prefixes:
+        """One-token prefixes."""
+        _, (_, keys, values) = self._block_0(tokens, start)
+        return Prefixes(start, tokens[:, None], keys[:, None], values[:, None])
+
+    def first_rows(self, tokens: Int[Tensor, " c"], start: int) -> Float[Tensor, "c f"]:
+        """Rows of one-token prefixes: a first token attends to itself alone, so its mixed value is its own."""
+        states, (_, _, values) = self._block_0(tokens, start)
+        repeats = self.model.num_heads // self.model.num_key_value_heads
+        return self.rows_of(self.model, states, values.repeat_interleave(repeats, dim=1).flatten(1))
+
+    def extension_rows(
+        self, prefixes: Prefixes, tokens: Int[Tensor, " c"]
+    ) -> Iterator[tuple[int, Float[Tensor, "s c f"]]]:
+        """Rows of every prefix extended by every token, as (index of the first prefix, rows) chunk by chunk."""
+        states, heads = self._block_0(tokens, prefixes.next_position)
+        step = self._prefixes_at_once(len(tokens), prefixes.tokens.shape[1])
+        for begin in range(0, len(prefixes), step):
+            chunk = slice(begin, begin + step)
+            mixed = self._attend(heads, prefixes.keys[chunk], prefixes.values[chunk])
+            yield begin, self.rows_of(self.model, states.expand(len(mixed), -1, -1), mixed)
+
+    def extend(self, prefixes: Prefixes, parents: Int[Tensor, " n"], tokens: Int[Tensor, " n"]) -> Prefixes:
+        """Longer prefixes: each parent with its token."""
+        _, (_, keys, values) = self._block_0(tokens, prefixes.next_position)
+        return Prefixes(
+            prefixes.start,
+            torch.cat([prefixes.tokens[parents], tokens[:, None]], dim=1),
+            torch.cat([prefixes.keys[parents], keys[:, None]], dim=1),
+            torch.cat([prefixes.values[parents], values[:, None]], dim=1),
+        )
+
+    def rows_of_prefixes(self, prefixes: Prefixes) -> Float[Tensor, "s f"]:
+        """The row of each prefix's last position."""
+        positions = torch.full_like(prefixes.tokens[:, -1], prefixes.next_position - 1)
+        states = self.model.embed(prefixes.tokens[:, -1], positions)
+        queries, _, _ = self.model.queries_keys_values(0, self.model.attention_input(0, states), positions)
+        everything = torch.ones(len(prefixes), 1, prefixes.tokens.shape[1], dtype=torch.bool, device=states.device)
+        mixed = self.model.mix(0, queries[:, None], prefixes.keys, prefixes.values, everything)[:, 0]
+        return self.rows_of(self.model, states, mixed)
+
+    def _block_0(self, tokens: Tensor, position: int) -> BlockZero:
+        positions = torch.full_like(tokens, position)
+        states = self.model.embed(tokens, positions)
+        rows = self.model.attention_input(0, states)
+        return states, self.model.queries_keys_values(0, rows, positions)
+
+    def _prefixes_at_once(self, num_tokens: int, length: int) -> int:
+        scores = 3 * self.model.num_heads * (length + 1)
+        rows = 4 * self.model.width + 3 * self.row_width
+        return max(1, self.memory_budget_bytes // (4 * num_tokens * (scores + rows)))
+
+    def _attend(
+        self,
+        heads: tuple[Tensor, Tensor, Tensor],
+        keys: Float[Tensor, "s i g e"],
+        values: Float[Tensor, "s i g e"],
+    ) -> Float[Tensor, "s c o"]:
+        """Attention output of every token behind every prefix; the token also attends to itself."""
+        queries, own_keys, own_values = heads
+        grouped = queries.unflatten(1, (self.model.num_key_value_heads, -1)) * self.model.scores_scale(0)
+        before = torch.einsum("cgre,sige->scgri", grouped, keys)
+        itself = torch.einsum("cgre,cge->cgr", grouped, own_keys).expand(len(keys), -1, -1, -1)
+        weights = torch.cat([before, itself[..., None]], dim=-1).softmax(-1)
+        mixed = torch.einsum("scgri,sige->scgre", weights[..., :-1], values)
+        mixed = mixed + weights[..., -1:] * own_values[:, :, None]
+        return mixed.flatten(2)
