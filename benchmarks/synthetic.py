@@ -11,7 +11,7 @@ from unmask.models import Model, adapt
 def zipf_batch(
     num_texts: int, min_tokens: int, max_tokens: int, vocab_size: int, *, seed: int, first: int | None = None
 ) -> list[list[int]]:
-    """Texts whose tokens follow Zipf's law over a shuffled vocabulary; `first` (a BOS token) is put in front of each."""
+    """Texts of Zipf-distributed tokens over a shuffled vocabulary; `first` (a BOS token) is put in front of each."""
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(vocab_size - 10, generator=generator) + 10
     weights = 1.0 / torch.arange(1, len(shuffled) + 1)

@@ -23,9 +23,10 @@ from unmask.shapes import Basis, Probes, Rows
 _GRAM_FLOOR = 3e-8
 # Directions above this fraction are taken from the first pass; the rest is decomposed again without them.
 _DEFLATION_CUT = 1e-4
-# A sketch of a third of the size costs about a third; it is believed only if this many of its directions stay unused.
-_SKETCH_SHARE = 3
+# Sketches of a fraction of the size are tried first; one is believed only if some of its directions stay unused.
+_SKETCH_SHARES = (12, 3)
 _OVERSAMPLING = 16
+_MIN_SKETCH = 48
 _ROUNDING = 1e-6  # float32 gradients: about ten roundings of the largest singular value
 _MIN_SKETCH = 64
 
@@ -98,11 +99,12 @@ def column_span(*gradients: Float[Tensor, "d m"], min_gap_decades: float = 1.0) 
     first token is exactly zero, and with grouped-query attention only the concatenation has enough columns.
     """
     stacked = _stack(gradients)
-    span = _sketched_span(stacked, min_gap_decades)
-    if span is None:
-        left, values = _left_singular(stacked)
-        span = _cut(left, values, min(stacked.shape), min_gap_decades)
-    return span
+    for share in _SKETCH_SHARES:
+        span = _sketched_span(stacked, min(stacked.shape) // share, min_gap_decades)
+        if span is not None:
+            return span
+    left, values = _left_singular(stacked)
+    return _cut(left, values, min(stacked.shape), min_gap_decades)
 
 
 def _cut(left: Tensor, values: Tensor, max_rank: int, min_gap_decades: float) -> Span:
@@ -112,15 +114,14 @@ def _cut(left: Tensor, values: Tensor, max_rank: int, min_gap_decades: float) ->
     return Span(left[:, :rank].contiguous(), values, max_rank, gap, floor)
 
 
-def _sketched_span(matrix: Float[Tensor, "d m"], min_gap_decades: float) -> Span | None:
-    """The same span from a random third of the column space, if its rank turns out to fit; else None.
+def _sketched_span(matrix: Float[Tensor, "d m"], k: int, min_gap_decades: float) -> Span | None:
+    """The same span from k random directions of the column space, if its rank turns out to fit; else None.
 
     Y = GΩ with Ω a Gaussian (m, k) matrix spans the column space of G if its rank is at most k; the spectrum of QᵀG, Q
     an orthonormal basis of Y, then shows the same fall as that of G. Believed only if some of its directions stay
     unused and the weakest is at rounding level: otherwise the true fall may come later, where a sketch cannot see it.
     Source: Halko, Martinsson, Tropp, arXiv 0909.4061, Algorithm 4.1.
     """
-    k = min(matrix.shape) // _SKETCH_SHARE
     if k < _MIN_SKETCH:
         return None
     generator = torch.Generator(device=matrix.device).manual_seed(0)

@@ -18,16 +18,21 @@ import torch
 
 from unmask.attacks.gradients.beyond import completed_site, dependencies, wide_site
 from unmask.attacks.gradients.candidates import find_candidates
-from unmask.attacks.gradients.endings import Ending, endings_of_classification, endings_of_next_token
-from unmask.attacks.gradients.node_rows import LastBlockRows, Node, is_repetition, last_block_rows, site_rows
-from unmask.attacks.gradients.prefix_search import Forest, PrefixSearch
+from unmask.attacks.gradients.endings import (
+    Ending,
+    endings_at_leaves,
+    endings_of_classification,
+    endings_of_next_token,
+    last_down_projection,
+)
+from unmask.attacks.gradients.node_rows import last_block_rows, site_rows
+from unmask.attacks.gradients.prefix_search import Forest, Node, PrefixSearch, is_repetition
 from unmask.attacks.gradients.sites import Site, prefix_sites
 from unmask.attacks.gradients.token_filter import Candidates
 from unmask.attacks.gradients.verdict import Findings, bag_of_words, no_result, verdict
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
-from unmask.models.linear import Role
 from unmask.recovery import RecoveredTexts, Recovery
 
 _TYPICAL_LENGTH = 16  # tokens a text, to guess how many texts a batch holds when nobody says
@@ -75,10 +80,9 @@ class DecoderAttack:
         if not forest.leaves:
             return bag_of_words(bag.candidates, bag.used, f"no prefix passed at the {site.name}", started)
         doubtful = frozenset() if wide is None else self._unverified(model, forest, wide)
-        rows = last_block_rows(model, forest, self.memory_budget_bytes)
         progress("reading endings", 0, 1)
-        endings = self._endings(evidence, model, rows, generator)
-        used = (*bag.used, *site.parameters, *([] if endings is None else [_last(model)]))
+        endings, read = self._endings(evidence, model, site, forest, generator)
+        used = (*bag.used, *site.parameters, *read)
         findings = Findings(model, bag.candidates, site, forest, endings, used, self.min_gap_decades, doubtful)
         return verdict(evidence, findings, started)
 
@@ -106,21 +110,19 @@ class DecoderAttack:
         return frozenset(nodes[index] for index, holds in zip(own, verified.tolist(), strict=True) if not holds)
 
     def _endings(
-        self, evidence: GradientEvidence, model: Model, rows: LastBlockRows, generator: torch.Generator
-    ) -> list[Ending] | None:
-        """Texts with their last tokens; None if the update does not hold what tells."""
-        gradient = evidence.linear(model, Role.MLP_OUT, model.num_blocks - 1)
-        if gradient is None or len(rows.nodes) > rows.hidden.shape[1]:
-            return None
-        if evidence.task is Task.CLASSIFICATION or model.unembedding is None:
-            return endings_of_classification(model, rows, gradient)
-        return endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes)
-
-
-def _last(model: Model) -> str:
-    layer = model.linear(Role.MLP_OUT, model.num_blocks - 1)
-    assert layer is not None  # every family has a down projection
-    return layer.parameter
+        self, evidence: GradientEvidence, model: Model, site: Site, forest: Forest, generator: torch.Generator
+    ) -> tuple[list[Ending] | None, tuple[str, ...]]:
+        """Texts with their last tokens, and the tensors that told; None if the update does not hold what tells."""
+        classified = evidence.task is Task.CLASSIFICATION or model.unembedding is None
+        if classified and evidence.num_texts == len(forest.leaves) and forest.explains(site.span.rank, model):
+            return endings_at_leaves(model, forest.leaves), ()  # as many leaves as texts: every text ends at one
+        gradient, layer = last_down_projection(evidence, model)
+        if gradient is None or len(forest.nodes) > gradient.shape[0]:
+            return None, ()
+        rows = last_block_rows(model, forest, self.memory_budget_bytes)
+        if classified:
+            return endings_of_classification(model, rows, gradient), (layer,)
+        return endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes), (layer,)
 
 
 def _why_no_site(evidence: GradientEvidence, model: Model) -> str:

@@ -20,17 +20,20 @@ Source: DESIGN of this project; DAGER (arXiv 2405.15586) leaves the last token o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.node_rows import LastBlockRows, Node, is_repetition
+from unmask.attacks.gradients.node_rows import LastBlockRows
+from unmask.attacks.gradients.prefix_search import Node, is_repetition
+from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import widest_gap
 from unmask.linalg.subspace import column_span
 from unmask.models.adapter import Model
+from unmask.models.linear import Role
 
 _SKETCH = 32  # random directions that rank all labels of the vocabulary before a few are tested exactly
 _FINALISTS = 8
@@ -56,6 +59,20 @@ class _Labels:
 
     weights: dict[int, float]
     residual: float
+
+
+def last_down_projection(evidence: GradientEvidence, model: Model) -> tuple[Float[Tensor, "f d"] | None, str]:
+    """The gradient that tells endings, if the update holds it, and its name."""
+    last = model.num_blocks - 1
+    layer = model.linear(Role.MLP_OUT, last)
+    assert layer is not None  # every family has a down projection
+    return evidence.linear(model, Role.MLP_OUT, last), layer.parameter
+
+
+def endings_at_leaves(model: Model, leaves: Sequence[Node]) -> list[Ending]:
+    """One text for every leaf. A text of one token may be that token repeated where positions are relative."""
+    single = 0.0 if model.learned_positions else float("inf")
+    return [Ending(leaf, 1, single if len(leaf[1]) == 1 else 0.0) for leaf in leaves]
 
 
 @torch.no_grad()

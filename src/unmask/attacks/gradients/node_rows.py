@@ -9,11 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.gradients.prefix_search import Forest
+from unmask.attacks.gradients.prefix_search import Forest, Node
 from unmask.attacks.gradients.sites import RowsOf
 from unmask.models.adapter import Model
-
-Node = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -23,12 +21,6 @@ class LastBlockRows:
     nodes: list[Node]
     hidden: Float[Tensor, "n f"]
     states: Float[Tensor, "n d"]
-
-
-def is_repetition(model: Model, node: Node) -> bool:
-    """Whether a prefix 't t … t' of a model without absolute positions has the very rows of 't', at every layer."""
-    tokens = node[1]
-    return not model.learned_positions and len(tokens) > 1 and len(set(tokens)) == 1
 
 
 @torch.no_grad()

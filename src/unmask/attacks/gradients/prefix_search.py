@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from unmask.attacks.gradients.growth import Growth, Prefixes
@@ -31,19 +30,36 @@ from unmask.models.adapter import Model
 _SHORTLIST = 0.1
 # Probes estimate a distance up to a factor: one that seems more than this far above the gap cannot narrow it.
 _ESTIMATE_MARGIN = 2.0
-# How long a prefix that only repeats its first token is carried while nothing else grows (see `_is_repetition`).
+# How long a prefix that only repeats its first token is carried while nothing else grows (see `_close`).
 _REPETITION_PATIENCE = 8
+
+
+Node = tuple[int, tuple[int, ...]]  # a prefix: where it starts, and its tokens
 
 
 @dataclass(frozen=True)
 class Forest:
-    """All accepted prefixes. `nodes` maps a prefix (start position, tokens) to its distance; leaves end a branch."""
+    """All accepted prefixes. `nodes` maps a prefix to its distance; leaves end a branch."""
 
-    nodes: dict[tuple[int, tuple[int, ...]], float]
-    leaves: list[tuple[int, tuple[int, ...]]]
+    nodes: dict[Node, float]
+    leaves: list[Node]
     gap: Gap
     num_tested: int
     overflow: bool = False  # more prefixes passed than the rank allows: the test does not separate
+
+    def num_rows(self, model: Model) -> int:
+        """Prefixes with a row of their own."""
+        return sum(not is_repetition(model, node) for node in self.nodes)
+
+    def explains(self, rank: int, model: Model) -> bool:
+        """Whether the prefixes account for every direction of a gradient: then nothing that left a trace is missing."""
+        return not self.overflow and self.num_rows(model) == rank
+
+
+def is_repetition(model: Model, node: Node) -> bool:
+    """Whether a prefix 't t … t' of a model without absolute positions has the very rows of 't', at every layer."""
+    tokens = node[1]
+    return not model.learned_positions and len(tokens) > 1 and len(set(tokens)) == 1
 
 
 @dataclass
@@ -59,8 +75,8 @@ class PrefixSearch:
     progress: Progress
     gap: Gap = field(default_factory=lambda: Gap(0.0, _SHORTLIST))
     num_tested: int = 0
-    nodes: dict[tuple[int, tuple[int, ...]], float] = field(default_factory=dict)
-    leaves: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    nodes: dict[Node, float] = field(default_factory=dict)
+    leaves: list[Node] = field(default_factory=list)
 
     @torch.no_grad()
     def run(self) -> Forest:
@@ -103,32 +119,23 @@ class PrefixSearch:
         while len(alive):
             parents, tokens, distances = self._extensions(alive)
             extended = self.growth.extend(alive, parents, tokens)
-            repetition = self._is_repetition(extended.tokens)
-            for row, distance, repeated in zip(extended.tokens.tolist(), distances, repetition.tolist(), strict=True):
-                if not repeated:
-                    self.nodes[alive.start, tuple(row)] = distance
-            self._close(alive, parents[~repetition.to(parents.device)])
-            idle = idle + 1 if bool(repetition.all()) else 0
+            children = [(alive.start, tuple(row)) for row in extended.tokens.tolist()]
+            own = [not is_repetition(self.model, child) for child in children]
+            self.nodes.update((child, d) for child, d, is_own in zip(children, distances, own, strict=True) if is_own)
+            self._close(alive, {parent for parent, is_own in zip(parents.tolist(), own, strict=True) if is_own})
+            idle = 0 if any(own) else idle + 1
             if idle > _REPETITION_PATIENCE or len(self.nodes) > 2 * self.site.span.rank + 2:
                 return idle > _REPETITION_PATIENCE
             self.progress("growing prefixes", len(self.nodes), self.site.span.rank)
             alive = extended
         return True
 
-    def _is_repetition(self, tokens: Int[Tensor, "s i"]) -> Tensor:
-        """Prefixes 't t … t' of a model without absolute positions.
+    def _close(self, alive: Prefixes, extended: set[int]) -> None:
+        """Prefixes that nothing extends are leaves; a repetition with a child becomes a prefix in its own right.
 
-        Their values are all equal, so every position has the very row of the single token, at every layer: no test
-        can tell how often t stands there until another token follows. They are carried along, and count as prefixes
-        only once something else was accepted behind them.
+        The values of 't t … t' are all equal, so without absolute positions every position has the very row of 't':
+        no test can tell how often t stands there until another token follows. Such prefixes are carried along.
         """
-        if self.model.learned_positions:
-            return torch.zeros(len(tokens), dtype=torch.bool)
-        return (tokens == tokens[:, :1]).all(1).cpu()
-
-    def _close(self, alive: Prefixes, parents: Tensor) -> None:
-        """Prefixes that nothing extends are leaves; a repetition with a child becomes a prefix in its own right."""
-        extended = set(parents.tolist())
         for index, row in enumerate(alive.tokens.tolist()):
             key = alive.start, tuple(row)
             if index not in extended and key in self.nodes:

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unmask.attacks.gradients.endings import EXPLAINED, Ending
-from unmask.attacks.gradients.node_rows import Node, is_repetition
-from unmask.attacks.gradients.prefix_search import Forest
+from unmask.attacks.gradients.prefix_search import Forest, Node
 from unmask.attacks.gradients.sites import Site
 from unmask.attacks.gradients.token_filter import Candidates
 from unmask.evidence.gradients import GradientEvidence, Task
@@ -36,13 +35,13 @@ class Findings:
 
     @property
     def num_distinct_rows(self) -> int:
-        """Prefixes with a row of their own; 't t … t' of a model without absolute positions shares that of 't'."""
-        return sum(not is_repetition(self.model, node) for node in self.forest.nodes)
+        """Prefixes with a row of their own."""
+        return self.forest.num_rows(self.model)
 
     @property
     def is_complete(self) -> bool:
         """Whether the prefixes explain the whole rank of the site's gradient."""
-        return not self.forest.overflow and self.num_distinct_rows == self.site.span.rank
+        return self.forest.explains(self.site.span.rank, self.model)
 
     @property
     def is_clear(self) -> bool:

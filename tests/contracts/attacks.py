@@ -1,0 +1,75 @@
+"""The one table of all attacks: what each is run on in the contracts. A new attack gets a row here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from unmask.attacks.gradients.bag_of_words import BagOfWordsAttack
+from unmask.attacks.gradients.dager import Dager
+from unmask.attacks.gradients.decoder import DecoderAttack
+from unmask.evidence import GradientEvidence
+from unmask.models import Model
+from unmask.protocols import observe_gradients
+from unmask.recovery import Status
+
+Texts = tuple[tuple[int, ...], ...] | tuple[str, ...]
+
+# Different lengths, a repeated token, two texts with a common beginning.
+BATCH = ((5, 17, 99, 17, 250), (400, 3, 8, 21), (44, 45, 46, 47, 48, 49, 50, 51), (400, 3, 8, 9, 11))
+START, END = 1, 2
+STARTED = tuple((START, *text) for text in BATCH)
+FRAMED = ((START, 17, 99, 250, END), (START, 400, 3, 8, 21, END))
+SENTENCES = ("The spare key lies under the pot.", "The biopsy was positive.")
+
+# Real updates are large; these parts are what an attack on a decoder can use, and 18 MB instead of 540.
+ENDS_OF_SMOLLM2 = ("layers.0.", "layers.29.mlp.down_proj")
+
+
+@dataclass(frozen=True)
+class Row:
+    """An attack with the model and the batch it is run on, and how it must end there.
+
+    `keep`: parts of parameter names; all others are left out of the update.
+    """
+
+    name: str
+    attack: Any
+    recipe: str
+    task: str
+    texts: Texts
+    status: Status
+    keep: tuple[str, ...] | None = None
+
+    def observe(self, model: Model) -> GradientEvidence:
+        """What the adversary sees of a client that starts from `model`."""
+        keep = None if self.keep is None else list(self.keep)
+        return observe_gradients(model, list(self.texts), task=self.task, parameters=keep)
+
+    def secret(self, model: Model) -> list[tuple[int, ...]]:
+        """The batch as tokens."""
+        return [tuple(model.encode(text) if isinstance(text, str) else text) for text in self.texts]
+
+
+WHOLE, PART = Status.RECOVERED, Status.PARTIAL
+NEXT, CLASS = "next_token", "classification"
+# Block 0 without the embeddings, so that tokens must come from a span.
+SPAN_OF_GPT2, SPAN_OF_BERT = ("h.0.",), ("encoder.layer.0.attention.self",)
+
+ROWS = (
+    Row("decoder, gpt2, next token", DecoderAttack(), "tiny_gpt2", NEXT, BATCH, WHOLE),
+    Row("decoder, gpt2, classification", DecoderAttack(), "tiny_gpt2", CLASS, BATCH, WHOLE),
+    Row("decoder, gpt2, block 0 alone", DecoderAttack(), "tiny_gpt2", NEXT, BATCH, PART, SPAN_OF_GPT2),
+    Row("decoder, llama, next token", DecoderAttack(), "tiny_llama", NEXT, BATCH, WHOLE),
+    Row("decoder, llama, classification", DecoderAttack(), "tiny_llama", CLASS, BATCH, WHOLE),
+    Row("decoder, smollm2", DecoderAttack(), "smollm2", NEXT, SENTENCES, WHOLE, ENDS_OF_SMOLLM2),
+    Row("bag of words, gpt2, span", BagOfWordsAttack(), "tiny_gpt2", NEXT, BATCH, PART, SPAN_OF_GPT2),
+    Row("bag of words, bert, rows", BagOfWordsAttack(), "tiny_bert", CLASS, BATCH, PART),
+    Row("bag of words, bert, span", BagOfWordsAttack(), "tiny_bert", CLASS, BATCH, PART, SPAN_OF_BERT),
+    Row("bag of words, minilm, rows", BagOfWordsAttack(), "minilm", CLASS, SENTENCES, PART, ("word_embeddings",)),
+    Row("bag of words, minilm, span", BagOfWordsAttack(), "minilm", CLASS, SENTENCES, PART, SPAN_OF_BERT),
+    Row("dager, gpt2, next token", Dager(), "tiny_gpt2", NEXT, BATCH, PART),
+    Row("dager, gpt2, classification", Dager(), "tiny_gpt2", CLASS, BATCH, WHOLE),
+    Row("dager, llama", Dager(start_token=START), "tiny_llama", CLASS, STARTED, WHOLE),
+    Row("dager, bert", Dager(start_token=START, end_tokens=(END,)), "tiny_bert", CLASS, FRAMED, WHOLE),
+)

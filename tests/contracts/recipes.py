@@ -1,0 +1,36 @@
+"""Models by name, so that a process that knows nothing else can make them again."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from tests.tiny_models import bert_config, gpt2_config, llama_sizes, random_model
+
+import unmask
+from unmask.models import Model, adapt
+
+REAL = {"smollm2": "smollm2-135m", "minilm": "minilm-l6"}  # fixtures of conftest.py → names of the catalogue
+
+
+def make_model(recipe: str) -> Model:
+    """The model of a recipe; the recipe is also the name of a fixture in conftest.py."""
+    match recipe:
+        case "tiny_gpt2":
+            return adapt(random_model(transformers.GPT2LMHeadModel, gpt2_config()))
+        case "tiny_llama":
+            return adapt(random_model(transformers.LlamaForCausalLM, transformers.LlamaConfig(**llama_sizes())))
+        case "tiny_bert":
+            return adapt(random_model(transformers.BertForMaskedLM, bert_config()))
+        case _:
+            return unmask.load_model(REAL[recipe])
+
+
+def stranger(model: Model, seed: int) -> Model:
+    """Another random model of the same shape: every parameter is noise of the same mean and deviation."""
+    twin = model.to()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for _, parameter in twin.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(parameter.mean() + parameter.std(correction=0) * noise)
+    return twin
