@@ -25,6 +25,8 @@ _GRAM_FLOOR = 3e-8
 _DEFLATION_CUT = 1e-4
 # Sketches of a fraction of the size are tried first; one is believed only if some of its directions stay unused.
 _SKETCH_SHARES = (12, 3)
+_BALANCING_STEPS = 8
+_COARSE = 1e-4  # float types with larger rounding leave no gap in the spectrum
 _OVERSAMPLING = 16
 _MIN_SKETCH = 48
 _ROUNDING = 1e-6  # float32 gradients: about ten roundings of the largest singular value
@@ -37,7 +39,8 @@ class Span:
 
     `max_rank` is the highest rank that the gradient could have shown, by its shape. `gap_decades` is log₁₀ of the ratio
     between the last kept and the first dropped singular value; `noise_floor` is the first dropped one, relative to the
-    largest: what the evidence's own precision leaves of a zero.
+    largest: what the evidence's own precision leaves of a zero. With a `row_scale` D the basis is that of D·G, and D·x
+    is what is measured.
     """
 
     basis: Basis
@@ -45,6 +48,7 @@ class Span:
     max_rank: int
     gap_decades: float
     noise_floor: float
+    row_scale: Float[Tensor, " d"] | None = None
 
     @property
     def rank(self) -> int:
@@ -63,10 +67,15 @@ class Span:
 
     def distance(self, rows: Rows) -> Float[Tensor, " n"]:
         """Relative distance ‖x − UUᵀx‖ / ‖x‖ of each row, in float64. Zero rows are at distance 1."""
-        x = rows.to(self.basis.dtype)
+        x = self.measured(rows)
         residual = x - (x @ self.basis) @ self.basis.T
         norms = x.norm(dim=-1)
         return torch.where(norms > 0, residual.norm(dim=-1) / norms, torch.ones_like(norms))
+
+    def measured(self, rows: Rows) -> Rows:
+        """What distances are taken of: the rows in float64, scaled as the basis is."""
+        x = rows.to(self.basis.dtype)
+        return x if self.row_scale is None else x * self.row_scale
 
     def probes(self, num_probes: int, generator: torch.Generator) -> Probes:
         """Random directions of the orthogonal complement, scaled so that ‖probesᵀx‖ estimates ‖x − UUᵀx‖.
@@ -85,7 +94,7 @@ class Span:
         for _ in range(2):  # twice is enough (Kahan): what the first projection leaves by rounding, the second takes
             noise = noise - self.basis @ (self.basis.T @ noise)
         orthonormal, _ = torch.linalg.qr(noise)
-        return orthonormal * (codimension / num_probes) ** 0.5
+        return self.measured((orthonormal * (codimension / num_probes) ** 0.5).T).T.contiguous()
 
 
 def column_span(*gradients: Float[Tensor, "d m"], min_gap_decades: float = 1.0) -> Span:
@@ -99,12 +108,41 @@ def column_span(*gradients: Float[Tensor, "d m"], min_gap_decades: float = 1.0) 
     first token is exactly zero, and with grouped-query attention only the concatenation has enough columns.
     """
     stacked = _stack(gradients)
+    if torch.finfo(gradients[0].dtype).eps > _COARSE:
+        return _span_above_rounding(stacked, torch.finfo(gradients[0].dtype).eps)
     for share in _SKETCH_SHARES:
         span = _sketched_span(stacked, min(stacked.shape) // share, min_gap_decades)
         if span is not None:
             return span
     left, values = _left_singular(stacked)
     return _cut(left, values, min(stacked.shape), min_gap_decades)
+
+
+def _span_above_rounding(matrix: Float[Tensor, "d m"], eps: float) -> Span:
+    """Of a gradient that was rounded to few digits: the directions that its rounding cannot have made.
+
+    Rounding adds E with entries of standard deviation c·|G|, c ≈ 0.72·ε/√12 (mean over mantissas). Rows and columns are
+    first scaled to equal norms, which balances E too; then ‖E‖ ≤ c·(row norm + column norm) up to a factor near 1
+    (Bandeira, van Handel, arXiv 1408.6185), and the rank is the number of singular values above. Scaling columns leaves
+    the span alone, scaling rows is undone by scaling every tested vector alike. No fall of the spectrum is asked for.
+    """
+    balanced, scale = _balanced(matrix)
+    left, values = _left_singular(balanced)
+    edge = 0.72 * eps / 12**0.5 * float(balanced.norm(dim=1).max() + balanced.norm(dim=0).max())
+    rank = int((values > edge).sum())
+    gap = float((values[rank - 1] / values[rank]).log10()) if 0 < rank < len(values) else 0.0
+    return Span(left[:, :rank].contiguous(), values, min(matrix.shape), gap, edge / float(values[0]), scale)
+
+
+def _balanced(matrix: Float[Tensor, "d m"]) -> tuple[Float[Tensor, "d m"], Float[Tensor, " d"]]:
+    """D·G·C with rows and columns of equal norms (Sinkhorn's iteration on squares), and D."""
+    scale = torch.ones_like(matrix[:, 0])
+    for _ in range(_BALANCING_STEPS):
+        columns = matrix.norm(dim=0)
+        matrix = matrix[:, columns > 0] / columns[columns > 0]
+        rows = matrix.norm(dim=1).clamp_min(1e-300) * (len(matrix) / matrix.shape[1]) ** 0.5
+        matrix, scale = matrix / rows[:, None], scale / rows
+    return matrix, scale
 
 
 def _cut(left: Tensor, values: Tensor, max_rank: int, min_gap_decades: float) -> Span:

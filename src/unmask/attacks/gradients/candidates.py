@@ -10,9 +10,12 @@ from unmask.attacks.gradients.embedding_rows import positions_from_rows, tokens_
 from unmask.attacks.gradients.sites import first_input_site
 from unmask.attacks.gradients.token_filter import Candidates, filter_tokens
 from unmask.evidence.gradients import GradientEvidence
-from unmask.linalg.gap import Gap
+from unmask.linalg.gap import FLOAT32_FLOOR, Gap
 from unmask.models.adapter import Model
 from unmask.recovery import Status
+
+_ROUNDINGS = 4.0
+_COARSE_GAP_DECADES = 0.15
 
 
 @dataclass(frozen=True)
@@ -48,16 +51,26 @@ def find_candidates(
         return BagOfWords(None, site.parameters, Status.NOTHING_FOUND, "the gradients of block 0 are zero")
     if site.span.is_full:
         return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, _full(site.span.width, site.span.gap_decades))
-    candidates = filter_tokens(model, site.span, num_probes=num_probes, generator=generator)
-    if candidates.gap.decades < min_gap_decades or not candidates.tokens:
+    floor, needed = _precision(evidence, min_gap_decades)
+    candidates = filter_tokens(model, site.span, num_probes=num_probes, generator=generator, floor=floor)
+    if candidates.gap.decades < needed or not candidates.tokens:
         return BagOfWords(
             None,
             site.parameters,
             Status.NOTHING_FOUND,
             f"no token's vector stands out: the span test's distances have a gap of only {candidates.gap.decades:.1f} "
-            f"decades where {min_gap_decades:.1f} are asked for; the update may be noisy or of other weights",
+            f"decades where {needed:.1f} are asked for; the update may be noisy or of other weights",
         )
     return BagOfWords(candidates, site.parameters)
+
+
+def _precision(evidence: GradientEvidence, min_gap_decades: float) -> tuple[float, float]:
+    """The distance that the client's rounding leaves of a zero, and how wide a gap must then be.
+
+    In bfloat16 a true vector is some roundings (2⁻⁸) away from the span, a wrong one about 0.2: no room for more.
+    """
+    eps = torch.finfo(evidence.compute_dtype).eps
+    return (_ROUNDINGS * eps, _COARSE_GAP_DECADES) if eps > 1e-4 else (FLOAT32_FLOOR, min_gap_decades)
 
 
 def _list(positions: torch.Tensor | None, model: Model) -> list[int]:

@@ -81,7 +81,8 @@ class DecoderAttack:
             return bag_of_words(bag.candidates, bag.used, f"no prefix passed at the {site.name}", started)
         doubtful = frozenset() if wide is None else self._unverified(model, forest, wide)
         progress("reading endings", 0, 1)
-        endings, read = self._endings(evidence, model, site, forest, generator)
+        clear = not forest.overflow and forest.gap.decades >= self.min_gap_decades
+        endings, read = self._endings(evidence, model, site, forest, generator) if clear else (None, ())
         used = (*bag.used, *site.parameters, *read)
         findings = Findings(model, bag.candidates, site, forest, endings, used, self.min_gap_decades, doubtful)
         return verdict(evidence, findings, started)

@@ -84,7 +84,7 @@ class PrefixSearch:
         span = self.site.span
         null = span.probes(self.num_probes, self.generator)
         whole = torch.randn(span.width, self.num_probes, generator=self.generator, dtype=torch.float64)
-        whole = whole.to(null) / self.num_probes**0.5  # ‖wholeᵀx‖ estimates ‖x‖
+        whole = span.measured(whole.to(null).T).T / self.num_probes**0.5  # ‖wholeᵀx‖ estimates ‖x‖ as it is measured
         self.probes = torch.cat([null, whole], dim=1).to(self.model.device, self.model.dtype)
         self.growth = Growth(self.model, self.site.rows, span.width, self.memory_budget_bytes)
         for start, tokens in self._starts().items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.linalg.gap import Gap, widest_gap
+from unmask.linalg.gap import FLOAT32_FLOOR, Gap, widest_gap
 from unmask.linalg.subspace import Span
 from unmask.models.adapter import Model
 
@@ -37,7 +37,9 @@ class Candidates:
 
 
 @torch.no_grad()
-def filter_tokens(model: Model, span: Span, *, num_probes: int, generator: torch.Generator) -> Candidates:
+def filter_tokens(
+    model: Model, span: Span, *, num_probes: int, generator: torch.Generator, floor: float = FLOAT32_FLOOR
+) -> Candidates:
     """All tokens whose block-0 input lies in `span`, for every position where positions are learned.
 
     Rotary models have one vector a token. With learned positions the pairs (token, position) are tested position by
@@ -53,7 +55,7 @@ def filter_tokens(model: Model, span: Span, *, num_probes: int, generator: torch
     gap: Gap | None = None
     for position, projected in zip(positions, model.project_first_inputs(probes, positions), strict=True):
         tokens, distances, ceiling = _shortlist(model, span, projected, position)
-        gap = widest_gap(distances, ceiling) if gap is None else gap.narrowed(distances)
+        gap = widest_gap(distances, ceiling, floor) if gap is None else gap.narrowed(distances)
         if not bool((distances <= gap.threshold).any()):
             break
         shortlists[position] = tokens, distances

@@ -1,0 +1,166 @@
+"""The benchmark of the paper's tables, on a tiny GPT-2 and three sentences of our own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tests.tiny_models import gpt2_config, random_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "paper_tables.py"
+SENTENCES = (
+    ("the grey cat sleeps under the old table", 1),
+    ("a train leaves at nine every morning", 0),
+    ("we walked home along the quiet river", 1),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that share tensors this small only wait for one another, on a busy machine for seconds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))  # it imports its neighbour `synthetic`
+    spec = importlib.util.spec_from_file_location("paper_tables", BENCHMARK)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(importlib.sys.modules, "paper_tables", module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer of whole words, and a data set."""
+    folder = tmp_path_factory.mktemp("tiny")
+    words = dict.fromkeys(word for sentence, _ in SENTENCES for word in sentence.split())
+    vocabulary = {word: number for number, word in enumerate(["<unk>", *words])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    random_model(transformers.GPT2LMHeadModel, gpt2_config()).save_pretrained(folder)
+    (folder / "cola.tsv").write_text("".join(f"{sentence}\t{label}\n" for sentence, label in SENTENCES))
+    return folder
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    return ["--model", str(folder), "--data", str(folder), "--sets", "cola", "--texts", "1", "2", *more]
+
+
+def table_of(printed: str) -> list[list[str]]:
+    lines = [line for line in printed.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_table_of_exact_texts(benchmark, folder, tmp_path, capsys):
+    out = tmp_path / "results.jsonl"
+    benchmark.main(arguments(folder, "--batches", "2", "--out", str(out)))
+    printed = capsys.readouterr().out
+    header, _, *rows = table_of(printed)
+    assert [row[1:5] for row in rows] == [
+        [task, "CoLA", texts, "2"] for task in ("classification", "next token") for texts in ("1", "2")
+    ]
+    assert {len(row) for row in (header, *rows)} == {11}
+    assert all(row[5] == row[6] == "100.0 [100.0, 100.0]" and row[7] == "100.0" for row in rows)
+    assert all(row[10] == "–" for row in rows)
+    assert "Every batch was recovered exactly" in printed
+    assert "torch" in printed
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(results) == len({result["key"] for result in results}) == 8
+    assert not any(sentence in out.read_text() for sentence, _ in SENTENCES)  # results are published, texts are not
+
+
+def test_a_killed_run_goes_on_where_it_stopped(benchmark, folder, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "results.jsonl"
+    asked = arguments(folder, "--batches", "2", "--tasks", "next_token", "--out", str(out))
+    measure, runs = benchmark.measure, []
+
+    def killed_at_the_third(*given):
+        runs.append(given)
+        if len(runs) == 3:
+            raise KeyboardInterrupt
+        return measure(*given)
+
+    monkeypatch.setattr(benchmark, "measure", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.main(asked)
+    first = out.read_text()
+    assert len(first.splitlines()) == 2
+    out.write_text(first + '{"key": "half a li')
+    benchmark.main(asked)  # runs the third again, and the fourth
+    assert len(runs) == 5
+    assert out.read_text().startswith(first)
+    assert len([json.loads(line) for line in out.read_text().splitlines()]) == 4
+    capsys.readouterr()
+    benchmark.main(asked)
+    assert len(runs) == 5
+    assert len(table_of(capsys.readouterr().out)) == 2 + 2
+    benchmark.main([*asked, "--seed", "1"])
+    assert len(runs) == 9
+
+
+def test_the_whole_update_can_be_asked_for(benchmark, folder, capsys, monkeypatch):
+    seen = []
+
+    def watched(model, texts, **options):
+        seen.append(options["parameters"])
+        return observe(model, texts, **options)
+
+    observe = benchmark.observe_gradients
+    monkeypatch.setattr(benchmark, "observe_gradients", watched)
+    asked = arguments(folder, "--batches", "1", "--tasks", "classification")
+    benchmark.main(asked)
+    benchmark.main([*asked, "--whole-update"])
+    partial, whole = seen[0], seen[-1]
+    assert whole is None
+    assert {"h.0.attn.c_attn.weight", "h.2.mlp.c_proj.weight", "wte.weight", "wpe.weight"} <= set(partial)
+    assert "all parameters" in capsys.readouterr().out
+
+
+def test_what_was_not_exact_is_told(benchmark, folder, capsys, monkeypatch):
+    missed = {"exact_rate": 0.5, "rouge1": 0.75, "rouge2": 0.5, "status": "PARTIAL", "reason": "half is missing"}
+    measure = benchmark.measure
+    monkeypatch.setattr(benchmark, "measure", lambda *given: measure(*given) | missed)
+    benchmark.main(arguments(folder, "--batches", "1", "--tasks", "next_token"))
+    printed = capsys.readouterr().out
+    assert "50% exact, 0 false; PARTIAL: half is missing" in printed
+    assert table_of(printed)[2][5:8] == ["75.0", "50.0", "50.0"]
+
+
+def test_the_interval_holds_the_mean_and_shrinks(benchmark):
+    generator = np.random.default_rng(0)
+    few, many = generator.uniform(size=10), generator.uniform(size=1000)
+    widths = []
+    for values in (few, many):
+        low, high = benchmark.bootstrap_interval(values, np.random.default_rng(1))
+        assert low < values.mean() < high
+        widths.append(high - low)
+    # The width goes with 1/√n: ten times smaller here; the spread of ten values is itself uncertain by about 0.25.
+    assert widths[0] / widths[1] == pytest.approx(10, rel=0.5)
+    assert benchmark.bootstrap_interval([1.0, 1.0], np.random.default_rng(1)) == (1.0, 1.0)
+
+
+def test_mistakes_are_told(benchmark, folder, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["--data", str(tmp_path)])
+    assert "has no cola.tsv" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="3 usable sentences, a batch of 4"):
+        benchmark.main(["--model", str(folder), "--data", str(folder), "--sets", "cola", "--texts", "4"])
+    (tmp_path / "cola.tsv").write_text("no label here\n")
+    with pytest.raises(SystemExit, match="line 1: expected"):
+        benchmark.main(["--data", str(tmp_path), "--sets", "cola"])
