@@ -26,6 +26,7 @@ _DEFLATION_CUT = 1e-4
 # Sketches of a fraction of the size are tried first; one is believed only if some of its directions stay unused.
 _SKETCH_SHARES = (12, 3)
 _BALANCING_STEPS = 8
+_NEARLY_FULL = 4
 _COARSE = 1e-4  # float types with larger rounding leave no gap in the spectrum
 _OVERSAMPLING = 16
 _MIN_SKETCH = 48
@@ -62,8 +63,11 @@ class Span:
 
     @property
     def is_full(self) -> bool:
-        """Whether the gradient could not have shown a higher rank, so that rows may be missing from the span."""
-        return self.rank >= self.max_rank
+        """Whether the gradient could hardly have shown a higher rank, so that rows may be missing from the span.
+
+        A norm layer takes a direction or two from what a gradient can show (LayerNorm: the mean), hence the margin.
+        """
+        return self.rank >= self.max_rank - _NEARLY_FULL
 
     def distance(self, rows: Rows) -> Float[Tensor, " n"]:
         """Relative distance ‖x − UUᵀx‖ / ‖x‖ of each row, in float64. Zero rows are at distance 1."""

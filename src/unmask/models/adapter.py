@@ -151,7 +151,7 @@ class Model(ABC):
         for owner in (self.tokenizer, self.config):
             for name in ("pad_token_id", "eos_token_id"):
                 token = getattr(owner, name, None)
-                if isinstance(token, int):
+                if isinstance(token, int) and 0 <= token < self.vocab_size:
                     return token
         return 0
 

@@ -82,6 +82,7 @@ BATCHES = {
     "a text that is a prefix of another": [C, C[:3], B],
     "a chain of prefixes": [C, C[:6], C[:4], C[:2]],
     "a common beginning": [[11, 12, 13, 14], [11, 12, 15, 16], [11, 17, 18, 19]],
+    "a prompt with four answers": [[11, 12, 13, 14, last] for last in (21, 22, 23, 24)],
     "the same words in another order": [[11, 12, 13, 14], [14, 13, 12, 11], [12, 14, 11, 13]],
     "repeated tokens": [[5, 17, 5, 17], [8, 9, 9], [21, 22, 22, 21]],
     "a start token that all share": [[1, 17, 99, 17], [1, 3, 8], [1, 17, 45, 46, 47]],
@@ -110,6 +111,13 @@ def test_next_token_training_tells_how_often_a_text_occurs(decoder, side):
     texts = [A, A, B, A, C, C]
     recovery = attack(decoder, texts, padding_side=side)
     assert found(recovery) == certain(recovery) == as_counter(texts)
+
+
+@pytest.mark.parametrize("num_texts", [6, 8, 12])
+@each_decoder
+def test_a_prompt_with_many_answers_yields_nothing_false(decoder, num_texts):
+    texts = [[11, 12, 13, 14, last] for last in range(100, 100 + num_texts)]
+    assert_nothing_false(attack(decoder, texts), texts)
 
 
 @each_decoder

@@ -61,8 +61,16 @@ def wide_site(evidence: GradientEvidence, model: Model) -> Site | None:
     return Site("down projection of block 0", column_span(gradient), _down_projection_rows, (layer.parameter,))
 
 
+@dataclass(frozen=True)
+class Completion:
+    """The site with the span of all rows; or, if too few rows could be verified, the likeliest prefixes, best first."""
+
+    site: Site | None
+    hypotheses: tuple[tuple[tuple[int, ...], float], ...] = ()
+
+
 @torch.no_grad()
-def completed_site(
+def complete(
     site: Site,
     model: Model,
     candidates: Candidates,
@@ -70,8 +78,8 @@ def completed_site(
     memory_budget_bytes: int,
     generator: torch.Generator,
     progress: Progress,
-) -> Site | None:
-    """The site with the span of all rows of the batch; None if too few rows could be verified."""
+) -> Completion:
+    """Grow, verify and complete; what could not be verified is kept as hypotheses."""
     growth = Growth(model, site.rows, site.span.width, memory_budget_bytes)
     soft = SoftGrowth(growth, site.span.basis, candidates, num_texts, generator)
     room = site.span.width - site.span.rank - _MIN_DEPENDENCIES
@@ -84,13 +92,14 @@ def completed_site(
             found = dependencies(rows, site.span)
             if found.number >= _MIN_DEPENDENCIES:
                 span = _completed(site.span, rows[found.verified])
-                return Site(f"{site.name}, completed by verified prefixes", span, site.rows, site.parameters)
+                name = f"{site.name}, completed by verified prefixes"
+                return Completion(Site(name, span, site.rows, site.parameters))
             if len(taken) >= room:
                 break
         if not taken:
-            return None
+            return Completion(None)
         known = _plausible(taken, site.span)
-    return None
+    return Completion(None, _ranked_leaves(taken, site.span))
 
 
 def dependencies(rows: Float[Tensor, "n f"], span: Span) -> Dependencies:
@@ -117,6 +126,14 @@ def _completed(span: Span, rows: Float[Tensor, "n f"]) -> Span:
     extra = column_span(_outside(rows, span).T, min_gap_decades=_CLEAR_FALL)
     basis = torch.cat([span.basis, extra.basis], dim=1)
     return Span(basis, span.singular_values, span.width, extra.gap_decades, extra.noise_floor)
+
+
+def _ranked_leaves(taken: dict[tuple[int, ...], Tensor], span: Span) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """Prefixes that nothing extends, by their distance to the span of G and the other rows."""
+    distances = _leave_one_out(_outside(torch.stack(list(taken.values())), span)).clamp_min(0).sqrt().tolist()
+    inner = {prefix[:-1] for prefix in taken}
+    leaves = [(prefix, d) for prefix, d in zip(taken, distances, strict=True) if prefix not in inner]
+    return tuple(sorted(leaves, key=lambda leaf: leaf[1]))
 
 
 def _plausible(taken: dict[tuple[int, ...], Tensor], span: Span) -> dict[tuple[int, ...], Tensor]:

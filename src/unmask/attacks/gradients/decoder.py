@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.attacks.gradients.beyond import completed_site, dependencies, wide_site
+from unmask.attacks.gradients.beyond import Completion, complete, dependencies, wide_site
 from unmask.attacks.gradients.candidates import find_candidates
 from unmask.attacks.gradients.endings import (
     Ending,
@@ -33,7 +33,7 @@ from unmask.attacks.gradients.verdict import Findings, bag_of_words, no_result, 
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
-from unmask.recovery import RecoveredTexts, Recovery
+from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
 
 _TYPICAL_LENGTH = 16  # tokens a text, to guess how many texts a batch holds when nobody says
 
@@ -71,9 +71,11 @@ class DecoderAttack:
         wide = None
         if site is None:
             wide = wide_site(evidence, model)
-            site = self._complete(wide, evidence, model, bag.candidates, generator, progress)
-        if site is None:
-            return bag_of_words(bag.candidates, bag.used, _why_no_site(evidence, model), started)
+            completion = self._complete(wide, evidence, model, bag.candidates, generator, progress)
+            site = completion.site
+            if site is None:
+                reason = _why_no_site(evidence, model)
+                return bag_of_words(bag.candidates, bag.used, reason, started, _guesses(model, completion))
         forest = PrefixSearch(
             model, site, bag.candidates, self.num_probes, self.memory_budget_bytes, generator, progress
         ).run()
@@ -95,13 +97,13 @@ class DecoderAttack:
         candidates: Candidates,
         generator: torch.Generator,
         progress: Progress,
-    ) -> Site | None:
+    ) -> Completion:
         """More tokens than the width: a wider layer, its span completed by prefixes that verify each other."""
         if wide is None:
-            return None
+            return Completion(None)
         num_texts = evidence.num_texts or max(1, wide.span.rank // _TYPICAL_LENGTH)
         budget = self.memory_budget_bytes
-        return completed_site(wide, model, candidates, num_texts, budget, generator, progress)
+        return complete(wide, model, candidates, num_texts, budget, generator, progress)
 
     def _unverified(self, model: Model, forest: Forest, wide: Site) -> frozenset[Node]:
         """Prefixes of the final result that take part in no dependency with the others."""
@@ -124,6 +126,14 @@ class DecoderAttack:
         if classified:
             return endings_of_classification(model, rows, gradient), (layer,)
         return endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes), (layer,)
+
+
+def _guesses(model: Model, completion: Completion) -> tuple[RecoveredText, ...]:
+    """Unverified prefixes as texts that claim nothing."""
+    return tuple(
+        RecoveredText(tokens, model.decode(tokens), certain=False, residual=distance)
+        for tokens, distance in completion.hypotheses
+    )
 
 
 def _why_no_site(evidence: GradientEvidence, model: Model) -> str:

@@ -1,0 +1,69 @@
+"""Real weights, invented texts: what a server recovers from a client's update, to the last token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import unmask
+from unmask.demo import TEXTS
+from unmask.recovery import Status
+
+# What an attack on a decoder can use; the whole update of SmolLM2 would be 540 MB on disk.
+ENDS_OF_SMOLLM2 = ["layers.0.", "layers.29.mlp.down_proj"]
+
+
+def test_a_decoder_gives_up_eight_texts_exactly(smollm2, tmp_path: Path):
+    texts = TEXTS[:8]
+    path = tmp_path / "update.safetensors"
+    unmask.observe_gradients(smollm2, texts, parameters=ENDS_OF_SMOLLM2).save(path)
+
+    recovery = unmask.recover_text(unmask.load_evidence(path), smollm2)
+
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert Counter(recovery.value.expanded()) == Counter(tuple(smollm2.encode(text)) for text in texts)
+    assert {text.text for text in recovery.value.texts} == set(texts)  # the full stop at the end is only a label
+    assert all(text.certain and text.count == 1 for text in recovery.value.texts)
+    assert recovery.certificate.holds
+    # Accepted rows are at rounding level, refused ones are not: two decades would already be no accident.
+    assert recovery.certificate.details["gap_decades"] > 2
+    score = unmask.score_texts(recovery.value.expanded(), [smollm2.encode(text) for text in texts], smollm2.decode)
+    assert score.exact_rate == score.rouge1 == score.rouge2 == 1.0
+    assert score.num_false == 0
+
+
+def test_a_decoder_gives_up_texts_that_it_classifies(smollm2):
+    texts = TEXTS[8:12]
+    evidence = unmask.observe_gradients(smollm2, texts, task="classification", parameters=ENDS_OF_SMOLLM2)
+    recovery = unmask.recover_text(evidence, smollm2)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert {text.text for text in recovery.value.certain} == set(texts)
+
+
+def test_an_encoder_gives_up_its_words_without_its_embedding(minilm):
+    """A client that freezes its embeddings: the span of block 0's gradients still tells every token."""
+    texts = TEXTS[:8]
+    evidence = unmask.observe_gradients(minilm, texts, task="classification", parameters=["encoder."])
+    recovery = unmask.recover_text(evidence, minilm)
+    assert recovery.status is Status.PARTIAL  # the words, not their order
+    assert recovery.value.token_set == {token for text in texts for token in minilm.encode(text)}
+    assert recovery.certificate.holds
+    assert all("encoder.layer.0" in name for name in recovery.used)
+
+
+def test_an_encoder_gives_up_its_words_with_its_embedding(minilm):
+    texts = TEXTS  # all sixteen, more tokens than the span of 384 directions could tell
+    evidence = unmask.observe_gradients(minilm, texts, task="classification", parameters=["embeddings."])
+    recovery = unmask.recover_text(evidence, minilm)
+    assert recovery.status is Status.PARTIAL
+    assert recovery.value.token_set == {token for text in texts for token in minilm.encode(text)}
+    assert recovery.used[0] == "embeddings.word_embeddings.weight"
+
+
+def test_words_said_over_and_over(smollm2):
+    """Two different tokens fill few directions of the output projection; a whole text of them must not be lost."""
+    texts = ["no" + " no" * 14 + ".", "The biopsy was positive."]
+    evidence = unmask.observe_gradients(smollm2, texts, parameters=[*ENDS_OF_SMOLLM2, "layers.1.self_attn"])
+    recovery = unmask.recover_text(evidence, smollm2)
+    assert {text.text for text in recovery.value.certain} <= set(texts)
+    assert {text.text for text in recovery.value.texts} == set(texts), recovery.reason
