@@ -76,8 +76,14 @@ def verdict(evidence: GradientEvidence, findings: Findings, started: float) -> R
     return Recovery(value, status, reason, certificate, cost, findings.used)
 
 
-def bag_of_words(candidates: Candidates, used: Sequence[str], reason: str, started: float) -> Recovery[RecoveredTexts]:
-    """The tokens are known, their order is not."""
+def bag_of_words(
+    candidates: Candidates,
+    used: Sequence[str],
+    reason: str,
+    started: float,
+    guesses: tuple[RecoveredText, ...] = (),
+) -> Recovery[RecoveredTexts]:
+    """The tokens are known, their order is not; guesses at texts claim nothing."""
     certificate = Certificate(
         claim="every token listed occurs: its vector lies in the span of block 0's gradients, or its embedding moved",
         residual=candidates.gap.accepted,
@@ -87,7 +93,7 @@ def bag_of_words(candidates: Candidates, used: Sequence[str], reason: str, start
     )
     cost = Cost(seconds=time.perf_counter() - started, candidates=candidates.num_tested)
     reason = f"the bag of words ({len(candidates.tokens)} tokens) was recovered, the texts were not: {reason}"
-    return Recovery(RecoveredTexts(token_set=candidates.tokens), Status.PARTIAL, reason, certificate, cost, tuple(used))
+    return Recovery(RecoveredTexts(guesses, candidates.tokens), Status.PARTIAL, reason, certificate, cost, tuple(used))
 
 
 def no_result(status: Status, reason: str, used: Sequence[str], started: float) -> Recovery[RecoveredTexts]:

@@ -1,0 +1,662 @@
+"""The command line: exit codes, one paragraph for each mistake, machine-readable answers, and no trust in what it shows."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tests.tiny_models import gpt2_config, random_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import unmask
+from unmask import cli, show
+from unmask.models import Model
+from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+
+DONE, ERROR, INCONCLUSIVE, USAGE, STOPPED = 0, 2, 3, 4, 130
+WORDS = ("the spare key lies under blue pot biopsy was positive and treatment starts on monday wire money now").split()
+TEXTS = ("the spare key lies under the blue pot", "the biopsy was positive", "wire the money now")
+COMMANDS = (("models",), ("demo",), ("observe", "gradients"), ("observe", "hidden"), ("recover", "text"))
+SCRIPT = Path(sys.executable).parent / "unmask"
+
+
+# ---- a small model in a folder, and a way to call the command line
+
+
+def save_folder(folder: Path, seed: int) -> Path:
+    """A tiny GPT-2 with a tokenizer of whole words, as `save_pretrained` writes it."""
+    vocabulary = {word: number for number, word in enumerate(("<unk>", *WORDS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    hf = random_model(transformers.GPT2LMHeadModel, gpt2_config(vocab_size=len(vocabulary)), seed=seed)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(hf.config, name, 0)
+    hf.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("model"), seed=0)
+
+
+@pytest.fixture(scope="module")
+def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def update(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = unmask.load_model(folder)
+    return unmask.observe_gradients(model, TEXTS).save(tmp_path_factory.mktemp("update") / "update.safetensors")
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def message(self) -> str:
+        """Standard error as one line."""
+        return " ".join(self.err.split())
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+Call = Callable[..., Answer]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """The entry point in this process; what it raises other than an exit code is a failure of the test."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["unmask", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        assert isinstance(left.value.code, int)
+        return Answer(left.value.code, *capsys.readouterr())
+
+    return run
+
+
+def process(*arguments: object) -> Answer:
+    """The console script that pip installed, in a process of its own."""
+    command = [str(SCRIPT), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, encoding="utf-8")
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def assert_complaint(answer: Answer, *parts: str, code: int = ERROR) -> None:
+    """An exit code, one paragraph on standard error that says what is wrong, nothing on standard output."""
+    assert answer.code == code, answer.err
+    assert not answer.out.strip()
+    assert "Traceback" not in answer.err
+    assert answer.message.startswith("unmask: ")
+    assert "\n\n" not in answer.err.strip()
+    for part in parts:
+        assert part in answer.message
+    assert all(character.isprintable() or character == "\n" for character in answer.err)
+
+
+def rewrite(source: Path, path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
+    """A copy of an evidence file with its tensors and its header changed."""
+    with safe_open(source, "pt") as file:
+        header = json.loads(file.metadata()["unmask"])
+    tensors = load_file(source)
+    change(tensors, header)
+    save_file(tensors, path, metadata={"unmask": json.dumps(header)})
+    return path
+
+
+# ---- help
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_help_of_every_command_has_an_example(call, command):
+    answer = call(*command, "--help")
+    assert answer.code == DONE
+    assert "Example:" in answer.out
+    assert f"unmask {' '.join(command)}" in answer.out.partition("Example:")[2]
+
+
+def test_every_command_is_in_the_list_above(call):
+    listed = {command[0] for command in COMMANDS}
+    assert {command.name or command.callback.__name__ for command in cli.app.registered_commands} | {
+        group.name for group in cli.app.registered_groups
+    } == listed
+    for group in cli.app.registered_groups:
+        inside = {command.name for command in group.typer_instance.registered_commands}
+        assert inside == {command[1] for command in COMMANDS if command[0] == group.name}
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--help",), *((*command, "--help") for command in COMMANDS)], ids=lambda a: " ".join(a) or "-"
+)
+def test_help_does_not_wait_for_torch(arguments):
+    """What makes help slow is importing torch and transformers (no test asserts a time)."""
+    code = (
+        "import sys\n"
+        f"sys.argv = {['unmask', *arguments]!r}\n"
+        "from unmask.cli import main\n"
+        "try:\n    main()\nexcept BaseException:\n    pass\n"
+        "print('heavy:', sorted({'torch', 'transformers', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip().endswith("heavy: []"), done.stdout + done.stderr
+
+
+def test_help_of_the_installed_script():
+    answer = process("--help")
+    assert answer.code == DONE
+    assert all(command[0] in answer.out for command in COMMANDS)
+    assert "consent" in answer.out
+
+
+# ---- usage
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("observe",),
+        ("recover",),
+        ("bogus",),
+        ("recover", "bogus"),
+        ("models", "--bogus"),
+        ("recover", "text"),
+        ("recover", "text", "x.safetensors"),
+        ("recover", "text", "x.safetensors", "-m", "minilm-l6", "--seed", "many"),
+        ("observe", "gradients", "-m", "minilm-l6"),
+        ("observe", "gradients", "-m", "m", "-t", "t", "-o", "o", "--task", "poetry"),
+        ("observe", "gradients", "-m", "m", "-t", "t", "-o", "o", "--batch-size", "0"),
+        ("observe", "gradients", "-m", "m", "-t", "t", "-o", "o", "--dtype", "int8"),
+        ("observe", "hidden", "-m", "m", "-t", "t", "-o", "o", "-l", "-1"),
+        ("demo", "--num-texts", "17"),
+    ],
+    ids=lambda arguments: " ".join(arguments) or "-",
+)
+def test_wrong_usage_ends_with_4(call, arguments):
+    answer = call(*arguments)
+    assert answer.code == USAGE
+    assert "Usage" in answer.out + answer.err
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("arguments", [(), ("bogus",), ("models", "--bogus")], ids=lambda a: " ".join(a) or "-")
+def test_wrong_usage_of_the_installed_script_ends_with_4(arguments):
+    answer = process(*arguments)
+    assert answer.code == USAGE
+    assert "Traceback" not in answer.err
+
+
+# ---- models
+
+
+def test_models_for_machines(call):
+    answer = call("models", "--json")
+    assert answer.code == DONE
+    by_name = {entry["name"]: entry for entry in answer.document}
+    assert set(by_name) == {"smollm2-135m", "minilm-l6"}
+    for entry in by_name.values():
+        assert entry["installed"] in (True, False)
+        assert entry["installed"] or entry["install_command"]
+    assert answer.out.isascii()
+    assert not answer.err
+
+
+def test_models_for_people(call):
+    answer = call("models")
+    assert answer.code == DONE
+    assert "smollm2-135m" in answer.out
+    assert "Apache-2.0" in answer.out
+
+
+# ---- observe, then recover
+
+
+def test_observe_and_recover(call, folder, texts, tmp_path):
+    out = tmp_path / "update.safetensors"
+    observed = call("observe", "gradients", "-m", folder, "-t", texts, "-o", out, "--json")
+    assert observed.code == DONE
+    assert observed.document["evidence"] == str(out)
+    assert "3 texts" in observed.document["holds"]
+    recovered = call("recover", "text", out, "-m", folder, "--json")
+    assert recovered.code == DONE
+    document = recovered.document
+    assert document["status"] == "RECOVERED"
+    assert sorted(text["text"] for text in document["texts"]) == sorted(TEXTS)
+    assert document["certificate"]["holds"] is True
+    assert document["reason"]
+    assert document["cost"]["candidates"] > 0
+    assert recovered.out.isascii()
+
+
+def test_observe_and_recover_for_people(call, folder, texts, tmp_path):
+    out = tmp_path / "update.safetensors"
+    observed = call("observe", "gradients", "-m", folder, "-t", texts, "-o", out)
+    assert observed.code == DONE
+    assert str(out) in "".join(observed.out.split("\n"))
+    assert "sensitive" in observed.out
+    recovered = call("recover", "text", out, "-m", folder)
+    assert recovered.code == DONE
+    assert "RECOVERED" in recovered.out
+    assert "certificate" in recovered.out
+    assert all(text in recovered.out for text in TEXTS)
+
+
+def test_options_of_observe(call, folder, texts, tmp_path):
+    out = tmp_path / "update.safetensors"
+    options = ("--task", "classification", "--batch-size", "2", "--max-length", "3", "--keep", "h.0.", "--keep", "h.2.mlp")
+    assert call("observe", "gradients", "-m", folder, "-t", texts, "-o", out, *options).code == DONE
+    evidence = unmask.load_evidence(out)
+    assert evidence.task is unmask.Task.CLASSIFICATION
+    assert evidence.num_texts == 2
+    assert all(name.startswith(("h.0.", "h.2.mlp")) for name in evidence.gradients)
+    document = call("recover", "text", out, "-m", folder, "--json").document
+    assert sorted(text["text"] for text in document["texts"]) == sorted(" ".join(t.split()[:3]) for t in TEXTS[:2])
+
+
+def test_the_precision_and_the_padding_of_the_client(call, folder, texts, tmp_path):
+    out = tmp_path / "update.safetensors"
+    options = ("--dtype", "float64", "--padding", "left", "--train-mode", "--seed", "3")
+    assert call("observe", "gradients", "-m", folder, "-t", texts, "-o", out, *options).code == DONE
+    assert unmask.load_evidence(out).compute_dtype is torch.float64
+
+
+def test_the_first_column_of_a_tsv_file(call, folder, tmp_path):
+    path, out = tmp_path / "texts.tsv", tmp_path / "update.safetensors"
+    path.write_text("".join(f"{text}\t1\n" for text in TEXTS) + "\n\n")
+    assert call("observe", "gradients", "-m", folder, "-t", path, "-o", out).code == DONE
+    assert unmask.load_evidence(out).num_texts == len(TEXTS)
+
+
+def test_evidence_is_for_its_owner_alone(update):
+    assert update.stat().st_mode & 0o077 == 0
+
+
+def test_two_processes_on_real_weights(smollm2, tmp_path):
+    """`smollm2` is asked for only to skip where it is not installed."""
+    wanted = ["The cat sat on my key.", "Wire 48,200 euros."]
+    texts, out = tmp_path / "texts.txt", tmp_path / "update.safetensors"
+    texts.write_text("\n".join(wanted))
+    keep = ("--keep", "layers.0.", "--keep", "layers.29.mlp.down_proj")
+    observed = process("observe", "gradients", "-m", "smollm2-135m", "-t", texts, "-o", out, "--json", *keep)
+    assert observed.code == DONE, observed.err
+    texts.unlink()
+    recovered = process("recover", "text", out, "-m", "smollm2-135m", "--json")
+    assert recovered.code == DONE, recovered.err
+    assert sorted(text["text"] for text in recovered.document["texts"]) == sorted(wanted)
+    assert all(text["certain"] for text in recovered.document["texts"])
+
+
+# ---- inconclusive
+
+
+def test_an_attack_that_cannot_tell_ends_with_3(call, folder, update, tmp_path):
+    def destroy(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for name, tensor in tensors.items():
+            tensors[name] = torch.randn(tensor.shape, generator=generator)
+
+    path = rewrite(update, tmp_path / "noise.safetensors", destroy)
+    answer = call("recover", "text", path, "-m", folder, "--json")
+    assert answer.code == INCONCLUSIVE
+    assert answer.document["status"] == "NOT_IDENTIFIABLE"
+    assert answer.document["texts"] == answer.document["tokens"] == []
+    assert answer.document["certificate"]["holds"] is False
+    shown = call("recover", "text", path, "-m", folder)
+    assert shown.code == INCONCLUSIVE
+    assert "NOT_IDENTIFIABLE" in shown.out
+    assert "safe" not in shown.out.replace(path.name, "")
+
+
+def test_a_part_that_lacks_everything_ends_with_3(call, folder, texts, tmp_path):
+    out = tmp_path / "update.safetensors"
+    call("observe", "gradients", "-m", folder, "-t", texts, "-o", out, "--keep", "ln_f")
+    answer = call("recover", "text", out, "-m", folder, "--json")
+    assert answer.code == INCONCLUSIVE
+    assert answer.document["status"] == "MISSING_EVIDENCE"
+
+
+# ---- bad input: evidence
+
+
+def test_a_missing_file(call, folder, tmp_path):
+    assert_complaint(call("recover", "text", tmp_path / "none.safetensors", "-m", folder), "there is no file")
+
+
+def test_a_folder_as_evidence(call, folder, tmp_path):
+    assert_complaint(call("recover", "text", tmp_path, "-m", folder), "there is no file")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, 5000])
+def test_a_truncated_file(call, folder, update, tmp_path, kept):
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(update.read_bytes()[:kept])
+    assert_complaint(call("recover", "text", path, "-m", folder), "truncated")
+
+
+def test_a_foreign_safetensors_file(call, folder, tmp_path):
+    path = tmp_path / "foreign.safetensors"
+    save_file({"weight": torch.ones(2, 2)}, path)
+    assert_complaint(call("recover", "text", path, "-m", folder), "without an unmask header", "GradientEvidence.of")
+
+
+class Trap:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.path, "sprung")
+
+
+@pytest.mark.parametrize("write", [pickle.dump, torch.save], ids=["pickle", "torch"])
+def test_a_pickle_is_not_opened(call, folder, tmp_path, write):
+    path = tmp_path / "update.pt"
+    with path.open("wb") as file:
+        write(Trap(tmp_path / "sprung"), file)
+    assert_complaint(call("recover", "text", path, "-m", folder), "pickle", "run code")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_evidence_of_another_model(call, other_folder, update):
+    assert_complaint(call("recover", "text", update, "-m", other_folder), "fingerprint", "checkpoint")
+
+
+def test_hidden_states_are_not_built_yet(call, folder, texts, tmp_path):
+    out = tmp_path / "states.safetensors"
+    assert call("observe", "hidden", "-m", folder, "-t", texts, "-l", "1", "-o", out, "--json").code == DONE
+    assert_complaint(call("recover", "text", out, "-m", folder), "HiddenEvidence")
+
+
+def broken(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+    tensors["h.0.ln_1.weight"][3] = float("nan")
+
+
+def misshapen(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+    tensors["h.0.attn.c_proj.weight"] = tensors["h.0.attn.c_proj.weight"][:, :-1].contiguous()
+
+
+def renamed(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+    for name in list(tensors):
+        tensors[f"module.{name}"] = tensors.pop(name)
+
+
+def empty(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+    tensors.clear()
+
+
+def newer(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+    header["format"] = 99
+
+
+def of_an_unknown_task(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+    header["task"] = "poetry"
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (broken, ("h.0.ln_1.weight", "1 of 64", "NaN")),
+        (misshapen, ("h.0.attn.c_proj.weight", "(64, 63)", "(64, 64)")),
+        (renamed, ("none of the", "named_parameters")),
+        (empty, ("none of the 0 tensors",)),
+        (newer, ("format 99", "upgrade")),
+        (of_an_unknown_task, ("damaged", "poetry")),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_damaged_evidence(call, folder, update, tmp_path, change, parts):
+    path = rewrite(update, tmp_path / "damaged.safetensors", change)
+    before = sorted(tmp_path.iterdir())
+    assert_complaint(call("recover", "text", path, "-m", folder), *parts)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def hostile_name(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+    tensors["\x1b[2J\x1b]0;owned\x07\u202eevil"] = torch.full((2,), float("nan"))
+
+
+def hostile_fingerprint(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+    header["model_fingerprint"] = "\x1b[2J\u202e" + header["model_fingerprint"]
+
+
+def hostile_kind(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+    header["kind"] = "\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize("change", [hostile_name, hostile_fingerprint, hostile_kind], ids=lambda f: f.__name__)
+def test_what_a_hostile_file_says_reaches_the_terminal_escaped(call, folder, update, tmp_path, change):
+    path = rewrite(update, tmp_path / "hostile.safetensors", change)
+    assert_complaint(call("recover", "text", path, "-m", folder))
+
+
+# ---- bad input: models and texts
+
+
+@pytest.mark.parametrize("name", ["smollm3-135m", "minilm", "nobody/nothing", "./none", ""])
+def test_an_unknown_model(call, update, texts, tmp_path, name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert_complaint(call("recover", "text", update, "-m", name), "catalogue")
+    out = tmp_path / "out.safetensors"
+    assert_complaint(call("observe", "gradients", "-m", name, "-t", texts, "-o", out), "catalogue")
+    assert not out.exists()
+
+
+def test_a_folder_without_a_model(call, update, tmp_path):
+    assert_complaint(call("recover", "text", update, "-m", tmp_path), "config.json")
+
+
+BAD_TEXTS = {
+    "empty": (b"", "holds no text"),
+    "blank": (b"\n  \n\t\n", "holds no text"),
+    "not UTF-8": (b"caf\xe9 \xff\xfe", "UTF-8"),
+}
+
+
+@pytest.mark.parametrize(("content", "part"), BAD_TEXTS.values(), ids=BAD_TEXTS.keys())
+@pytest.mark.parametrize("kind", ["gradients", "hidden"])
+def test_a_bad_text_file(call, folder, tmp_path, content, part, kind):
+    path, out = tmp_path / "texts.txt", tmp_path / "out.safetensors"
+    path.write_bytes(content)
+    layer = ("-l", "1") if kind == "hidden" else ()
+    assert_complaint(call("observe", kind, "-m", folder, "-t", path, "-o", out, *layer), part)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_text_file(call, folder, tmp_path):
+    out = tmp_path / "out.safetensors"
+    answer = call("observe", "gradients", "-m", folder, "-t", tmp_path / "none.txt", "-o", out)
+    assert_complaint(answer, "there is no file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_as_text_file(call, folder, tmp_path):
+    answer = call("observe", "gradients", "-m", folder, "-t", tmp_path, "-o", tmp_path / "out.safetensors")
+    assert_complaint(answer, "cannot be read")
+
+
+@pytest.mark.parametrize("out", ["none/out.safetensors", "."])
+def test_evidence_that_cannot_be_written_there(call, folder, texts, tmp_path, out):
+    assert_complaint(call("observe", "gradients", "-m", folder, "-t", texts, "-o", tmp_path / out), "cannot write")
+    assert sorted(tmp_path.iterdir()) == [texts]
+
+
+def test_parameters_that_nobody_has(call, folder, texts, tmp_path):
+    out = tmp_path / "out.safetensors"
+    answer = call("observe", "gradients", "-m", folder, "-t", texts, "-o", out, "--keep", "nothing")
+    assert_complaint(answer, "no trainable parameter")
+    assert not out.exists()
+
+
+def test_a_layer_that_the_model_lacks(call, folder, texts, tmp_path):
+    out = tmp_path / "out.safetensors"
+    assert_complaint(call("observe", "hidden", "-m", folder, "-t", texts, "-o", out, "-l", "9"), "layer", "0…3")
+    assert not out.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, so asking for one is no mistake")
+def test_a_device_that_is_not_here(call, folder, update):
+    assert_complaint(call("recover", "text", update, "-m", folder, "--device", "cuda"), "--device cpu")
+
+
+@pytest.mark.parametrize("device", ["abacus", "cpu:x", "meta-physical"])
+def test_a_device_that_does_not_exist(call, folder, update, device):
+    assert_complaint(call("recover", "text", update, "-m", folder, "--device", device), device)
+
+
+def test_a_mistake_in_a_process_of_its_own(folder, tmp_path):
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(b"\x08\x00\x00\x00")
+    assert_complaint(process("recover", "text", path, "-m", folder), "truncated")
+
+
+# ---- interruptions
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "part"),
+    [
+        (KeyboardInterrupt(), STOPPED, "stopped"),
+        (MemoryError(), ERROR, "fewer texts"),
+        (OSError(28, "No space left on device"), ERROR, "No space left"),
+    ],
+    ids=["Ctrl-C", "memory", "disk"],
+)
+def test_what_interrupts_a_command_is_told_in_a_paragraph(call, monkeypatch, raised, code, part):
+    def interrupted() -> None:
+        raise raised
+
+    monkeypatch.setattr("unmask.models.catalog.list_models", interrupted)
+    assert_complaint(call("models"), part, code=code)
+
+
+# ---- recovered text is hostile
+
+
+HOSTILE = {
+    "ansi": "\x1b[31mred\x1b[0m \x1b]0;title\x07",
+    "control": "a\x00b\x08c\rd\ne\tf\x7fg\x9bh",
+    "bidi": "\u202eevil\u202c \u2066x\u2069 \u200f",
+    "invisible": "a\u200bb\ufeffc\u00add\u2060e",
+    "separators": "a\u2028b\u2029c\u00a0d\u3000e",
+    "private and unassigned": "\ue000 \U000f0000 \u0378",
+    "surrogate": "a\ud800b",
+}
+HARMLESS = "Ångström 漢字 عربي 🙂 e\u0301 [bold]:smile:[/bold] \\x1b"
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_characters_are_shown_escaped(text):
+    shown = show.printable(text)
+    assert shown.isprintable()
+    assert shown.encode("utf-8")  # no lone surrogate is left to break the terminal's encoding
+    assert "\\" in shown
+
+
+def test_harmless_text_is_shown_as_it_is():
+    assert show.printable(HARMLESS) == HARMLESS
+
+
+def test_a_megabyte_is_cut_and_says_so():
+    shown = show.printable("x" * 2**20)
+    assert len(shown) < 1000
+    assert str(2**20) in shown
+    assert len(show.printable("\x1b" * 2**20)) < 10_000  # escapes are longer than what they stand for
+    assert show.printable("x" * 400) == "x" * 400
+
+
+class Decoder:
+    """A model as far as showing a recovery goes: its tokenizer says what the test wants."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def decode(self, tokens: list[int]) -> str:
+        return self.text
+
+
+def recovery_of(text: str, tokens: frozenset[int] = frozenset({7})) -> Recovery[RecoveredTexts]:
+    texts = (RecoveredText((7,), text, True, 1e-7),) if text else ()
+    certificate = Certificate("a claim", 1e-7, 1e-3, 0.1, {"ratio": float("inf")})
+    return Recovery(RecoveredTexts(texts, tokens), Status.PARTIAL, "a reason", certificate, Cost(1.0, 5), ("x.weight",))
+
+
+@pytest.mark.parametrize("text", [*HOSTILE.values(), "x\x1b" * 2**19], ids=[*HOSTILE.keys(), "megabyte"])
+@pytest.mark.parametrize("where", ["texts", "bag of words"])
+def test_a_hostile_recovery_is_shown_escaped(capsys, monkeypatch, text, where):
+    monkeypatch.setenv("COLUMNS", "100")
+    recovery = recovery_of(text if where == "texts" else "")
+    model: Any = Decoder(text)
+    show.print_text_recovery(recovery, model, json=False)
+    out = capsys.readouterr().out
+    assert all(character.isprintable() or character == "\n" for character in out)
+    assert len(out) < 20_000
+
+
+def test_markup_in_a_recovered_text_is_text(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    model: Any = Decoder("")
+    show.print_text_recovery(recovery_of("[bold red]:smile:[/] [link=evil]x"), model, json=False)
+    assert "[bold red]:smile:[/] [link=evil]x" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*HOSTILE.values(), HARMLESS, "[bold red]x[/] [link=evil]", ":smile: :warning:", "long " * 2**17],
+    ids=[*HOSTILE.keys(), "harmless", "markup", "emoji codes", "megabyte"],
+)
+@pytest.mark.parametrize("width", ["20", "200"])
+def test_json_is_ascii_and_says_exactly_what_was_recovered(capsys, monkeypatch, text, width):
+    monkeypatch.setenv("COLUMNS", width)
+    model: Any = Decoder(text)
+    show.print_text_recovery(recovery_of(text), model, json=True)
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert all(character.isprintable() or character == "\n" for character in out)
+    document = json.loads(out)
+    assert document["texts"][0]["text"] == text
+    assert document["tokens"] == [{"id": 7, "text": text}]
+    assert document["certificate"]["details"]["ratio"] is None  # JSON has no infinity
+
+
+def test_json_is_plain_even_where_colours_are_forced(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    show.print_json({"text": "x", "number": 1.5, "none": None})
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert json.loads(out) == {"text": "x", "number": 1.5, "none": None}
+
+
+def test_the_stand_in_answers_like_a_model(folder):
+    assert isinstance(unmask.load_model(folder), Model)
+    assert unmask.load_model(folder).decode([1, 2]) == " ".join(WORDS[:2])
