@@ -282,6 +282,7 @@ def report(results: Sequence[Result], labels: dict[str, str], model: str | None)
         f"DAGER's tables (arXiv 2405.15586): {', '.join(labels.values())}; {weights}; float32, dropout off.",
         *(f"Machine: {name}." for name in machines),
         f"The update: {_update(results)}.",
+        "The adversary knows the model, the task and the number of texts.",
         "ROUGE: × 100, mean over batches, 95 % bootstrap interval (zero wide where all batches agree, however few).",
         "Exact: texts recovered token by token, in %. Seconds (elapsed and CPU): the attack alone, median.",
         "Paper: ROUGE-1 / ROUGE-2 where they could be verified. Its abstract says 'ROUGE-1/2 > 0.99'.",

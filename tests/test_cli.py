@@ -273,7 +273,18 @@ def test_observe_and_recover_for_people(call, folder, texts, tmp_path):
 
 def test_options_of_observe(call, folder, texts, tmp_path):
     out = tmp_path / "update.safetensors"
-    options = ("--task", "classification", "--batch-size", "2", "--max-length", "3", "--keep", "h.0.", "--keep", "h.2.mlp")
+    options = (
+        "--task",
+        "classification",
+        "--batch-size",
+        "2",
+        "--max-length",
+        "3",
+        "--keep",
+        "h.0.",
+        "--keep",
+        "h.2.mlp",
+    )
     assert call("observe", "gradients", "-m", folder, "-t", texts, "-o", out, *options).code == DONE
     evidence = unmask.load_evidence(out)
     assert evidence.task is unmask.Task.CLASSIFICATION

@@ -81,9 +81,7 @@ def case(request: pytest.FixtureRequest, case_of: Callable[[Row], Case]) -> Case
 
 
 @pytest.fixture(scope="module")
-def replays(
-    case_of: Callable[[Row], Case], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, Any]]:
+def replays(case_of: Callable[[Row], Case], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """All rows again, in one fresh process that is given files, recipes and settings."""
     folder = tmp_path_factory.mktemp("replay")
     jobs = {}

@@ -155,6 +155,11 @@ class Model(ABC):
                     return token
         return 0
 
+    @property
+    def gradient_free_token(self) -> int | None:
+        """The token whose embedding row never gets a gradient (transformers' `padding_idx`), if there is one."""
+        return self.body.get_input_embeddings().padding_idx
+
     # ---- parameters
 
     def canonical_name(self, name: str) -> str:

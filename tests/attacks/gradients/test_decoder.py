@@ -530,7 +530,9 @@ def test_a_small_memory_budget_changes_nothing_but_the_chunks(wide_llama):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_probes_and_seeds_do_not_change_what_is_found(tiny_llama, num_probes, seed):
     texts = [A, B, C]
-    assert_exact(DecoderAttack(num_probes=num_probes, seed=seed)(observe_gradients(tiny_llama, texts), tiny_llama), texts)
+    assert_exact(
+        DecoderAttack(num_probes=num_probes, seed=seed)(observe_gradients(tiny_llama, texts), tiny_llama), texts
+    )
 
 
 def test_a_gap_that_nobody_reaches_makes_nothing_certain(tiny_llama):

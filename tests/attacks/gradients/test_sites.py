@@ -61,7 +61,9 @@ def test_the_span_of_first_inputs_holds_the_tokens_of_the_batch(decoder):
     for text in TEXTS:
         rows = decoder.first_input(torch.tensor(text[:-1]), torch.arange(len(text) - 1))
         assert float(site.span.distance(rows.detach()).max()) < IN_SPAN
-    assert site.span.rank == len({(t, i * decoder.learned_positions) for text in TEXTS for i, t in enumerate(text[:-1])})
+    assert site.span.rank == len(
+        {(t, i * decoder.learned_positions) for text in TEXTS for i, t in enumerate(text[:-1])}
+    )
 
 
 def test_sites_come_cheapest_first_and_only_where_the_update_holds_them(decoder):

@@ -42,7 +42,9 @@ def find_candidates(
     if rows is not None:
         positions = positions_from_rows(evidence, model)
         everywhere = [-1] if positions is None and not model.learned_positions else _list(positions, model)
-        candidates = Candidates(dict.fromkeys(everywhere, rows), Gap(0.0, 1.0), model.vocab_size)
+        unseen = frozenset() if model.gradient_free_token is None else frozenset([model.gradient_free_token])
+        tokens = torch.cat([rows, torch.tensor(sorted(unseen - set(rows.tolist())), dtype=torch.long).to(rows)])
+        candidates = Candidates(dict.fromkeys(everywhere, tokens), Gap(0.0, 1.0), model.vocab_size, unseen)
         return BagOfWords(candidates, (model.token_embedding,))
     site = first_input_site(evidence, model)
     if site is None:

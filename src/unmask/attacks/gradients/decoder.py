@@ -75,7 +75,7 @@ class DecoderAttack:
             site = completion.site
             if site is None:
                 reason = _why_no_site(evidence, model)
-                return bag_of_words(bag.candidates, bag.used, reason, started, _guesses(model, completion))
+                return bag_of_words(bag.candidates, bag.used, reason, started, _guesses(model, completion, evidence))
         forest = PrefixSearch(
             model, site, bag.candidates, self.num_probes, self.memory_budget_bytes, generator, progress
         ).run()
@@ -128,11 +128,11 @@ class DecoderAttack:
         return endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes), (layer,)
 
 
-def _guesses(model: Model, completion: Completion) -> tuple[RecoveredText, ...]:
-    """Unverified prefixes as texts that claim nothing."""
+def _guesses(model: Model, completion: Completion, evidence: GradientEvidence) -> tuple[RecoveredText, ...]:
+    """The best unverified prefixes, as many as there are texts, as texts that claim nothing."""
     return tuple(
         RecoveredText(tokens, model.decode(tokens), certain=False, residual=distance)
-        for tokens, distance in completion.hypotheses
+        for tokens, distance in completion.hypotheses[: evidence.num_texts]
     )
 
 

@@ -67,6 +67,8 @@ class SoftGrowth:
             alive = self._advance(alive, tokens, parents, chosen)
             rows = self.growth.rows_of_prefixes(alive)
             taken.update({tuple(prefix): row for prefix, row in zip(alive.tokens.tolist(), rows, strict=True)})
+            if not taken:
+                return
             yield taken
 
     def _whitening(self, generator: torch.Generator) -> Float[Tensor, "f f"]:

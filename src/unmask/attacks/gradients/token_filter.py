@@ -23,6 +23,7 @@ class Candidates:
     by_position: Mapping[int, Tensor]  # position → tokens; the key −1 stands for 'every position'
     gap: Gap
     num_tested: int
+    unseen: frozenset[int] = frozenset()  # candidates that this evidence cannot show, present or not
 
     def at(self, position: int) -> Tensor:
         """Tokens that may stand at a position; none beyond the longest text."""
@@ -32,8 +33,8 @@ class Candidates:
 
     @property
     def tokens(self) -> frozenset[int]:
-        """The bag of words: every token that may stand anywhere."""
-        return frozenset(int(token) for tokens in self.by_position.values() for token in tokens)
+        """The bag of words: every token that was seen to stand anywhere."""
+        return frozenset(int(token) for tokens in self.by_position.values() for token in tokens) - self.unseen
 
 
 @torch.no_grad()
