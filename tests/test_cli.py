@@ -1,4 +1,4 @@
-"""The command line: exit codes, one paragraph for each mistake, machine-readable answers, and no trust in what it shows."""
+"""The command line: exit codes, a paragraph for each mistake, answers for machines, no trust in what it shows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from unmask.models import Model
 from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
 
 DONE, ERROR, INCONCLUSIVE, USAGE, STOPPED = 0, 2, 3, 4, 130
-WORDS = ("the spare key lies under blue pot biopsy was positive and treatment starts on monday wire money now").split()
+SENTENCE = "the spare key lies under blue pot biopsy was positive and treatment starts on monday wire money now"
+WORDS = SENTENCE.split()
 TEXTS = ("the spare key lies under the blue pot", "the biopsy was positive", "wire the money now")
 COMMANDS = (("models",), ("demo",), ("observe", "gradients"), ("observe", "hidden"), ("recover", "text"))
 SCRIPT = Path(sys.executable).parent / "unmask"

@@ -32,8 +32,8 @@ from unmask.models.adapter import Model
 from unmask.models.linear import Role
 
 _ROUNDS = 3
-_MIN_DEPENDENCIES = 8  # that many at once are no accident of rounding
-_TAKES_PART = 1e-3  # least weight of a row in the dependencies; on average it is d/b
+_MIN_DEPENDENCIES = 32  # so many that each true row has a fair weight in them
+_TAKES_PART = 0.02  # of the mean weight in the dependencies; a false row has none
 _BETTER_THAN_CHANCE = 0.78  # of the share that a false row keeps outside span(G)
 _CLEAR_FALL = 1.5  # decades between singular values of independent and of dependent rows
 
@@ -49,7 +49,7 @@ class Dependencies:
     @property
     def verified(self) -> Bool[Tensor, " n"]:
         """Rows that take part."""
-        return self.weights > _TAKES_PART
+        return self.weights > _TAKES_PART * self.number / len(self.weights)
 
 
 def wide_site(evidence: GradientEvidence, model: Model) -> Site | None:
@@ -88,14 +88,14 @@ def complete(
         taken: dict[tuple[int, ...], Tensor] = {}
         for taken in soft.levels(known):
             progress("growing hypotheses beyond the width", len(taken), room)
+            if len(taken) >= room:
+                break  # more rows than dimensions: everything would depend on everything
             rows = torch.stack(list(taken.values()))
             found = dependencies(rows, site.span)
             if found.number >= _MIN_DEPENDENCIES:
                 span = _completed(site.span, rows[found.verified])
                 name = f"{site.name}, completed by verified prefixes"
                 return Completion(Site(name, span, site.rows, site.parameters))
-            if len(taken) >= room:
-                break
         if not taken:
             return Completion(None)
         known = _plausible(taken, site.span)

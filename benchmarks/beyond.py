@@ -1,0 +1,64 @@
+"""More tokens than the width: GPT-2 shape, classification, one batch a row. The paper calls b > d unachievable.
+
+python benchmarks/beyond.py [--texts 48 64 80] [--device cpu] [--out results.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+
+import torch
+from machine import machine
+from synthetic import gpt2_shape, zipf_batch
+
+from unmask.attacks.gradients.decoder import DecoderAttack
+from unmask.protocols import observe_gradients
+
+
+def main() -> None:
+    """Attack one batch of each size, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=int, nargs="+", default=[48, 64])
+    parser.add_argument("--tokens", type=int, nargs=2, default=[10, 31], help="shortest and longest text")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    where = machine() if options.device == "cpu" else torch.cuda.get_device_name()
+    print(f"GPT-2 shape (12 blocks, width 768), classification; {where}")
+    print(f"{'texts':>6} {'prefixes':>9} {'b/d':>6} {'exact':>9} {'false':>6} {'seconds':>8}  status")
+    model = gpt2_shape().to(device=options.device)
+    rows = [measure(model, count, *options.tokens, options.seed) for count in options.texts]
+    if options.out:
+        options.out.write_text(json.dumps({"machine": where, "rows": rows}, indent=2) + "\n")
+
+
+def measure(model, num_texts: int, shortest: int, longest: int, seed: int) -> dict:
+    """One batch."""
+    texts = zipf_batch(num_texts, shortest, longest, model.vocab_size, seed=seed)
+    evidence = observe_gradients(model, texts, task="classification", parameters=["wte", "wpe", "h.0.", "h.11.mlp"])
+    recovery = DecoderAttack()(evidence, model)
+    found, held = Counter(recovery.value.expanded()), Counter(map(tuple, texts))
+    prefixes = len({tuple(text[:n]) for text in texts for n in range(1, len(text) + 1)})
+    row = {
+        "texts": num_texts,
+        "prefixes": prefixes,
+        "b_over_d": prefixes / model.width,
+        "exact": (found & held).total(),
+        "false": (found - held).total(),
+        "seconds": recovery.cost.seconds,
+        "status": recovery.status.name,
+    }
+    print(
+        f"{num_texts:>6} {prefixes:>9} {row['b_over_d']:>6.2f} {row['exact']:>5}/{num_texts:<3} {row['false']:>6} "
+        f"{row['seconds']:>8.1f}  {row['status']}: {recovery.reason}",
+        flush=True,
+    )
+    return row
+
+
+if __name__ == "__main__":
+    main()
