@@ -269,6 +269,25 @@ def test_the_width_of_gpt2(task):
     assert_exact(attack(model, texts, task=task), texts)
 
 
+# Drawn as Zipf's law has it: common words stand at many positions, so that sums of token and position nearly collide.
+COMMON_WORDS = [
+    [1513, 467, 66, 63, 647, 33, 22, 15, 9, 3, 137, 25, 78, 3, 16, 4, 4, 9, 546, 22, 23, 107, 7],
+    [5, 13],
+    [1092, 1176, 130, 7, 12, 187, 1437, 227, 14, 106, 255, 145, 1620, 7, 1102, 332, 136, 18, 50, 414, 6, 11],
+    [635, 18, 208, 271, 93, 671, 912, 1476, 78, 5, 8],
+    [1284, 239, 383, 45, 21, 128, 20, 619],
+    [258, 3, 1733, 466, 120, 9, 1031, 1469, 4, 365, 602, 152, 206, 31, 1125, 1606, 20, 447, 28],
+    [1010, 29, 115, 42, 7, 28, 59],
+    [153, 10, 19, 72, 1473],
+]
+
+
+@pytest.mark.parametrize("family", ["wide_gpt2", "wide_llama"])
+def test_words_that_return_at_many_positions(family, request):
+    """97 tokens at a width of 128."""
+    assert_exact(attack(request.getfixturevalue(family), COMMON_WORDS), COMMON_WORDS)
+
+
 def run_random_batches(num_batches: int, seed: int) -> list[str]:
     """Batches of every size below 0.9·d, with the task and the padding drawn too; what was not exact."""
     rng = random.Random(seed)
