@@ -61,9 +61,10 @@ def test_an_encoder_gives_up_its_words_with_its_embedding(minilm):
 
 
 def test_words_said_over_and_over(smollm2):
-    """Two different tokens fill few directions of the output projection; a whole text of them must not be lost."""
+    """Two different tokens fill few directions of every early layer: not exact, and never claimed to be (docs)."""
     texts = ["no" + " no" * 14 + ".", "The biopsy was positive."]
     evidence = unmask.observe_gradients(smollm2, texts, parameters=[*ENDS_OF_SMOLLM2, "layers.1.self_attn"])
     recovery = unmask.recover_text(evidence, smollm2)
+    assert recovery.status is unmask.Status.PARTIAL
     assert {text.text for text in recovery.value.certain} <= set(texts)
-    assert {text.text for text in recovery.value.texts} == set(texts), recovery.reason
+    assert recovery.value.token_set == {token for text in texts for token in smollm2.encode(text)[:-1]}

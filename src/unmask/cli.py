@@ -10,15 +10,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
+
+try:
+    from typer import _click as click  # newer typers carry a click of their own, whose exceptions are not click's
+except ImportError:
+    import click  # type: ignore[no-redef]
 
 from unmask.errors import InputError, UnmaskError
 
 if TYPE_CHECKING:
     from unmask.models import Model
 
-EXIT_DONE, EXIT_GATE, EXIT_ERROR, EXIT_INCONCLUSIVE, EXIT_USAGE = 0, 1, 2, 3, 4
+EXIT_DONE, EXIT_ERROR, EXIT_INCONCLUSIVE, EXIT_USAGE = 0, 2, 3, 4
+EXIT_INTERRUPTED = 130  # as shells say it
 
 app = typer.Typer(
     name="unmask",
@@ -214,6 +219,10 @@ def _load(name: str, dtype: DtypeName, device: str) -> Model:
 
     from unmask.models import load_model
 
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise InputError(f"--device must be cpu, cuda or cuda:N, got {device!r}") from None
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"--device {device} was asked for, but torch sees no CUDA device here; use --device cpu")
     return load_model(name, dtype=getattr(torch, dtype.value), device=device)
@@ -231,12 +240,14 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         code = EXIT_USAGE
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        code = _complain("stopped; nothing that was written is lost", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        code = EXIT_INTERRUPTED
     except MemoryError:
         code = _complain("out of memory; use fewer texts or a smaller model", EXIT_ERROR)
     except OSError as error:
         code = _complain(f"the system refused: {error}", EXIT_ERROR)
+    if code == EXIT_INTERRUPTED:
+        _complain("stopped; nothing that was written is lost", code)
     sys.exit(code if isinstance(code, int) else EXIT_DONE)
 
 
@@ -244,5 +255,7 @@ def _complain(message: str, code: int) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    Console(stderr=True).print(Text.assemble(("unmask: ", "bold red"), message), soft_wrap=False)
+    from unmask.show import printable
+
+    Console(stderr=True).print(Text.assemble(("unmask: ", "bold red"), printable(message, longest=4000)))
     return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,9 +41,7 @@ def _escape(character: str) -> str:
 
 def print_json(document: Any) -> None:
     """One JSON document on standard output, ASCII only, so that no terminal interprets it."""
-    Console(soft_wrap=True, highlight=False, markup=False).print(
-        json_module.dumps(document, ensure_ascii=True, allow_nan=False, indent=2)
-    )
+    sys.stdout.write(json_module.dumps(document, ensure_ascii=True, allow_nan=False, indent=2) + "\n")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -17,12 +17,13 @@ FLOAT32_FLOOR = 1e-7
 class Gap:
     """An interval of distances in which nothing was seen: everything accepted lies below, all else above.
 
-    `floor` is what the evidence's precision leaves of a zero.
+    `floor` is what the evidence's precision leaves of a zero; `seen` are the distances that the interval rests on.
     """
 
     accepted: float
     rejected: float
     floor: float = FLOAT32_FLOOR
+    seen: Float[Tensor, " n"] | None = field(default=None, repr=False, compare=False)
 
     @property
     def threshold(self) -> float:
@@ -35,19 +36,17 @@ class Gap:
         return math.log10(max(self.rejected, self.floor) / max(self.accepted, self.floor))
 
     def narrowed(self, distances: Float[Tensor, " n"]) -> Gap:
-        """The widest gap inside this one once more distances were seen.
+        """The widest gap once more distances were seen, whatever the order in which they came.
 
-        Distances inside the interval are ambiguous; the widest empty part of it becomes the new gap. A batch of
-        distances that are all false, or all true, leaves the gap where it was.
+        Distances that are all false, or all true, leave the gap where it was.
         """
-        inside = distances[(distances > self.accepted) & (distances < self.rejected)].double().cpu()
-        if len(inside) == 0:
-            return self
         ends = torch.tensor([self.accepted, self.rejected], dtype=torch.float64)
-        values = torch.cat([inside, ends]).clamp_min(self.floor).sort().values
-        logs = values.log10()
+        before = ends if self.seen is None else self.seen
+        new = distances.double().cpu()
+        values = torch.cat([before, new[new < before.max()]]).sort().values
+        logs = values.clamp_min(self.floor).log10()
         where = int((logs[1:] - logs[:-1]).argmax())
-        return Gap(float(values[where]), float(values[where + 1]), self.floor)
+        return Gap(float(values[where]), float(values[where + 1]), self.floor, values)
 
 
 def widest_gap(distances: Float[Tensor, " n"], ceiling: float, floor: float = FLOAT32_FLOOR) -> Gap:
@@ -57,4 +56,4 @@ def widest_gap(distances: Float[Tensor, " n"], ceiling: float, floor: float = FL
     """
     if len(distances) == 0:
         return Gap(0.0, ceiling, floor)
-    return Gap(float(distances.min()), ceiling, floor).narrowed(distances)
+    return Gap(min(float(distances.min()), ceiling), ceiling, floor).narrowed(distances)

@@ -63,10 +63,12 @@ class Span:
 
     @property
     def is_full(self) -> bool:
-        """Whether the gradient could hardly have shown a higher rank, so that rows may be missing from the span.
+        """Whether the gradient could not have shown a higher rank, so that rows may be missing from the span."""
+        return self.rank >= self.max_rank
 
-        A norm layer takes a direction or two from what a gradient can show (LayerNorm: the mean), hence the margin.
-        """
+    @property
+    def is_saturated(self) -> bool:
+        """Whether it could hardly have: a norm layer takes a direction or two (LayerNorm: the mean) away."""
         return self.rank >= self.max_rank - _NEARLY_FULL
 
     def distance(self, rows: Rows) -> Float[Tensor, " n"]:

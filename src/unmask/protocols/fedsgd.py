@@ -44,6 +44,8 @@ def observe_gradients(
     pooling = pooling or ("last" if model.causal else "first")
     if pooling not in get_args(Pooling):
         raise InputError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
+    if pooling == "first" and model.causal:
+        raise InputError("the first state of a causal model knows only the first token; use pooling 'last' or 'mean'")
     if isinstance(parameters, str):
         raise InputError("parameters must be a list of name parts, got one string; put it into a list")
     generator = torch.Generator().manual_seed(seed)

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unmask.attacks.gradients.endings import EXPLAINED, Ending, endings_of_classification, endings_of_next_token
+from unmask.attacks.gradients.endings import Ending, endings_of_classification, endings_of_next_token
+from unmask.attacks.gradients.labels import EXPLAINED
 from unmask.attacks.gradients.node_rows import LastBlockRows, last_block_rows
 from unmask.attacks.gradients.prefix_search import Forest
 from unmask.linalg.gap import Gap

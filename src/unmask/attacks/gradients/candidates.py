@@ -45,17 +45,21 @@ def find_candidates(
         unseen = frozenset() if model.gradient_free_token is None else frozenset([model.gradient_free_token])
         tokens = torch.cat([rows, torch.tensor(sorted(unseen - set(rows.tolist())), dtype=torch.long).to(rows)])
         candidates = Candidates(dict.fromkeys(everywhere, tokens), Gap(0.0, 1.0), model.vocab_size, unseen)
-        return BagOfWords(candidates, (model.token_embedding,))
+        read = [model.token_embedding] if positions is None else [model.token_embedding, model.position_embedding]
+        return BagOfWords(candidates, tuple(name for name in read if name is not None))
     site = first_input_site(evidence, model)
     if site is None:
         return BagOfWords(None, (), Status.MISSING_EVIDENCE, _missing(evidence, model))
     if site.span.rank == 0:
         return BagOfWords(None, site.parameters, Status.NOTHING_FOUND, "the gradients of block 0 are zero")
-    if site.span.is_full:
+    if site.span.is_saturated:
         return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, _full(site.span.width, site.span.gap_decades))
     floor, needed = _precision(evidence, min_gap_decades)
     candidates = filter_tokens(model, site.span, num_probes=num_probes, generator=generator, floor=floor)
-    if candidates.gap.decades < needed or not candidates.tokens:
+    if not candidates.tokens:
+        reason = "no token of the vocabulary lies in the span of block 0's gradients: are they of these weights?"
+        return BagOfWords(None, site.parameters, Status.NOTHING_FOUND, reason)
+    if candidates.gap.decades < needed:
         return BagOfWords(
             None,
             site.parameters,

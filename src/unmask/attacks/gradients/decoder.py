@@ -67,27 +67,62 @@ class DecoderAttack:
         )
         if bag.candidates is None:
             return no_result(bag.status, bag.reason, bag.used, started)
-        site = next((site for site in prefix_sites(evidence, model) if not site.span.is_full), None)
+        found = self._search_sites(evidence, model, bag.candidates, generator, progress)
         wide = None
-        if site is None:
+        if found is None:
             wide = wide_site(evidence, model)
             completion = self._complete(wide, evidence, model, bag.candidates, generator, progress)
-            site = completion.site
-            if site is None:
+            if completion.site is None:
                 reason = _why_no_site(evidence, model)
                 return bag_of_words(bag.candidates, bag.used, reason, started, _guesses(model, completion, evidence))
-        forest = PrefixSearch(
-            model, site, bag.candidates, self.num_probes, self.memory_budget_bytes, generator, progress
-        ).run()
+            found = completion.site, self._search(completion.site, model, bag.candidates, generator, progress)
+        site, forest = found
         if not forest.leaves:
             return bag_of_words(bag.candidates, bag.used, f"no prefix passed at the {site.name}", started)
-        doubtful = frozenset() if wide is None else self._unverified(model, forest, wide)
         progress("reading endings", 0, 1)
-        clear = not forest.overflow and forest.gap.decades >= self.min_gap_decades
-        endings, read = self._endings(evidence, model, site, forest, generator) if clear else (None, ())
+        endings, read = self._endings(evidence, model, site, forest, generator) if self._clear(forest) else (None, ())
+        doubtful = self._seen_to_go_on(model, site, forest, endings or [])
+        doubtful |= frozenset() if wide is None else self._unverified(model, forest, wide)
         used = (*bag.used, *site.parameters, *read)
         findings = Findings(model, bag.candidates, site, forest, endings, used, self.min_gap_decades, doubtful)
         return verdict(evidence, findings, started)
+
+    def _search_sites(
+        self,
+        evidence: GradientEvidence,
+        model: Model,
+        candidates: Candidates,
+        generator: torch.Generator,
+        progress: Progress,
+    ) -> tuple[Site, Forest] | None:
+        """The first site whose search separates; else the last one tried; None if every span is full."""
+        found = None
+        for site in prefix_sites(evidence, model):
+            if not site.span.is_saturated:
+                found = site, self._search(site, model, candidates, generator, progress)
+                if found[1].leaves and self._clear(found[1]):
+                    break
+        return found
+
+    def _search(
+        self, site: Site, model: Model, candidates: Candidates, generator: torch.Generator, progress: Progress
+    ) -> Forest:
+        budget = self.memory_budget_bytes
+        return PrefixSearch(model, site, candidates, self.num_probes, budget, generator, progress).run()
+
+    def _clear(self, forest: Forest) -> bool:
+        return not forest.overflow and forest.gap.decades >= self.min_gap_decades
+
+    def _seen_to_go_on(self, model: Model, site: Site, forest: Forest, endings: list[Ending]) -> frozenset[Node]:
+        """Endings whose last token is no prefix of the search, but has a row in the span: a branch that was missed."""
+        beyond = [ending.node for ending in endings if ending.node not in forest.nodes]
+        if not beyond:
+            return frozenset()
+        nodes, rows = site_rows(model, beyond, site.rows, self.memory_budget_bytes)
+        distances = dict(zip(nodes, site.span.distance(rows).tolist(), strict=True))
+        return frozenset(
+            node for node in beyond if distances[node] <= forest.gap.threshold and not is_repetition(model, node)
+        )
 
     def _complete(
         self,
@@ -107,7 +142,7 @@ class DecoderAttack:
 
     def _unverified(self, model: Model, forest: Forest, wide: Site) -> frozenset[Node]:
         """Prefixes of the final result that take part in no dependency with the others."""
-        nodes, rows = site_rows(model, forest, wide.rows, self.memory_budget_bytes)
+        nodes, rows = site_rows(model, forest.leaves, wide.rows, self.memory_budget_bytes)
         own = [index for index, node in enumerate(nodes) if not is_repetition(model, node)]
         verified = dependencies(rows[own], wide.span).verified
         return frozenset(nodes[index] for index, holds in zip(own, verified.tolist(), strict=True) if not holds)

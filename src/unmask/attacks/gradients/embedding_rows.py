@@ -17,10 +17,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.evidence.gradients import GradientEvidence, Update
+from unmask.linalg.gap import widest_gap
 from unmask.models.adapter import Model
 
-# A sum of a few roundings: a row that did not move is reproduced by its decay up to this many units of its precision.
-_ROUNDINGS = 4.0
+# Rows that moved must stand this far (in decades) above the roundings of those that did not.
+_MIN_GAP_DECADES = 1.0
+# Rows that never moved are reproduced by their decay to about one unit of rounding a step.
+_ROUNDING_FLOOR = 1.0
+# A token's row gets a gradient in nearly all of its entries; rows with few are not rows of tokens.
+_DENSE = 0.5
 
 
 def tokens_from_rows(evidence: GradientEvidence, model: Model) -> Tensor | None:
@@ -38,21 +43,26 @@ def _moved_rows(evidence: GradientEvidence, model: Model, name: str) -> Tensor |
     update = evidence.gradients.get(name)
     if update is None:
         return None
-    moved = (
-        (update != 0).any(1)
-        if evidence.update is Update.GRADIENT
-        else rows_beyond_decay(model.parameter(name).detach(), update)
-    )
-    if bool(moved.all()) or not bool(moved.any()):
+    if evidence.update is Update.GRADIENT:
+        moved = (update != 0).any(1)
+    else:
+        moved = rows_beyond_decay(model.parameter(name).detach(), update)
+    if bool(moved.all()) or not bool(moved.any()) or float((update[moved] != 0).double().mean(1).min()) < _DENSE:
         return None
     return moved.nonzero()[:, 0].to(model.device)
 
 
 def rows_beyond_decay(weights: Float[Tensor, "v d"], delta: Float[Tensor, "v d"]) -> Bool[Tensor, " v"]:
-    """Rows of a weight delta that are more than their common decay: ΔW_v ≠ −c·W_v."""
+    """Rows of a weight delta that are more than their common decay: ΔW_v ≠ −c·W_v.
+
+    The rest of each row is measured in roundings of the weights; rows that moved stand above a gap. None did, if there
+    is no gap of a decade.
+    """
     before, change = weights.double(), delta.double()
     coefficients = (change * before).sum(1) / before.square().sum(1).clamp_min(1e-300)
-    decay = coefficients.median()
-    rest = (change - decay * before).abs()
-    rounding = torch.finfo(delta.dtype).eps * before.abs()
-    return (rest > _ROUNDINGS * rounding.clamp_min(1e-300)).any(1)
+    rest = change - coefficients.median() * before
+    roundings = rest.norm(dim=1) / (torch.finfo(delta.dtype).eps * before.norm(dim=1)).clamp_min(1e-300)
+    gap = widest_gap(roundings, ceiling=float(roundings.max()), floor=_ROUNDING_FLOOR)
+    if gap.decades < _MIN_GAP_DECADES:
+        return torch.zeros_like(roundings, dtype=torch.bool)
+    return roundings > gap.threshold

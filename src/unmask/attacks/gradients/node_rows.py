@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,32 +26,32 @@ class LastBlockRows:
 @torch.no_grad()
 def last_block_rows(model: Model, forest: Forest, memory_budget_bytes: int) -> LastBlockRows:
     """Send every leaf through the model and keep each prefix's rows once."""
-    nodes, (hidden, states) = _gather(model, forest, memory_budget_bytes, _last_block)
+    nodes, (hidden, states) = _gather(model, forest.leaves, memory_budget_bytes, _last_block)
     return LastBlockRows(nodes, hidden, states)
 
 
 @torch.no_grad()
 def site_rows(
-    model: Model, forest: Forest, rows_of: RowsOf, memory_budget_bytes: int
+    model: Model, texts: Sequence[Node], rows_of: RowsOf, memory_budget_bytes: int
 ) -> tuple[list[Node], Float[Tensor, "n f"]]:
-    """Every prefix's row at a layer that follows from block 0's attention."""
+    """The row of every prefix of texts, at a layer that follows from block 0's attention."""
 
     def forward(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor]:
         states = model.embed(tokens, positions)
         return (rows_of(model, states, model.mixed_values(0, states, positions, mask)),)
 
-    nodes, (rows,) = _gather(model, forest, memory_budget_bytes, forward)
+    nodes, (rows,) = _gather(model, texts, memory_budget_bytes, forward)
     return nodes, rows
 
 
 def _gather(
-    model: Model, forest: Forest, memory_budget_bytes: int, forward: Callable[..., tuple[Tensor, ...]]
+    model: Model, texts: Sequence[Node], memory_budget_bytes: int, forward: Callable[..., tuple[Tensor, ...]]
 ) -> tuple[list[Node], list[Tensor]]:
-    """What a forward pass over the leaves gives at every prefix, each prefix once."""
+    """What a forward pass over texts gives at every prefix of them, each prefix once."""
     nodes: list[Node] = []
     seen: set[Node] = set()
     kept: list[list[Tensor]] = []
-    for leaves in _chunks(model, sorted(forest.leaves, key=lambda leaf: len(leaf[1])), memory_budget_bytes):
+    for leaves in _chunks(model, sorted(texts, key=lambda text: len(text[1])), memory_budget_bytes):
         outputs = forward(model, *_batch(model, leaves))
         where = []
         for index, (start, tokens) in enumerate(leaves):

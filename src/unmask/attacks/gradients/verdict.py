@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from unmask.attacks.gradients.endings import EXPLAINED, Ending
+from unmask.attacks.gradients.endings import Ending, endings_at_leaves
+from unmask.attacks.gradients.labels import EXPLAINED
 from unmask.attacks.gradients.prefix_search import Forest, Node
 from unmask.attacks.gradients.sites import Site
 from unmask.attacks.gradients.token_filter import Candidates
@@ -106,7 +107,8 @@ def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText
     labelled = evidence.task is not Task.CLASSIFICATION
     endings = findings.endings
     if endings is None:  # the branches are certain, where they end is not
-        endings = [Ending(leaf, 1, float("inf") if labelled else 0.0) for leaf in findings.forest.leaves]
+        endings = endings_at_leaves(findings.model, findings.forest.leaves)
+        endings = [replace(ending, residual=float("inf")) for ending in endings] if labelled else endings
     texts = []
     for ending in endings:
         tokens = ending.node[1]
@@ -156,7 +158,11 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
         )
     if num_certain < num_found:
         problems.append(f"{num_found - num_certain} others are a best effort: their last token or a prefix is in doubt")
-    if evidence.num_texts is not None and num_found != evidence.num_texts:
+    if evidence.num_texts is None:
+        problems.append(
+            "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
+        )
+    elif num_found != evidence.num_texts:
         problems.append(
             f"{num_found} of {evidence.num_texts} texts were found; the others repeat these, or are too short to leave "
             "a trace"
