@@ -221,13 +221,16 @@ def test_mean_pooling_does_not_make_a_repetition_certain(decoder):
 def test_a_word_said_fifteen_times(family):
     """Rows of the output projection that mix two words fill one dimension a head and one more; then all pass there.
 
-    The attention input of block 1 has no such limit.
+    Learned positions tell the words apart; without them the early layers do not, and nothing is claimed.
     """
     model = wide_model(family, 128)
     texts = [[T, *[U] * 15, X], [11, 12, 13]]
     recovery = attack(model, texts)
     assert_nothing_false(recovery, texts)
-    assert found(recovery) == as_counter(texts), recovery.reason
+    if model.learned_positions:
+        assert found(recovery) == as_counter(texts), recovery.reason
+    else:
+        assert recovery.status is Status.PARTIAL
 
 
 # ---- sizes

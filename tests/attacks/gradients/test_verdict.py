@@ -88,10 +88,17 @@ def test_directions_that_are_not_explained_are_not_the_whole(tiny_gpt2, rank):
     assert f"5 of {rank} directions" in recovery.reason
 
 
-def test_an_ending_may_be_a_prefix_while_a_branch_is_missing(tiny_gpt2):
-    """A label behind a leaf ends the text only if nothing was missed behind it: here a direction is left over."""
-    site = replace(findings(tiny_gpt2).site, span=span(8))
-    assert not judge(tiny_gpt2, site=site).value.certain
+def test_an_ending_that_goes_on_is_not_certain(tiny_gpt2):
+    """A label behind a leaf ends the text only if its own row is not in the span: here one is."""
+    recovery = judge(tiny_gpt2, doubtful=frozenset({(0, (*A, 11))}))
+    assert recovery.status is Status.PARTIAL
+    assert [text.tokens for text in recovery.value.certain] == [(*B, 12)]
+
+
+def test_a_direction_that_is_left_over_is_not_the_whole(tiny_gpt2):
+    recovery = judge(tiny_gpt2, site=replace(findings(tiny_gpt2).site, span=span(8)))
+    assert recovery.status is Status.PARTIAL
+    assert "explain 5 of 8 directions" in recovery.reason
 
 
 def test_a_last_token_that_explains_too_little_is_not_certain(tiny_gpt2):

@@ -140,8 +140,9 @@ def _unfold_repetitions(
 ) -> None:
     """Give the labels read at 't' to 't', 't t', 't t t' …, which share one row and so are read together.
 
-    A label goes to the prefix behind which it was seen to go on; t itself follows as often as deeper prefixes need it,
-    and one that is then left ends as 't t'. Where this is not unique the residual is set to infinity.
+    A label goes to the prefix behind which it was seen to go on; t itself follows as often as deeper prefixes need it.
+    A t that is then left ends texts of nothing but t, and how many of what length cannot be told: their residual, and
+    that of labels that could stand at several depths, is set to infinity.
     """
     start, (token,) = single
     chain = [single]
@@ -168,4 +169,4 @@ def _unfold_repetitions(
     spare = merged.get(token, 0) - sum(shares[node].get(token, 0) for node in chain)
     shares[single][token] = shares[single].get(token, 0) + max(spare, 0)
     follow.update(shares)
-    residuals.update(dict.fromkeys(chain, residuals[single] if unique and spare in (0, 1) else float("inf")))
+    residuals.update(dict.fromkeys(chain, residuals[single] if unique and spare == 0 else float("inf")))
