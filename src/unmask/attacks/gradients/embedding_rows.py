@@ -44,7 +44,7 @@ def _moved_rows(evidence: GradientEvidence, model: Model, name: str) -> Tensor |
     if update is None:
         return None
     if evidence.update is Update.GRADIENT:
-        moved = (update != 0).any(1)
+        moved = (update.amax(1) != 0) | (update.amin(1) != 0)
     else:
         moved = rows_beyond_decay(model.parameter(name).detach(), update)
     if bool(moved.all()) or not bool(moved.any()) or float((update[moved] != 0).double().mean(1).min()) < _DENSE:

@@ -12,7 +12,20 @@ from torch import Tensor
 from unmask.attacks.gradients.sites import RowsOf
 from unmask.models.adapter import Model
 
-BlockZero = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]  # the stream, and its queries, keys and values
+
+@dataclass(frozen=True)
+class NextTokens:
+    """Tokens that may stand at a position: their stream, queries, keys and values in block 0."""
+
+    position: int
+    tokens: Int[Tensor, " c"]
+    states: Float[Tensor, "c d"]
+    queries: Float[Tensor, "c h e"]
+    keys: Float[Tensor, "c g e"]
+    values: Float[Tensor, "c g e"]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -42,36 +55,40 @@ class Growth:
     row_width: int
     memory_budget_bytes: int
 
-    def begin(self, tokens: Int[Tensor, " s"], start: int) -> Prefixes:
+    def at(self, position: int, tokens: Int[Tensor, " c"]) -> NextTokens:
+        """What block 0 makes of tokens at a position."""
+        positions = torch.full_like(tokens, position)
+        states = self.model.embed(tokens, positions)
+        rows = self.model.attention_input(0, states)
+        return NextTokens(position, tokens, states, *self.model.queries_keys_values(0, rows, positions))
+
+    def begin(self, first: NextTokens, columns: Int[Tensor, " s"]) -> Prefixes:
         """One-token prefixes."""
-        _, (_, keys, values) = self._block_0(tokens, start)
-        return Prefixes(start, tokens[:, None], keys[:, None], values[:, None])
+        keys, values = first.keys[columns, None], first.values[columns, None]
+        return Prefixes(first.position, first.tokens[columns, None], keys, values)
 
-    def first_rows(self, tokens: Int[Tensor, " c"], start: int) -> Float[Tensor, "c f"]:
+    def first_rows(self, first: NextTokens) -> Float[Tensor, "c f"]:
         """Rows of one-token prefixes: a first token attends to itself alone, so its mixed value is its own."""
-        states, (_, _, values) = self._block_0(tokens, start)
         repeats = self.model.num_heads // self.model.num_key_value_heads
-        return self.rows_of(self.model, states, values.repeat_interleave(repeats, dim=1).flatten(1))
+        return self.rows_of(self.model, first.states, first.values.repeat_interleave(repeats, dim=1).flatten(1))
 
-    def extension_rows(
-        self, prefixes: Prefixes, tokens: Int[Tensor, " c"]
-    ) -> Iterator[tuple[int, Float[Tensor, "s c f"]]]:
+    def extension_rows(self, prefixes: Prefixes, following: NextTokens) -> Iterator[tuple[int, Float[Tensor, "s c f"]]]:
         """Rows of every prefix extended by every token, as (index of the first prefix, rows) chunk by chunk."""
-        states, heads = self._block_0(tokens, prefixes.next_position)
-        step = self._prefixes_at_once(len(tokens), prefixes.tokens.shape[1])
+        step = self._prefixes_at_once(len(following), prefixes.tokens.shape[1])
         for begin in range(0, len(prefixes), step):
             chunk = slice(begin, begin + step)
-            mixed = self._attend(heads, prefixes.keys[chunk], prefixes.values[chunk])
-            yield begin, self.rows_of(self.model, states.expand(len(mixed), -1, -1), mixed)
+            mixed = self._attend(following, prefixes.keys[chunk], prefixes.values[chunk])
+            yield begin, self.rows_of(self.model, following.states.expand(len(mixed), -1, -1), mixed)
 
-    def extend(self, prefixes: Prefixes, parents: Int[Tensor, " n"], tokens: Int[Tensor, " n"]) -> Prefixes:
-        """Longer prefixes: each parent with its token."""
-        _, (_, keys, values) = self._block_0(tokens, prefixes.next_position)
+    def extend(
+        self, prefixes: Prefixes, following: NextTokens, parents: Int[Tensor, " n"], columns: Int[Tensor, " n"]
+    ) -> Prefixes:
+        """Longer prefixes: each parent with the token of its column."""
         return Prefixes(
             prefixes.start,
-            torch.cat([prefixes.tokens[parents], tokens[:, None]], dim=1),
-            torch.cat([prefixes.keys[parents], keys[:, None]], dim=1),
-            torch.cat([prefixes.values[parents], values[:, None]], dim=1),
+            torch.cat([prefixes.tokens[parents], following.tokens[columns, None]], dim=1),
+            torch.cat([prefixes.keys[parents], following.keys[columns, None]], dim=1),
+            torch.cat([prefixes.values[parents], following.values[columns, None]], dim=1),
         )
 
     def rows_of_prefixes(self, prefixes: Prefixes) -> Float[Tensor, "s f"]:
@@ -83,29 +100,19 @@ class Growth:
         mixed = self.model.mix(0, queries[:, None], prefixes.keys, prefixes.values, everything)[:, 0]
         return self.rows_of(self.model, states, mixed)
 
-    def _block_0(self, tokens: Tensor, position: int) -> BlockZero:
-        positions = torch.full_like(tokens, position)
-        states = self.model.embed(tokens, positions)
-        rows = self.model.attention_input(0, states)
-        return states, self.model.queries_keys_values(0, rows, positions)
-
     def _prefixes_at_once(self, num_tokens: int, length: int) -> int:
         scores = 3 * self.model.num_heads * (length + 1)
         rows = 4 * self.model.width + 3 * self.row_width
         return max(1, self.memory_budget_bytes // (4 * num_tokens * (scores + rows)))
 
     def _attend(
-        self,
-        heads: tuple[Tensor, Tensor, Tensor],
-        keys: Float[Tensor, "s i g e"],
-        values: Float[Tensor, "s i g e"],
+        self, following: NextTokens, keys: Float[Tensor, "s i g e"], values: Float[Tensor, "s i g e"]
     ) -> Float[Tensor, "s c o"]:
         """Attention output of every token behind every prefix; the token also attends to itself."""
-        queries, own_keys, own_values = heads
-        grouped = queries.unflatten(1, (self.model.num_key_value_heads, -1)) * self.model.scores_scale(0)
+        grouped = following.queries.unflatten(1, (self.model.num_key_value_heads, -1)) * self.model.scores_scale(0)
         before = torch.einsum("cgre,sige->scgri", grouped, keys)
-        itself = torch.einsum("cgre,cge->cgr", grouped, own_keys).expand(len(keys), -1, -1, -1)
+        itself = torch.einsum("cgre,cge->cgr", grouped, following.keys).expand(len(keys), -1, -1, -1)
         weights = torch.cat([before, itself[..., None]], dim=-1).softmax(-1)
         mixed = torch.einsum("scgri,sige->scgre", weights[..., :-1], values)
-        mixed = mixed + weights[..., -1:] * own_values[:, :, None]
+        mixed = mixed + weights[..., -1:] * following.values[:, :, None]
         return mixed.flatten(2)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from unmask.attacks.gradients.growth import Growth, Prefixes
+from unmask.attacks.gradients.growth import Growth, NextTokens, Prefixes
 from unmask.attacks.gradients.sites import Site
 from unmask.attacks.gradients.token_filter import Candidates
 from unmask.attacks.progress import Progress
@@ -87,38 +87,38 @@ class PrefixSearch:
         whole = span.measured(whole.to(null).T).T / self.num_probes**0.5  # ‖wholeᵀx‖ estimates ‖x‖ as it is measured
         self.probes = torch.cat([null, whole], dim=1).to(self.model.device, self.model.dtype)
         self.growth = Growth(self.model, self.site.rows, span.width, self.memory_budget_bytes)
-        for start, tokens in self._starts().items():
-            if not self._grow(self.growth.begin(tokens, start)):
+        for position in sorted(max(position, 0) for position in self.candidates.by_position):
+            started = self._starts(position)
+            if len(started) and not self._grow(started):
                 return self._forest(overflow=True)
+            if self._forest(overflow=False).explains(span.rank, self.model):
+                break  # later starts, which only left padding has, would have left a trace
         return self._forest(overflow=False)
 
     def _forest(self, overflow: bool) -> Forest:
         return Forest(self.nodes, self.leaves, self.gap, self.num_tested, overflow)
 
-    def _starts(self) -> dict[int, Tensor]:
-        """First tokens by position."""
-        tested: dict[int, tuple[Tensor, Tensor]] = {}
-        for position in sorted(self.candidates.by_position):
-            tokens = self.candidates.at(position)
-            rows = self.growth.first_rows(tokens, max(position, 0))
-            tested[max(position, 0)] = tokens, self.site.span.distance(rows)
-            self.num_tested += len(tokens)
-        self.gap = widest_gap(torch.cat([distances for _, distances in tested.values()]), ceiling=_SHORTLIST)
-        starts = {}
-        for position, (tokens, distances) in tested.items():
-            keep = distances <= self.gap.threshold
-            if keep.any():
-                starts[position] = tokens[keep]
-                for token, distance in zip(tokens[keep].tolist(), distances[keep].tolist(), strict=True):
-                    self.nodes[position, (token,)] = distance
-        return starts
+    def _starts(self, position: int) -> Prefixes:
+        """First tokens at a position."""
+        first = self.growth.at(position, self.candidates.at(position).to(self.model.device))
+        distances = self.site.span.distance(self.growth.first_rows(first))
+        self.num_tested += len(first)
+        self.gap = self.gap.narrowed(distances) if self.nodes else widest_gap(distances, ceiling=_SHORTLIST)
+        keep = (distances <= self.gap.threshold).nonzero()[:, 0]
+        for token, distance in zip(first.tokens[keep].tolist(), distances[keep].tolist(), strict=True):
+            self.nodes[position, (token,)] = distance
+        return self.growth.begin(first, keep)
 
     def _grow(self, alive: Prefixes) -> bool:
         """Extend until nothing passes; False if more passes than the span's rank can explain."""
         idle = 0
         while len(alive):
-            parents, tokens, distances = self._extensions(alive)
-            extended = self.growth.extend(alive, parents, tokens)
+            following = self._following(alive)
+            if len(following) == 0:
+                self._close(alive, set())
+                return True
+            parents, columns, distances = self._extensions(alive, following)
+            extended = self.growth.extend(alive, following, parents, columns)
             children = [(alive.start, tuple(row)) for row in extended.tokens.tolist()]
             own = [not is_repetition(self.model, child) for child in children]
             self.nodes.update((child, d) for child, d, is_own in zip(children, distances, own, strict=True) if is_own)
@@ -144,22 +144,23 @@ class PrefixSearch:
                 for length in range(2, len(row) + 1):
                     self.nodes.setdefault((alive.start, tuple(row[:length])), self.nodes[alive.start, (row[0],)])
 
-    def _extensions(self, alive: Prefixes) -> tuple[Tensor, Tensor, list[float]]:
-        """Accepted (prefix, token) pairs, with their float64 distances."""
+    def _following(self, alive: Prefixes) -> NextTokens:
         tokens = self.candidates.at(alive.next_position).to(self.model.device)
-        if len(tokens) == 0 or alive.next_position >= self.model.max_positions:
-            none = torch.zeros(0, dtype=torch.long, device=self.model.device)
-            return none, none, []
+        fits = alive.next_position < self.model.max_positions
+        return self.growth.at(alive.next_position if fits else 0, tokens if fits else tokens[:0])
+
+    def _extensions(self, alive: Prefixes, following: NextTokens) -> tuple[Tensor, Tensor, list[float]]:
+        """Accepted pairs (prefix, column of the token), with their float64 distances."""
         cut = min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected)
         pairs, distances = [], []
-        for begin, rows in self.growth.extension_rows(alive, tokens):
+        for begin, rows in self.growth.extension_rows(alive, following):
             projected = rows @ self.probes
             null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
             near = (null.norm(dim=-1) < cut * whole.norm(dim=-1)).nonzero()
             pairs.append(near + torch.tensor([begin, 0], device=near.device))
             distances.append(self.site.span.distance(rows[near[:, 0], near[:, 1]]))
-            self.num_tested += len(rows) * len(tokens)
+            self.num_tested += rows.shape[0] * rows.shape[1]
         found, far = torch.cat(pairs), torch.cat(distances)
         self.gap = self.gap.narrowed(far)
         keep = far <= self.gap.threshold
-        return found[keep, 0], tokens[found[keep, 1]], far[keep].tolist()
+        return found[keep, 0], found[keep, 1], far[keep].tolist()

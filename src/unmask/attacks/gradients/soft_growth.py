@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.growth import Growth, Prefixes
+from unmask.attacks.gradients.growth import Growth, NextTokens, Prefixes
 from unmask.attacks.gradients.token_filter import Candidates
 
 _POOL_PREFIXES, _POOL_LENGTH = 320, 24  # random prefixes whose rows give the covariance
@@ -62,9 +62,10 @@ class SoftGrowth:
             tokens = self.candidates.at(level).to(self.growth.model.device)
             if len(tokens) == 0 or (alive is not None and len(alive) == 0):
                 return
-            ratios = self._ratios(alive, tokens, self._test_matrix(taken))
-            parents, chosen, scores = self._choose(ratios.cpu(), scores, alive, tokens.cpu(), known)
-            alive = self._advance(alive, tokens, parents, chosen)
+            following = self.growth.at(level, tokens)
+            ratios = self._ratios(alive, following, self._test_matrix(taken))
+            parents, columns, scores = self._choose(ratios.cpu(), scores, alive, tokens.cpu(), known)
+            alive = self._advance(alive, following, parents.to(tokens.device), columns.to(tokens.device))
             rows = self.growth.rows_of_prefixes(alive)
             taken.update({tuple(prefix): row for prefix, row in zip(alive.tokens.tolist(), rows, strict=True)})
             if not taken:
@@ -76,12 +77,13 @@ class SoftGrowth:
         device = self.growth.model.device
         everyone = torch.tensor(sorted(self.candidates.tokens), device=device)
         draw = torch.randint(len(everyone), (_POOL_LENGTH, _POOL_PREFIXES), generator=generator).to(device)
-        prefixes = self.growth.begin(everyone[draw[0]], 0)
+        each = torch.arange(_POOL_PREFIXES, device=device)
+        prefixes = self.growth.begin(self.growth.at(0, everyone[draw[0]]), each)
         second_moment = torch.zeros(self.growth.row_width, self.growth.row_width, dtype=torch.float64, device=device)
         count = 0
         for level in range(1, _POOL_LENGTH):
-            tokens = everyone[draw[level]]
-            prefixes = self.growth.extend(prefixes, torch.arange(_POOL_PREFIXES, device=device), tokens)
+            following = self.growth.at(level, everyone[draw[level]])
+            prefixes = self.growth.extend(prefixes, following, each, each)
             rows = self.growth.rows_of_prefixes(prefixes).double()
             second_moment += rows.T @ rows
             count += len(rows)
@@ -97,11 +99,11 @@ class SoftGrowth:
         frame = torch.linalg.qr(torch.cat([known, self.seen], dim=1), mode="complete")[0]
         return (self.whiten @ frame[:, known.shape[1] :]).to(self.growth.model.dtype), self.seen.shape[1]
 
-    def _ratios(self, alive: Prefixes | None, tokens: Tensor, test: tuple[Tensor, int]) -> Float[Tensor, "s c"]:
+    def _ratios(self, alive: Prefixes | None, following: NextTokens, test: tuple[Tensor, int]) -> Float[Tensor, "s c"]:
         """log of the share of each extension that lies outside span(G, known rows)."""
         matrix, rank = test
         ratios = []
-        for _, rows in self._extensions(alive, tokens):
+        for _, rows in self._extensions(alive, following):
             projected = rows @ matrix
             inside, outside = projected.split([rank, projected.shape[-1] - rank], dim=-1)
             seen, unseen = inside.square().sum(-1), outside.square().sum(-1)
@@ -109,10 +111,10 @@ class SoftGrowth:
             self.num_tested += rows.shape[0] * rows.shape[1]
         return torch.cat(ratios)
 
-    def _extensions(self, alive: Prefixes | None, tokens: Tensor) -> Iterable[tuple[int, Tensor]]:
+    def _extensions(self, alive: Prefixes | None, following: NextTokens) -> Iterable[tuple[int, Tensor]]:
         if alive is None:
-            return [(0, self.growth.first_rows(tokens, 0)[None])]
-        return self.growth.extension_rows(alive, tokens)
+            return [(0, self.growth.first_rows(following)[None])]
+        return self.growth.extension_rows(alive, following)
 
     def _choose(
         self,
@@ -151,10 +153,10 @@ class SoftGrowth:
                 sure[row[prefix[:-1]], column[prefix[-1]]] = True
         return sure
 
-    def _advance(self, alive: Prefixes | None, tokens: Tensor, parents: Tensor, chosen: Tensor) -> Prefixes:
-        device = self.growth.model.device
-        picked = tokens[chosen.to(device)]
-        return self.growth.begin(picked, 0) if alive is None else self.growth.extend(alive, parents.to(device), picked)
+    def _advance(self, alive: Prefixes | None, following: NextTokens, parents: Tensor, columns: Tensor) -> Prefixes:
+        if alive is None:
+            return self.growth.begin(following, columns)
+        return self.growth.extend(alive, following, parents, columns)
 
 
 def _standardised(ratios: Float[Tensor, "s c"]) -> Float[Tensor, "s c"]:
