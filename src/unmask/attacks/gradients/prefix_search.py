@@ -93,10 +93,24 @@ class PrefixSearch:
                 return self._forest(overflow=True)
             if self._forest(overflow=False).explains(span.rank, self.model):
                 break  # later starts, which only left padding has, would have left a trace
+        self._drop_ghost_starts()
         return self._forest(overflow=False)
 
     def _forest(self, overflow: bool) -> Forest:
         return Forest(self.nodes, self.leaves, self.gap, self.num_tested, overflow)
+
+    def _drop_ghost_starts(self) -> None:
+        """Take out first tokens that lead nowhere, if they are exactly as many as the prefixes exceed the rank.
+
+        With learned positions, token + position is a sum: where texts start at several positions (left padding), the
+        first token of one may pass at the start of another. Its row depends on theirs, so it adds nothing to the rank.
+        """
+        surplus = self._forest(overflow=False).num_rows(self.model) - self.site.span.rank
+        alone = [leaf for leaf in self.leaves if len(leaf[1]) == 1]
+        if 0 < surplus == len(alone):
+            self.leaves = [leaf for leaf in self.leaves if leaf not in alone]
+            for leaf in alone:
+                del self.nodes[leaf]
 
     def _starts(self, position: int) -> Prefixes:
         """First tokens at a position."""
