@@ -162,6 +162,7 @@ def recover_text_command(
     evidence: Annotated[Path, typer.Argument(help="Evidence file from `unmask observe`, or a captured update.")],
     model: ModelOption,
     device: DeviceOption = "cpu",
+    confirm: Annotated[bool, typer.Option("--confirm", help="Test every prefix again in a later block.")] = False,
     seed: Annotated[int, typer.Option(help="Seeds the attack's random probes.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -177,7 +178,7 @@ def recover_text_command(
     with working("loading the model"):
         loaded = _load(model, DtypeName.float32, device)
     with progress_bar() as progress:
-        recovery = recover_text(seen, loaded, progress=progress, seed=seed)
+        recovery = recover_text(seen, loaded, progress=progress, confirm=confirm, seed=seed)
     print_text_recovery(recovery, loaded, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
 

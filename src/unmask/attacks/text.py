@@ -14,11 +14,17 @@ from unmask.recovery import RecoveredTexts, Recovery
 
 
 def recover_text(
-    evidence: GradientEvidence, model: Model, *, progress: Progress = silent, seed: int = 0
+    evidence: GradientEvidence,
+    model: Model,
+    *,
+    progress: Progress = silent,
+    confirm: bool = False,
+    seed: int = 0,
 ) -> Recovery[RecoveredTexts]:
     """Recover the texts behind an update: whole texts from decoders, the bag of words from encoders.
 
-    The model must be the one that the client started from; evidence of another one is refused.
+    The model must be the one that the client started from; evidence of another one is refused. With `confirm`, every
+    prefix of a decoder's texts is tested again in block 1.
     """
     if not isinstance(evidence, GradientEvidence):
         raise InputError(
@@ -26,7 +32,7 @@ def recover_text(
             "recovery from hidden states is not built yet"
         )
     evidence.check(model)
-    attack = DecoderAttack(seed=seed) if model.causal else BagOfWordsAttack(seed=seed)
+    attack = DecoderAttack(confirm=confirm, seed=seed) if model.causal else BagOfWordsAttack(seed=seed)
     return attack(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), progress)
 
 

@@ -570,3 +570,28 @@ def test_progress_is_reported_in_words(tiny_gpt2):
     assert stages[0] == "reading the bag of words"
     assert "growing prefixes" in stages
     assert stages[-1] == "reading endings"
+
+
+# ---- confirmation in a later block
+
+
+@pytest.mark.parametrize("name", ["tiny_gpt2", "tiny_llama"])
+def test_a_later_block_confirms_what_is_true(name, request):
+    model = request.getfixturevalue(name)
+    texts = [[11, 12, 13, 14], [21, 22, 23]]
+    evidence = observe_gradients(model, texts)
+    recovery = recover_text(evidence, model, confirm=True)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert set(recovery.used) > set(recover_text(evidence, model).used)  # block 1 was read as well
+
+
+def test_a_later_block_of_another_batch_confirms_nothing(tiny_llama):
+    """Block 0 says one thing and block 1 another: nothing is certain any more."""
+    evidence = observe_gradients(tiny_llama, [[11, 12, 13, 14], [21, 22, 23]])
+    other = observe_gradients(tiny_llama, [[31, 32, 33, 34], [41, 42, 43]])
+    swapped = {
+        name: other.gradients[name] if "layers.1.self_attn" in name else g for name, g in evidence.gradients.items()
+    }
+    recovery = recover_text(replace(evidence, gradients=swapped), tiny_llama, confirm=True)
+    assert recovery.status is not Status.RECOVERED
+    assert not recovery.value.certain

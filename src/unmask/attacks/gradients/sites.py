@@ -35,17 +35,25 @@ def first_input_site(evidence: GradientEvidence, model: Model) -> Site | None:
     return _site(evidence, model, "attention input of block 0", (Role.QUERY, Role.KEY, Role.VALUE), 0, _never)
 
 
+def second_input_site(evidence: GradientEvidence, model: Model) -> Site | None:
+    """Inputs of block 1's queries, keys and values: a prefix passes the whole of block 0 on its way there."""
+    if model.num_blocks < 2:
+        return None
+    roles = (Role.QUERY, Role.KEY, Role.VALUE)
+    return _site(evidence, model, "attention input of block 1", roles, 1, _next_attention_input)
+
+
 def prefix_sites(evidence: GradientEvidence, model: Model) -> Iterator[Site]:
     """Layers that can check a prefix, the cheapest first: each further one needs more of the forward pass."""
-    known: list[tuple[str, tuple[Role, ...], int, RowsOf]] = [
-        ("output projection of block 0", (Role.ATTENTION_OUT,), 0, _mixed),
-        ("MLP input of block 0", (Role.MLP_IN, Role.MLP_GATE), 0, _mlp_input),
-        ("attention input of block 1", (Role.QUERY, Role.KEY, Role.VALUE), 1, _next_attention_input),
-    ]
-    for name, roles, block, rows in known:
-        site = _site(evidence, model, name, roles, block, rows) if block < model.num_blocks else None
-        if site is not None:
-            yield site
+    first = _site(evidence, model, "output projection of block 0", (Role.ATTENTION_OUT,), 0, _mixed)
+    if first is not None:
+        yield first
+    second = _site(evidence, model, "MLP input of block 0", (Role.MLP_IN, Role.MLP_GATE), 0, _mlp_input)
+    if second is not None:
+        yield second
+    third = second_input_site(evidence, model)
+    if third is not None:
+        yield third
 
 
 def _site(
