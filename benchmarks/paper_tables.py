@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import os
-import platform
 import statistics
 import time
 import zlib
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine import machine
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from synthetic import gpt2_shape
@@ -345,15 +345,6 @@ def _update(results: Sequence[Result]) -> str:
     if any(result["spec"]["whole_update"] for result in results):
         return "all parameters"
     return "block 0, the last down projection, with classification the embeddings too (the paper reads blocks 0 and 1)"
-
-
-def machine() -> str:
-    """The processor, torch and its threads."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    processor = names[0] if names else platform.processor() or platform.machine()
-    return f"{processor}, torch {torch.__version__}, threads: {torch.get_num_threads()}"
 
 
 @contextmanager

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 # `from tests.reference… import …` works however pytest was started.
@@ -18,6 +20,15 @@ from unmask.errors import UnknownModelError
 from unmask.models import Model, adapt
 
 # Tests share these models: whoever changes a weight or a mode does it on a copy (`model.to()`).
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """One thread of torch for a whole file; whoever asks for it says why."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@
 | `d` | width of the residual stream; `d_in`, `d_out` of a linear layer |
 | `r` | rank of a span |
 | `k` | number of probes |
-| `h`, `h_kv` | query heads, key/value heads |
-| `d_head` | width of one head |
+| `h`, `g`, `e` | query heads, key/value heads, width of one head |
+| `f` | input width of the MLP's down projection |
 | `batch`, `length` | texts in a batch, padded length |
 | `vocab` | vocabulary size |
 
@@ -19,11 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Rows = Float[Tensor, "n d"]
-Weight = Float[Tensor, "d_in d_out"]
 Basis = Float[Tensor, "d r"]
 Probes = Float[Tensor, "d k"]
-Heads = Float[Tensor, "n h d_head"]
-KVHeads = Float[Tensor, "n h_kv d_head"]
 Tokens = Int[Tensor, "n"]
 TokenBatch = Int[Tensor, "batch length"]
 MaskBatch = Bool[Tensor, "batch length"]

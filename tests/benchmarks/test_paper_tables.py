@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 import transformers
 from tests.tiny_models import gpt2_config, random_model
 from tokenizers import Tokenizer
@@ -26,12 +24,8 @@ SENTENCES = (
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def small_tensors(one_thread: None) -> None:
     """Threads that share tensors this small only wait for one another, on a busy machine for seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pkgutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,8 @@ Gradients = dict[str, Tensor]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in the other process: sums in another order have other last digits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def as_in_the_other_process(one_thread: None) -> None:
+    """Sums in another order have other last digits."""
 
 
 @dataclass(frozen=True)

@@ -34,15 +34,6 @@ INIT = {"vocab_size": VOCAB, "initializer_range": 0.1}
 NO_FRAME = {"bos_token_id": None, "eos_token_id": None}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Matrices are small here: a second thread costs more than it brings."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def gpt2(seed: int = 0, head: bool = False) -> Model:
     torch.manual_seed(seed)
     config = GPT2Config(n_embd=96, n_layer=3, n_head=4, n_positions=32, **NO_FRAME, **INIT)

@@ -44,7 +44,6 @@ class Dependencies:
 
     number: int
     weights: Float[Tensor, " n"]
-    gap_decades: float
 
     @property
     def verified(self) -> Bool[Tensor, " n"]:
@@ -107,9 +106,9 @@ def dependencies(rows: Float[Tensor, "n f"], span: Span) -> Dependencies:
     residuals = _outside(rows, span)
     eigenvalues, vectors = torch.linalg.eigh(residuals @ residuals.T)
     values = eigenvalues.clamp_min(0).sqrt().flip(0)
-    rank, gap = rank_by_gap(values, _CLEAR_FALL)
+    rank, _ = rank_by_gap(values, _CLEAR_FALL)
     null = vectors.flip(1)[:, rank:]
-    return Dependencies(null.shape[1], null.square().sum(1), gap)
+    return Dependencies(null.shape[1], null.square().sum(1))
 
 
 def _outside(rows: Float[Tensor, "n f"], span: Span) -> Float[Tensor, "n f"]:

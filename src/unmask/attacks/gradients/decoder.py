@@ -84,7 +84,8 @@ class DecoderAttack:
         if not forest.leaves:
             return bag_of_words(bag.candidates, bag.used, f"no prefix passed at the {site.name}", started)
         progress("reading endings", 0, 1)
-        endings, read = self._endings(evidence, model, site, forest, generator) if self._clear(forest) else (None, ())
+        clear = forest.is_clear(self.min_gap_decades)
+        endings, read = self._endings(evidence, model, site, forest, generator) if clear else (None, ())
         doubtful = self._seen_to_go_on(model, site, forest, endings or [])
         doubtful |= frozenset() if wide is None else self._unverified(model, forest, wide)
         used = (*bag.used, *site.parameters, *read)
@@ -108,7 +109,7 @@ class DecoderAttack:
         for site in prefix_sites(evidence, model):
             if not site.span.is_saturated:
                 found = site, self._search(site, model, candidates, generator, progress)
-                if found[1].leaves and self._clear(found[1]):
+                if found[1].leaves and found[1].is_clear(self.min_gap_decades):
                     break
         return found
 
@@ -117,9 +118,6 @@ class DecoderAttack:
     ) -> Forest:
         budget = self.memory_budget_bytes
         return PrefixSearch(model, site, candidates, self.num_probes, budget, generator, progress).run()
-
-    def _clear(self, forest: Forest) -> bool:
-        return not forest.overflow and forest.gap.decades >= self.min_gap_decades
 
     def _seen_to_go_on(self, model: Model, site: Site, forest: Forest, endings: list[Ending]) -> frozenset[Node]:
         """Endings whose last token is no prefix of the search, but has a row in the span: a branch that was missed."""

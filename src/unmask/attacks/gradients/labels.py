@@ -107,8 +107,11 @@ class LabelReader:
     def _mean_embeddings(self, memory_budget_bytes: int) -> Float[Tensor, "n d"]:
         """μ_u, in chunks of prefixes: probabilities over the vocabulary are the widest rows of all."""
         step = max(1, memory_budget_bytes // (12 * len(self.embedding)))
-        rows = [self.model.final_norm(chunk) @ self.embedding.T for chunk in self.states.split(step)]
-        return torch.cat([logits.softmax(-1) @ self.embedding for logits in rows])
+        chunks = self.states.split(step)
+        return torch.cat([self._probabilities(chunk) @ self.embedding for chunk in chunks])
+
+    def _probabilities(self, states: Float[Tensor, "u d"]) -> Float[Tensor, "u vocab"]:
+        return (self.model.final_norm(states) @ self.embedding.T).softmax(-1)
 
     def _directions(self, nodes: Tensor, labels: Tensor) -> Float[Tensor, "e d"]:
         """Jᵤᵀ(μ_u − e_y) of pairs (u, y): what one occurrence of y behind u sends to u."""

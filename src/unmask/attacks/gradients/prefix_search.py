@@ -47,6 +47,10 @@ class Forest:
     num_tested: int
     overflow: bool = False  # more prefixes passed than the rank allows: the test does not separate
 
+    def is_clear(self, min_gap_decades: float) -> bool:
+        """Whether the distances of accepted and refused prefixes stand far apart."""
+        return not self.overflow and self.gap.decades >= min_gap_decades
+
     def num_rows(self, model: Model) -> int:
         """Prefixes with a row of their own."""
         return sum(not is_repetition(model, node) for node in self.nodes)

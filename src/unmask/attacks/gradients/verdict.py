@@ -47,7 +47,7 @@ class Findings:
     @property
     def is_clear(self) -> bool:
         """Whether the distances of accepted and refused prefixes stand far apart."""
-        return not self.forest.overflow and self.forest.gap.decades >= self.min_gap_decades
+        return self.forest.is_clear(self.min_gap_decades)
 
 
 def verdict(evidence: GradientEvidence, findings: Findings, started: float) -> Recovery[RecoveredTexts]:
