@@ -172,7 +172,7 @@ def test_token_types_of_bert(tiny_bert):
     positions = torch.arange(tokens.shape[1]).expand_as(tokens)
     for token_type in (0, 1):
         theirs, _ = states_of_transformers(tiny_bert, tokens, mask, token_type_ids=torch.full_like(tokens, token_type))
-        ours = tiny_bert.embed(tokens, positions, token_type)
+        ours = tiny_bert.embed(tokens, positions, torch.full_like(tokens, token_type))
         # Two sums in another order, then a norm: float32.
         assert torch.allclose(ours, theirs[0], atol=FLOAT32_PARITY)
 

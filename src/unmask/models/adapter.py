@@ -42,8 +42,10 @@ class Model(ABC):
     # ---- what the family must say
 
     @abstractmethod
-    def embed(self, tokens: Int[Tensor, "*n"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
-        """The residual stream that enters block 0."""
+    def embed(
+        self, tokens: Int[Tensor, "*n"], positions: Int[Tensor, "*n"], types: Int[Tensor, "*n"] | None = None
+    ) -> Float[Tensor, "*n d"]:
+        """The residual stream that enters block 0; `types` where the family tells two texts of a pair apart."""
 
     @abstractmethod
     def attention_input(self, block: int, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
@@ -141,6 +143,17 @@ class Model(ABC):
         return self.parameter(self.token_embedding).dtype
 
     @property
+    def num_token_types(self) -> int:
+        """How many token types a pair of texts may use; 1 where the family has none."""
+        return 1
+
+    @property
+    def frame_tokens(self) -> tuple[int, int] | None:
+        """The tokens that open and close every text ([CLS], [SEP]), where the tokenizer has both."""
+        first, last = (getattr(self.tokenizer, name, None) for name in ("cls_token_id", "sep_token_id"))
+        return None if first is None or last is None else (int(first), int(last))
+
+    @property
     def special_tokens(self) -> frozenset[int]:
         """Tokens that frame a text ([CLS], <s>, padding …), as far as the tokenizer knows them."""
         return frozenset(self.tokenizer.all_special_ids) if self.tokenizer is not None else frozenset()
@@ -218,9 +231,11 @@ class Model(ABC):
 
     # ---- the forward pass, in parts
 
-    def first_input(self, tokens: Int[Tensor, "*n"], positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n d"]:
-        """The attention input of block 0: a function of token and position alone."""
-        return self.attention_input(0, self.embed(tokens, positions))
+    def first_input(
+        self, tokens: Int[Tensor, "*n"], positions: Int[Tensor, "*n"], types: Int[Tensor, "*n"] | None = None
+    ) -> Float[Tensor, "*n d"]:
+        """The attention input of block 0: a function of token, position and type alone."""
+        return self.attention_input(0, self.embed(tokens, positions, types))
 
     def project_first_inputs(
         self, matrix: Float[Tensor, "d k"], positions: Sequence[int]
@@ -279,6 +294,7 @@ class Model(ABC):
         mask: MaskBatch | None = None,
         num_blocks: int | None = None,
         positions: TokenBatch | None = None,
+        types: TokenBatch | None = None,
     ) -> list[States]:
         """The stream before block 0, after block 0, and so on, without the final norm."""
         if tokens.shape[1] > self.max_positions:
@@ -286,7 +302,7 @@ class Model(ABC):
         mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        states = [self.embed(tokens, positions)]
+        states = [self.embed(tokens, positions, types)]
         for block in range(self.num_blocks if num_blocks is None else num_blocks):
             states.append(self.block_forward(block, states[-1], positions, mask))
         return states

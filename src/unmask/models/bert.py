@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unmask.models.adapter import Model
@@ -25,10 +26,31 @@ class Bert(Model):
     def _block(self, block: int) -> Any:
         return self.body.encoder.layer[block]
 
-    def embed(self, tokens: Tensor, positions: Tensor, token_type: int = 0) -> Tensor:
+    @property
+    def num_token_types(self) -> int:
+        return int(self.config.type_vocab_size)
+
+    def embed(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
         parts = self.body.embeddings
-        total = parts.word_embeddings(tokens) + parts.token_type_embeddings.weight[token_type]
-        return parts.LayerNorm(total + parts.position_embeddings(positions))
+        total = parts.word_embeddings(tokens) + parts.position_embeddings(positions)
+        return parts.LayerNorm(
+            total + parts.token_type_embeddings(torch.zeros_like(tokens) if types is None else types)
+        )
+
+    @property
+    def first_input_sum(self) -> LayerNormOfSum:
+        """Block 0's inputs of type 0 as what they are: the norm of a sum."""
+        parts = self.body.embeddings
+        tokens = parts.word_embeddings.weight + parts.token_type_embeddings.weight[0]
+        return LayerNormOfSum(tokens, parts.position_embeddings.weight, parts.LayerNorm)
+
+    @property
+    def token_type_differences(self) -> Tensor:
+        """What further token types add to a first input, up to the norm's scale: a row for each type but 0."""
+        parts = self.body.embeddings
+        kinds = parts.token_type_embeddings.weight
+        rows = kinds[1:] - kinds[0]
+        return parts.LayerNorm.weight * (rows - rows.mean(1, keepdim=True))
 
     def attention_input(self, block: int, states: Tensor) -> Tensor:
         return states
@@ -71,7 +93,4 @@ class Bert(Model):
         return LinearLayer(f"encoder.layer.{block}.{names[role]}.weight", stored_transposed=True)
 
     def project_first_inputs(self, matrix: Tensor, positions: Sequence[int]) -> Iterator[Tensor]:
-        parts = self.body.embeddings
-        tokens = parts.word_embeddings.weight + parts.token_type_embeddings.weight[0]
-        rows = LayerNormOfSum(tokens, parts.position_embeddings.weight, parts.LayerNorm)
-        yield from rows.project_positions(matrix, positions)
+        yield from self.first_input_sum.project_positions(matrix, positions)

@@ -24,7 +24,7 @@ class GPT2(Model):
     def _block(self, block: int) -> Any:
         return self.body.h[block]
 
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
         return self.body.wte(tokens) + self.body.wpe(positions)
 
     def attention_input(self, block: int, states: Tensor) -> Tensor:

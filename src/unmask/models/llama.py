@@ -36,7 +36,7 @@ class Llama(Model):
         longest = int(self.config.max_position_embeddings)
         return min(longest, int(windowed)) if windowed else longest
 
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
         return self.body.embed_tokens(tokens)
 
     def attention_input(self, block: int, states: Tensor) -> Tensor:

@@ -43,12 +43,27 @@ def second_input_site(evidence: GradientEvidence, model: Model) -> Site | None:
     return _site(evidence, model, "attention input of block 1", roles, 1, _next_attention_input)
 
 
+def output_site(evidence: GradientEvidence, model: Model) -> Site | None:
+    """Attention outputs of block 0, before the output projection."""
+    return _site(evidence, model, "output projection of block 0", (Role.ATTENTION_OUT,), 0, _mixed)
+
+
+def mlp_site(evidence: GradientEvidence, model: Model) -> Site | None:
+    """Inputs of block 0's MLP."""
+    return _site(evidence, model, "MLP input of block 0", (Role.MLP_IN, Role.MLP_GATE), 0, _mlp_input)
+
+
+def down_site(evidence: GradientEvidence, model: Model) -> Site | None:
+    """Inputs of block 0's down projection: wider than the stream, so their span leaves room up to d rows."""
+    return _site(evidence, model, "down projection of block 0", (Role.MLP_OUT,), 0, _mlp_hidden)
+
+
 def prefix_sites(evidence: GradientEvidence, model: Model) -> Iterator[Site]:
     """Layers that can check a prefix, the cheapest first: each further one needs more of the forward pass."""
-    first = _site(evidence, model, "output projection of block 0", (Role.ATTENTION_OUT,), 0, _mixed)
+    first = output_site(evidence, model)
     if first is not None:
         yield first
-    second = _site(evidence, model, "MLP input of block 0", (Role.MLP_IN, Role.MLP_GATE), 0, _mlp_input)
+    second = mlp_site(evidence, model)
     if second is not None:
         yield second
     third = second_input_site(evidence, model)
@@ -78,6 +93,10 @@ def _mixed(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
 
 def _mlp_input(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
     return model.mlp_input(0, model.after_attention(0, states, mixed))
+
+
+def _mlp_hidden(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
+    return model.mlp_hidden(0, model.after_attention(0, states, mixed))
 
 
 def _next_attention_input(model: Model, states: Tensor, mixed: Tensor) -> Tensor:

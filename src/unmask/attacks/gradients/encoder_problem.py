@@ -1,0 +1,117 @@
+"""What a search for an encoder's texts works on: the places that may be filled, and the layers that can tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from unmask.attacks.gradients.exchange import Text
+from unmask.attacks.gradients.places import Frame, Places
+from unmask.attacks.gradients.shares import position_shares
+from unmask.attacks.gradients.sites import Site, down_site, first_input_site, output_site
+from unmask.attacks.gradients.token_filter import Candidates
+from unmask.evidence.gradients import GradientEvidence
+from unmask.linalg.gap import FLOAT32_FLOOR
+from unmask.models.adapter import Model
+from unmask.models.bert import Bert
+
+_LEAST_ROOM = 6  # directions that a span must leave free to tell rows apart
+_OUTSIDE = 1e-3  # a distance that no row of the batch has
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Places, and the layers of block 0 whose gradients leave room: `output` and `down`, one of them at least."""
+
+    model: Model
+    precise: Bert  # the same in float64
+    places: Places
+    output: Site | None
+    down: Site | None
+
+    @property
+    def sites(self) -> list[Site]:
+        """The layers that test a text."""
+        return [site for site in (self.output, self.down) if site is not None]
+
+    @property
+    def rank(self) -> int:
+        """The number of independent rows that the batch has."""
+        return max(site.span.rank for site in self.sites)
+
+    @property
+    def shows_all_rows(self) -> bool:
+        """Whether a gradient could have shown a higher rank, so that no row is hidden."""
+        return any(not site.span.is_full for site in self.sites)
+
+    def distance(self, text: Text) -> float:
+        """The largest distance of a text's rows to the spans, in float64, by the model's own forward pass."""
+        places = torch.tensor(text, device=self.precise.device)
+        positions = self.places.position[places][None]
+        states = self.precise.embed(self.places.token[places][None], positions, self.places.kind[places][None])
+        mixed = self.precise.mixed_values(0, states, positions, torch.ones_like(positions, dtype=torch.bool))
+        rows = (site.rows(self.precise, states, mixed).flatten(0, 1) for site in self.sites)
+        return max(float(site.span.distance(row).max()) for site, row in zip(self.sites, rows, strict=True))
+
+
+def set_up(
+    evidence: GradientEvidence, model: Model, candidates: Candidates, frame_tokens: tuple[int, int] | None
+) -> Problem | str:
+    """The problem, or why it cannot be set up."""
+    frame_tokens = frame_tokens or model.frame_tokens
+    if not isinstance(model, Bert) or frame_tokens is None:
+        return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the tokens that frame a text"
+    if not set(frame_tokens) <= candidates.tokens:
+        return f"the tokens that frame a text, {frame_tokens}, are not in the bag of words"
+    inputs = first_input_site(evidence, model)
+    if inputs is None:
+        return "where tokens stand needs the gradient of block 0's queries, keys or values, and the update has none"
+    output, down = output_site(evidence, model), down_site(evidence, model)
+    if not _has_room(output) and not _has_room(down):
+        return _why_no_room(output, down)
+    precise = model.to(dtype=torch.float64)
+    assert isinstance(precise, Bert)
+    tokens = torch.tensor(sorted(candidates.tokens), device=model.device)
+    frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, frame_tokens[1]))
+    num_positions = _num_positions(precise, inputs, tokens, candidates)
+    shares = position_shares(evidence, precise, tokens, num_positions)
+    places = Places.of(precise, tokens, shares, frame)
+    return Problem(model, precise, places, output if _has_room(output) else None, down if _has_room(down) else None)
+
+
+def _has_room(site: Site | None) -> bool:
+    return site is not None and site.span.width - site.span.rank >= _LEAST_ROOM and site.span.rank > 0
+
+
+def _why_no_room(output: Site | None, down: Site | None) -> str:
+    sites = [site for site in (output, down) if site is not None]
+    if not sites:
+        return (
+            "the order of the tokens needs the gradient of block 0's output projection or down projection, and the "
+            "update holds neither"
+        )
+    ranks = ", ".join(f"{site.name}: rank {site.span.rank} of {site.span.width}" for site in sites)
+    return f"every span that could check a text is full ({ranks}): it holds as many tokens as the width, or more"
+
+
+def _end_type(model: Bert, inputs: Site, last: int) -> int:
+    """1 if the batch holds pairs of texts: only then a first input of type 1 lies in the span."""
+    if model.num_token_types < 2:
+        return 0
+    token, position, kind = (torch.tensor([value], device=model.device) for value in (last, 1, 1))
+    far = float(inputs.span.distance(model.first_input(token, position, kind)))
+    near = float(inputs.span.distance(model.first_input(token, position)))
+    return int(far < 10 * max(near, 10 * FLOAT32_FLOOR))
+
+
+def _num_positions(model: Bert, inputs: Site, tokens: Int[Tensor, " t"], candidates: Candidates) -> int:
+    """The length of the longest text: positions from 0 on at which some token of the bag lies in the span."""
+    limit = max(candidates.by_position) + 1
+    for position in range(limit):
+        distances = inputs.span.distance(model.first_input(tokens, torch.full_like(tokens, position)))
+        if float(distances.min()) > _OUTSIDE:
+            return position
+    return limit

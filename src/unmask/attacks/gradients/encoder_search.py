@@ -1,0 +1,195 @@
+"""The search for an encoder's texts: anchor after anchor, until the texts explain the gradient's rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from unmask.attacks.gradients.encoder_problem import Problem
+from unmask.attacks.gradients.exchange import Exchange, Text
+from unmask.attacks.gradients.places import Places
+from unmask.attacks.gradients.relaxation import Probed, Relaxation, whitened
+from unmask.attacks.gradients.sites import Site
+from unmask.attacks.progress import Progress
+from unmask.linalg.gap import FLOAT32_FLOOR
+
+_UNIQUE = 0.9  # a share from which on a token is taken to stand at one position only
+_SPREAD = 0.6  # below, a token may stand anywhere
+_ANCHOR = 0.2  # the least share of a place to start from
+_NUM_OUTPUT_PROBES = 64
+_NUM_WHITENING_ROWS = 8
+_NUM_RANDOM_TEXTS = 16
+_PROMISING = 1e-2  # of a random text's cost: worth the test in float64
+_HOPELESS = 0.6  # of a random text's cost: from there, single exchanges lead nowhere
+_MAX_SWEEPS = 6
+
+
+class EncoderSearch:
+    """Texts found with their distances, texts refused with cost and distance, and places that are spoken for."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        num_texts: int | None,
+        num_equations: int,
+        max_steps: int,
+        max_anchors: int | None,
+        generator: torch.Generator,
+        progress: Progress,
+    ) -> None:
+        places = problem.places
+        self.problem = problem
+        self.num_equations, self.max_steps, self.max_anchors = num_equations, max_steps, max_anchors
+        self.generator, self.progress = generator, progress
+        self.found: dict[Text, float] = {}
+        self.refused: dict[Text, tuple[float, float]] = {}
+        self.num_anchors = self.num_steps = 0
+        self.explained = torch.zeros(places.num_places, dtype=torch.bool, device=places.share.device)
+        self.removed = self.explained.clone()
+        self.num_texts = num_texts
+        self.prior = 1 / (num_texts or _fullest_position(places))
+        self.narrow = self._relaxation(_likely(places))
+        self.exchange = _exchange(problem, self.narrow)
+        random_texts = [self._random_text() for _ in range(_NUM_RANDOM_TEXTS)]
+        self.random_cost = _median([self._cost(text) for text in random_texts])
+        self.random_distance = _median([problem.distance(text) for text in random_texts])
+        self.accepted_below = (10 * FLOAT32_FLOOR * self.random_distance) ** 0.5
+
+    def run(self) -> None:
+        """The clearest anchors first, over likely places; then once more with every place open."""
+        for wide in (False, True):
+            relaxation = self.narrow
+            for anchor in self._anchors(wide):
+                if self.is_done or self.is_out_of_budget:
+                    return
+                if not bool(self.explained[anchor]):
+                    if wide and relaxation is self.narrow:
+                        relaxation = self._relaxation(self.problem.places.is_possible)
+                    self.num_anchors += 1
+                    self._from_anchor(anchor, relaxation)
+                    self.progress("recovering texts", self.num_rows, self.problem.rank)
+
+    def _from_anchor(self, anchor: int, relaxation: Relaxation) -> None:
+        """Follow the relaxation; test each text that it passes, and at the end the best one after exchanges."""
+        best: tuple[float, Text] | None = None
+        before: Text | None = None
+        for weights in relaxation.descend(anchor, self.removed, self.prior, self.max_steps):
+            self.num_steps += 1
+            text = relaxation.rounded(weights)
+            if text == before:
+                continue
+            before, cost = text, self._cost(text)
+            best = min(best, (cost, text)) if best else (cost, text)
+            if cost < _PROMISING * self.random_cost and self._accepts(text, cost):
+                return
+        if best is not None and self.exchange is not None and best[0] < _HOPELESS * self.random_cost:
+            self._accepts(*self.exchange.improved(best[1], _MAX_SWEEPS))
+
+    def _accepts(self, text: Text, cost: float) -> bool:
+        """Accept a text if all its rows lie in the spans."""
+        if text in self.found or text in self.refused:
+            return text in self.found
+        distance = self.problem.distance(text)
+        if distance > self.accepted_below:
+            self.refused[text] = cost, distance
+            return False
+        self.found[text] = distance
+        other = None if self.exchange is None else self.exchange.runner_up(text)
+        if other is not None and other not in self.found:
+            self.refused[other] = float("inf"), self.problem.distance(other)
+        places = torch.tensor(text, device=self.removed.device)
+        self.explained[places] = True
+        self.removed[places] = self.problem.places.share[places] > _UNIQUE
+        return True
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that the texts found explain."""
+        return sum(map(len, self.found))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether they explain every direction of the gradient, and the gradient could have shown more."""
+        return self.num_rows == self.problem.rank and self.problem.shows_all_rows
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to find."""
+        return self.num_rows >= self.problem.rank or len(self.found) == self.num_texts
+
+    @property
+    def is_out_of_budget(self) -> bool:
+        """Whether all anchors that the budget allows were tried."""
+        return self.max_anchors is not None and self.num_anchors >= self.max_anchors
+
+    @property
+    def nearest_refused(self) -> float:
+        """The smallest distance of a text that was refused."""
+        return min((distance for _, distance in self.refused.values()), default=self.random_distance)
+
+    def _cost(self, text: Text) -> float:
+        """What a text leaves of the probes: cheap if the output projection tells, else its distance squared."""
+        return self.problem.distance(text) ** 2 if self.exchange is None else self.exchange.cost(text)
+
+    def _relaxation(self, chosen: Bool[Tensor, " j"]) -> Relaxation:
+        places = self.problem.places
+        indices = chosen.nonzero()[:, 0]
+        sizes = (_NUM_OUTPUT_PROBES, 2 * self.num_equations)
+        probed = [
+            Probed(site, self._probes(site, size))
+            for site, size in zip((self.problem.output, self.problem.down), sizes, strict=True)
+            if site is not None
+        ]
+        clearest = places.share.masked_fill(places.is_frame | ~chosen, -1.0).argsort(descending=True)
+        rows = [places.start, *clearest[: _NUM_WHITENING_ROWS - 1].tolist()]
+        return whitened(Relaxation(self.problem.model, places, indices, probed), rows, self.prior, self.num_equations)
+
+    def _probes(self, site: Site, num_probes: int) -> Tensor:
+        return site.span.probes(num_probes, self.generator).to(self.problem.model.dtype)
+
+    def _anchors(self, wide: bool) -> Iterator[int]:
+        """Places with a clear share, the clearest first; then ends, one for each length."""
+        places = self.problem.places
+        share = places.share.masked_fill(places.is_frame | ~places.is_possible, 0.0)
+        order = share.argsort(descending=True)
+        yield from order[share[order] > (0.0 if wide else _ANCHOR)].tolist()
+        yield from (places.is_end & (places.share > 0)).nonzero()[:, 0].tolist()
+
+    def _random_text(self) -> Text:
+        """Random tokens of the batch at every position before a random end."""
+        places = self.problem.places
+        end = self._any(places.is_end)
+        inner = places.is_possible & ~places.is_frame
+        between = (self._any(inner & (places.position == p)) for p in range(1, int(places.position[end])))
+        return (places.start, *between, end)
+
+    def _any(self, mask: Bool[Tensor, " j"]) -> int:
+        indices = mask.nonzero()[:, 0]
+        return int(indices[int(torch.randint(len(indices), (1,), generator=self.generator))])
+
+
+def _likely(places: Places) -> Bool[Tensor, " j"]:
+    """Places of shares above zero, all ends, and every place of a token that is spread out."""
+    by_token = places.share.view(places.num_positions, places.num_types, -1).amax((0, 1))
+    spread = (by_token < _SPREAD).repeat(places.num_positions * places.num_types)
+    return places.is_possible & ((places.share > 0) | spread | places.is_frame)
+
+
+def _exchange(problem: Problem, relaxation: Relaxation) -> Exchange | None:
+    """Moves by the output projection's probes, if its gradient leaves room for any."""
+    probes = [layer.probes for layer in relaxation.probed if layer.site is problem.output]
+    return Exchange.of(problem.places, probes[0]) if probes else None
+
+
+def _fullest_position(places: Places) -> float:
+    """At least how many texts there are: the shares that meet at one position."""
+    shares = places.share.view(places.num_positions, places.num_types, -1)[:, 0].sum(1)
+    return max(1.0, float(shares.max()))
+
+
+def _median(numbers: list[float]) -> float:
+    return sorted(numbers)[len(numbers) // 2]

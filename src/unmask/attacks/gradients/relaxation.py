@@ -1,0 +1,210 @@
+"""A text as a weight on every place, found by Gauss–Newton: which places put a row into the gradient's span?
+
+Fix a place of the text, the anchor, and give every place j a weight w_j: 1 if it is in the text, 0 if not. Attention of
+row i over the weighted places is o_h = Σ_j w_j·e^{q_i·k_j}·v_j / Σ_j w_j·e^{q_i·k_j}, head by head. From o follow the
+rows that enter the output projection and the MLP's down projection, and all probes of these layers' gradients vanish on
+them if w is the text. Rows that are surely in the text are the anchor's and the first token's. Relaxed to 0 ≤ w ≤ 1 this
+is a smooth system of equations in w, and a sparse non-negative solution is unique long before there are as many
+equations as places. The down projection alone gives up to d independent equations a row, however full the batch.
+
+Every position is filled once until the text has ended: Σ_{j at p} w_j + Σ_{ends before p} w_j = 1.
+
+Notation: c chosen places; w (c,) weights; r (i, k) values of k probes at rows i; J = ∂r/∂w.
+Limits: at most d rows in the batch. Positions that hardly any row attends to are the last to settle.
+Cost: a step costs rows·k·d·(c + f) for J, then a least-squares problem in a box with rows·k + positions equations.
+Deviation: DAGER enumerates products of token sets, others optimise embeddings; weights on known places are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unmask.attacks.gradients.places import Places
+from unmask.attacks.gradients.sites import Site
+from unmask.linalg.box_least_squares import box_least_squares
+from unmask.models.adapter import Model
+from unmask.shapes import Probes
+
+_FILL_WEIGHT = 2.0
+_HALVINGS = 4
+_LEAST_PROGRESS = 1e-2  # of the squared residual; less in a step means that it has settled
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A layer and directions of the orthogonal complement of its gradient's span."""
+
+    site: Site
+    probes: Probes
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """The system over some of the places (`chosen`, in order; the start is among them), in the model's precision."""
+
+    model: Model
+    places: Places
+    chosen: Int[Tensor, " c"]
+    probed: Sequence[Probed]
+
+    @cached_property
+    def position(self) -> Int[Tensor, " c"]:
+        """The position of each chosen place."""
+        return self.places.position[self.chosen]
+
+    @cached_property
+    def is_end(self) -> Bool[Tensor, " c"]:
+        """Chosen places that end a text."""
+        return self.places.is_end[self.chosen]
+
+    @cached_property
+    def _keys(self) -> Float[Tensor, "c h e"]:
+        return self.places.keys[self.chosen].to(self.model.dtype)
+
+    @cached_property
+    def _values(self) -> Float[Tensor, "c h e"]:
+        return self.places.values[self.chosen].to(self.model.dtype)
+
+    @cached_property
+    def _fill(self) -> Float[Tensor, "p c"]:
+        """Row p adds up what stands at position p and what has ended before it."""
+        positions = torch.arange(self.places.num_positions, device=self.chosen.device)[:, None]
+        filled = (self.position == positions) | (self.is_end & (self.position < positions))
+        return _FILL_WEIGHT * filled.to(self.model.dtype)
+
+    def index_of(self, place: int) -> int:
+        """Where a chosen place lies among the chosen."""
+        return int((self.chosen == place).nonzero()[0, 0])
+
+    def bounds(self, anchor: int, removed: Bool[Tensor, " j"]) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+        """The box of the weights: the anchor and the start are in the text, what excludes the anchor is not."""
+        here = self.places.position[anchor]
+        upper = (~removed[self.chosen]).to(self.model.dtype)
+        upper[(self.position == here) | (self.is_end & (self.position < here))] = 0.0
+        if bool(self.places.is_end[anchor]):
+            upper[self.position > here] = 0.0
+        lower = torch.zeros_like(upper)
+        for place in (self.places.start, anchor):
+            lower[self.index_of(place)] = upper[self.index_of(place)] = 1.0
+        return lower, upper
+
+    def descend(
+        self, anchor: int, removed: Bool[Tensor, " j"], prior: float, max_steps: int
+    ) -> Iterator[Float[Tensor, " c"]]:
+        """Weights after each Gauss–Newton step, from `prior` everywhere on, until the residual has settled."""
+        lower, upper = self.bounds(anchor, removed)
+        rows = self.rows([anchor, self.places.start])
+        weights = torch.full_like(upper, prior).clamp(lower, upper)
+        for _ in range(max_steps):
+            residual, jacobian = rows.linearised(weights)
+            unit = jacobian.norm() / len(weights) ** 0.5  # columns of norm 1 on average
+            system = torch.cat([jacobian / unit, self._fill])
+            wanted = torch.cat(
+                [(jacobian @ weights - residual) / unit, torch.full_like(self._fill[:, 0], _FILL_WEIGHT)]
+            )
+            aim = box_least_squares(system, wanted, weights, lower, upper)
+            before = self._cost(residual / unit, weights)
+            for halving in range(_HALVINGS):
+                moved = weights + 0.5**halving * (aim - weights)
+                after = self._cost(rows.residual(moved) / unit, moved)
+                if after < before:
+                    break
+            weights = moved
+            yield weights
+            if before - after < _LEAST_PROGRESS * before:
+                return
+
+    def _cost(self, residual: Float[Tensor, " m"], weights: Float[Tensor, " c"]) -> float:
+        return float(residual.square().sum() + (self._fill @ weights - _FILL_WEIGHT).square().sum())
+
+    def rows(self, places: Sequence[int]) -> AttendingRows:
+        """The rows of some places, attending to all chosen ones."""
+        own = torch.tensor(list(places), device=self.chosen.device)
+        queries = self.places.queries[own].to(self._keys)
+        scores = torch.einsum("ihe,che->ihc", queries, self._keys)
+        attention = (scores - scores.amax(-1, keepdim=True)).exp()
+        return AttendingRows(self, self.places.rows[own].to(self._keys), attention)
+
+    def rounded(self, weights: Float[Tensor, " c"]) -> tuple[int, ...]:
+        """The text that the weights say, as places: the heaviest end, and before it the heaviest place a position."""
+        end = int(weights.masked_fill(~self.is_end, -1.0).argmax())
+        length = int(self.position[end])
+        by_position = torch.full((self.places.num_positions, len(weights)), -1.0).to(weights)
+        inner = weights.masked_fill(self.is_end, -1.0)
+        by_position[self.position, torch.arange(len(weights), device=weights.device)] = inner
+        heaviest = self.chosen[by_position[:length].argmax(1)].tolist()
+        return (*heaviest, int(self.chosen[end]))
+
+
+@dataclass(frozen=True)
+class AttendingRows:
+    """Rows with their streams and e^{q·k} to every chosen place, up to a factor for each row and head."""
+
+    relaxation: Relaxation
+    states: Float[Tensor, "i d"]
+    attention: Float[Tensor, "i h c"]
+
+    def residual(self, weights: Float[Tensor, " c"]) -> Float[Tensor, " m"]:
+        """Values of all probes at all rows, row by row."""
+        _, mixed = self._mixed(weights)
+        return self._probed(self.states, mixed.flatten(1)).flatten()
+
+    def linearised(self, weights: Float[Tensor, " c"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m c"]]:
+        """The residual and ∂r/∂w_j = Σ_h e_ij·∂r/∂o_h·(v_j − o_h)/denominator."""
+        scaled, mixed = self._mixed(weights)
+        values = self.relaxation._values
+        residuals, jacobians = [], []
+        for state, share, output in zip(self.states, scaled, mixed, strict=True):
+            residual, slope = self._slope(state, output)  # (k,), (k, h, e)
+            weighted = (values * share.T[:, :, None]).flatten(1)  # (c, h·e)
+            centre = torch.einsum("khe,he->kh", slope, output)
+            residuals.append(residual)
+            jacobians.append(slope.flatten(1) @ weighted.T - centre @ share)
+        return torch.cat(residuals), torch.cat(jacobians)
+
+    def _mixed(self, weights: Float[Tensor, " c"]) -> tuple[Float[Tensor, "i h c"], Float[Tensor, "i h e"]]:
+        """Attention over its denominators, and the attention outputs."""
+        scaled = self.attention / (self.attention * weights).sum(-1, keepdim=True).clamp_min(1e-30)
+        return scaled, torch.einsum("ihc,che->ihe", scaled * weights, self.relaxation._values)
+
+    def _slope(
+        self, state: Float[Tensor, " d"], output: Float[Tensor, "h e"]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k h e"]]:
+        """All probes at a row, and their derivatives by its attention output."""
+
+        def probed(mixed: Tensor) -> Tensor:
+            return self._probed(state, mixed.flatten())
+
+        residual, pull_back = torch.func.vjp(probed, output)
+        (slope,) = torch.func.vmap(pull_back)(torch.eye(len(residual)).to(residual))
+        return residual.detach(), slope
+
+    def _probed(self, states: Float[Tensor, "*i d"], mixed: Float[Tensor, "*i o"]) -> Float[Tensor, "*i k"]:
+        model = self.relaxation.model
+        probed = [layer.site.rows(model, states, mixed) @ layer.probes for layer in self.relaxation.probed]
+        return torch.cat(probed, dim=-1)
+
+
+def whitened(relaxation: Relaxation, rows: Sequence[int], prior: float, max_probes: int) -> Relaxation:
+    """The same system with combinations of each layer's probes that all tell places apart equally well.
+
+    Second moments of ∂r/∂w over some rows and all places; their strongest eigenvectors, scaled to 1.
+    """
+    weights = torch.full((len(relaxation.chosen),), prior).to(relaxation.model.dtype).to(relaxation.chosen.device)
+    weights[relaxation.index_of(relaxation.places.start)] = 1.0
+    probed = []
+    for layer in relaxation.probed:
+        alone = Relaxation(relaxation.model, relaxation.places, relaxation.chosen, [layer])
+        jacobians = [alone.rows([row]).linearised(weights)[1].double() for row in rows]
+        moments = sum((j @ j.T for j in jacobians), torch.zeros_like(jacobians[0] @ jacobians[0].T))
+        eigenvalues, vectors = torch.linalg.eigh(moments / (len(rows) * len(weights)))
+        kept = (eigenvalues > 1e-8 * eigenvalues[-1]).nonzero()[-max_probes:, 0]
+        combine = (vectors[:, kept] / eigenvalues[kept].sqrt()).flip(1)
+        probed.append(Probed(layer.site, (layer.probes.double() @ combine).to(layer.probes.dtype)))
+    return Relaxation(relaxation.model, relaxation.places, relaxation.chosen, probed)
