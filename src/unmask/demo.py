@@ -62,7 +62,7 @@ def run_demo(out: Path, num_texts: int) -> bool:
     rows = [("nothing", recovery, score)]
     generator = torch.Generator().manual_seed(0)
     for level in NOISE_LEVELS:
-        noisy = add_gaussian_noise(evidence, level, generator)
+        noisy = add_gaussian_noise(evidence, level, generator, relative=True)
         rows.append((f"Gaussian noise, {level:g} × rms", *_attack(noisy, model, texts)))
     control = _attack(_noise_of_same_norm(evidence, generator), model, texts)
     rows.append(("control: noise alone, same norm", *control))

@@ -82,7 +82,7 @@ def test_paths_may_be_strings(evidence, path):
 @given(
     fingerprint=st.text(),
     task=st.sampled_from([None, *Task]),
-    num_texts=st.none() | st.integers(0, 2**40),
+    num_texts=st.none() | st.integers(1, 2**40),
     update=st.sampled_from(Update),
     dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
 )

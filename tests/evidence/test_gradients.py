@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from tests.tiny_models import gpt2_config, random_model
 from torch import Tensor
 
@@ -211,3 +213,46 @@ def test_a_task_may_be_given_by_its_name(tiny_gpt2, tmp_path):
     evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2), task="classification")
     assert evidence.task is Task.CLASSIFICATION
     assert load_evidence(evidence.save(tmp_path / "update.safetensors")).task is Task.CLASSIFICATION
+
+
+# What the adversary knows of local training and of noise
+
+
+KNOWN = {"learning_rate": 0.01, "num_steps": 4, "optimizer": "adamw", "weight_decay": 0.0, "noise_std": 1e-4}
+
+
+def test_what_is_known_is_kept(tiny_gpt2, tmp_path):
+    before = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2, "h.0."), **KNOWN)
+    loaded = load_evidence(before.save(tmp_path / "update.safetensors"))
+    for evidence in (before, before.to("cpu"), before.only("h.0.attn"), loaded):
+        assert {name: getattr(evidence, name) for name in KNOWN} == KNOWN
+
+
+def test_what_is_not_known_is_none(tiny_gpt2, tmp_path):
+    """In memory, and in files of the time before these keys, which are the same as files without them."""
+    before = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2, "h.0."))
+    path = before.save(tmp_path / "update.safetensors")
+    with safe_open(path, framework="pt") as file:
+        assert not set(KNOWN) & set(json.loads(file.metadata()["unmask"]))
+    for evidence in (before, load_evidence(path)):
+        assert all(getattr(evidence, name) is None for name in KNOWN)
+        assert evidence.adapters == {}
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate must be a finite number above 0, or None, got 0.0"),
+        ({"learning_rate": float("inf")}, "learning_rate must be a finite number above 0"),
+        ({"learning_rate": "0.01"}, "learning_rate must be a finite number above 0"),
+        ({"learning_rate": True}, "learning_rate must be a finite number above 0"),
+        ({"num_steps": 0}, "num_steps must be a whole number from 1 on"),
+        ({"num_steps": 1.5}, "num_steps must be a whole number from 1 on"),
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, adamw, or None, got 'lion'"),
+        ({"weight_decay": -0.01}, "weight_decay must be a finite number of 0 or more"),
+        ({"noise_std": float("nan")}, "noise_std must be a finite number of 0 or more"),
+    ],
+)
+def test_what_cannot_be_is_refused(tiny_gpt2, known, message):
+    with pytest.raises(EvidenceError, match=message):
+        GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2, "h.0."), **known)

@@ -1,5 +1,30 @@
 """Defences: evidence in, evidence out. Each says what it promises; audits measure what it keeps."""
 
-from unmask.defences.noise import add_gaussian_noise
+from unmask.defences.aggregate import secure_aggregate
+from unmask.defences.clip import clip_norm
+from unmask.defences.distortion import Distortion, measure_distortion
+from unmask.defences.noise import add_gaussian_noise, add_laplace_noise
+from unmask.defences.prune import keep_largest, keep_random
+from unmask.defences.quantise import quantise_bf16, quantise_fp8, quantise_int8
+from unmask.defences.specs import Defence, describe_defences, parse_defence
+from unmask.defences.table import DEFENCES
+from unmask.defences.withhold import withhold
 
-__all__ = ["add_gaussian_noise"]
+__all__ = [
+    "DEFENCES",
+    "Defence",
+    "Distortion",
+    "add_gaussian_noise",
+    "add_laplace_noise",
+    "clip_norm",
+    "describe_defences",
+    "keep_largest",
+    "keep_random",
+    "measure_distortion",
+    "parse_defence",
+    "quantise_bf16",
+    "quantise_fp8",
+    "quantise_int8",
+    "secure_aggregate",
+    "withhold",
+]

@@ -1,25 +1,67 @@
-"""Gaussian noise on every shared tensor."""
+"""Random noise on every shared tensor.
+
+Noise is drawn on the CPU and then moved, so that a seed gives the same noise wherever the update lies.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
+from unmask.defences.tensorwise import change_tensors
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 
+UnitNoise = Callable[[torch.Size, torch.dtype], Tensor]
 
-def add_gaussian_noise(evidence: GradientEvidence, relative: float, generator: torch.Generator) -> GradientEvidence:
-    """Each tensor G becomes G + relative·rms(G)·ε, with ε standard normal.
 
-    Promises nothing by itself: without clipping per text there is no privacy budget. What it hides is measured.
+def add_gaussian_noise(
+    evidence: GradientEvidence, sigma: float, generator: torch.Generator, relative: bool = False
+) -> GradientEvidence:
+    """Each tensor G becomes G + s·ε, with ε standard normal and s = sigma, or sigma·rms(G) if `relative`.
+
+    Promises nothing by itself: without clipping per text, no privacy budget follows from sigma. What it hides is
+    measured. Zero entries get noise too, except that `relative` noise leaves a zero tensor as it is.
+    Source: DAGER, arXiv 2405.15586, which gives sigma as an absolute standard deviation.
     """
-    if relative < 0:
-        raise InputError(f"the noise level must be 0 or more, got {relative}")
-    noisy = {}
-    for name, gradient in evidence.gradients.items():
-        scale = relative * float(gradient.double().square().mean().sqrt())
-        noise = torch.randn(gradient.shape, generator=generator).to(gradient)
-        noisy[name] = gradient + scale * noise
-    return replace(evidence, gradients=noisy)
+
+    def unit_noise(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+
+    return _add_noise(evidence, sigma, relative, unit_noise)
+
+
+def add_laplace_noise(
+    evidence: GradientEvidence, sigma: float, generator: torch.Generator, relative: bool = False
+) -> GradientEvidence:
+    """Each tensor G becomes G + s·ε, with ε of Laplace's distribution, scaled to standard deviation 1.
+
+    ε = (ln(1 − u) − ln(1 − v))/√2 with u, v uniform on [0, 1): a difference of two exponential variables. The scale
+    b of Laplace's density exp(−|x|/b)/2b is s/√2; s is sigma, or sigma·rms(G) if `relative`, as for Gaussian noise.
+    Promises nothing by itself: a budget needs a bound on the ℓ₁ norm of what one text adds, and none is set here.
+    """
+
+    def unit_noise(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        u = torch.rand(shape, generator=generator, dtype=dtype)
+        v = torch.rand(shape, generator=generator, dtype=dtype)
+        return ((-u).log1p() - (-v).log1p()) / math.sqrt(2)
+
+    return _add_noise(evidence, sigma, relative, unit_noise)
+
+
+def _add_noise(evidence: GradientEvidence, sigma: float, relative: bool, unit_noise: UnitNoise) -> GradientEvidence:
+    if not 0 <= sigma < math.inf:
+        raise InputError(f"the noise level sigma must be a finite number from 0 on, got {sigma}")
+
+    def noisy(_: str, gradient: Tensor) -> Tensor:
+        deviation = sigma * _rms(gradient) if relative else sigma
+        return gradient + (deviation * unit_noise(gradient.shape, gradient.dtype)).to(gradient.device)
+
+    return change_tensors(evidence, noisy)
+
+
+def _rms(gradient: Tensor) -> float:
+    return float(gradient.double().square().mean().sqrt()) if gradient.numel() else 0.0

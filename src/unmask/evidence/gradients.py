@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from unmask.errors import EvidenceError
 from unmask.evidence.files import reads, require_finite, write
+from unmask.evidence.lora import check_factors, plain_name
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 
@@ -32,12 +34,21 @@ class Update(Enum):
     DELTA = "delta"
 
 
+OPTIMIZERS = ("sgd", "adamw")
+# Header keys that are written only when known; the first files had none of them.
+_IF_KNOWN = ("learning_rate", "num_steps", "optimizer", "weight_decay", "noise_std")
+_ADAPTER = "adapter/"  # prefix of the server's own LoRA weights among the tensors of a file
+
+
 @dataclass(frozen=True)
 class GradientEvidence:
     """Gradients by canonical parameter name, as the family stores them; any subset of the parameters is legal.
 
     Side knowledge of the adversary, `None` meaning that it must be inferred: `task`, `num_texts`, and `compute_dtype`,
-    the precision in which the client ran its model (the server sent it, so it is known as a rule).
+    the precision in which the client ran its model (the server sent it, so it is known as a rule). Of a client that
+    trained locally: `learning_rate`, `num_steps`, `optimizer` and `weight_decay`. Of a protocol that publishes its
+    noise: `noise_std`, the standard deviation on each entry of the shared tensors. Of LoRA: `adapters`, the weights
+    that the server sent, by '<module>.lora_A.weight' and '<module>.lora_B.weight'.
     """
 
     gradients: Mapping[str, Tensor]
@@ -46,19 +57,35 @@ class GradientEvidence:
     num_texts: int | None = None
     update: Update = Update.GRADIENT
     compute_dtype: torch.dtype = torch.float32
+    learning_rate: float | None = None
+    num_steps: int | None = None
+    optimizer: str | None = None
+    weight_decay: float | None = None
+    noise_std: float | None = None
+    adapters: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", None if self.task is None else Task(self.task))
         object.__setattr__(self, "update", Update(self.update))
-        if self.num_texts is not None and (not isinstance(self.num_texts, int) or self.num_texts < 1):
-            raise EvidenceError(f"num_texts must be a whole number from 1 on, or None, got {self.num_texts!r}")
+        for name in ("num_texts", "num_steps"):
+            _require_count(name, getattr(self, name))
+        _require_number("learning_rate", self.learning_rate, positive=True)
+        for name in ("weight_decay", "noise_std"):
+            _require_number(name, getattr(self, name), positive=False)
+        if self.optimizer not in (None, *OPTIMIZERS):
+            raise EvidenceError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, or None, got {self.optimizer!r}")
         require_finite(self.gradients)
+        require_finite(self.adapters)
 
     @classmethod
     def of(cls, model: Model, tensors: Mapping[str, Tensor], **side_knowledge: Any) -> GradientEvidence:
         """Wrap tensors that were captured elsewhere, under the names that transformers gives them."""
-        named = {model.canonical_name(name): tensor for name, tensor in tensors.items()}
-        evidence = cls(named, model.fingerprint(), **side_knowledge)
+
+        def canonical(part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {model.canonical_name(plain_name(name)): tensor for name, tensor in part.items()}
+
+        adapters = canonical(side_knowledge.pop("adapters", {}))
+        evidence = cls(canonical(tensors), model.fingerprint(), adapters=adapters, **side_knowledge)
         evidence.check(model)
         return evidence
 
@@ -78,7 +105,12 @@ class GradientEvidence:
                     f"the gradient of '{name}' has shape {tuple(tensor.shape)}, the parameter has {shapes[name]}; "
                     "was it flattened or sharded on the way?"
                 )
-        if not set(shapes) & set(self.gradients):
+        factors = check_factors(model, self.gradients, self.adapters)
+        if strangers := sorted(set(self.adapters) - factors):
+            raise EvidenceError(
+                f"the adapters hold {strangers[0]!r}; their names must be '<module>.lora_A.weight' or '….lora_B.weight'"
+            )
+        if not (set(shapes) | factors) & set(self.gradients):
             raise EvidenceError(
                 f"none of the {len(self.gradients)} tensors is a parameter of this model (first: "
                 f"{next(iter(self.gradients), 'none')!r}); names must be those of transformers' named_parameters()"
@@ -99,7 +131,10 @@ class GradientEvidence:
 
     def to(self, device: str | torch.device) -> GradientEvidence:
         """The same evidence on another device."""
-        return replace(self, gradients={name: g.to(device) for name, g in self.gradients.items()})
+        gradients, adapters = (
+            {name: tensor.to(device) for name, tensor in part.items()} for part in (self.gradients, self.adapters)
+        )
+        return replace(self, gradients=gradients, adapters=adapters)
 
     def save(self, path: str | Path) -> Path:
         """Write to a safetensors file."""
@@ -109,8 +144,24 @@ class GradientEvidence:
             "num_texts": self.num_texts,
             "update": self.update.value,
             "compute_dtype": str(self.compute_dtype).removeprefix("torch."),
+            **{name: value for name in _IF_KNOWN if (value := getattr(self, name)) is not None},
         }
-        return write(path, "gradients", self.gradients, header)
+        adapters = {_ADAPTER + name: tensor for name, tensor in self.adapters.items()}
+        return write(path, "gradients", {**self.gradients, **adapters}, header)
+
+
+def _require_count(name: str, value: Any) -> None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise EvidenceError(f"{name} must be a whole number from 1 on, or None, got {value!r}")
+
+
+def _require_number(name: str, value: Any, *, positive: bool) -> None:
+    if value is None:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (positive and value == 0):
+        bound = "above 0" if positive else "of 0 or more"
+        raise EvidenceError(f"{name} must be a finite number {bound}, or None, got {value!r}")
 
 
 @reads("gradients")
@@ -118,11 +169,14 @@ def _read(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> GradientEvid
     dtype = getattr(torch, header["compute_dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"unknown compute_dtype {header['compute_dtype']!r}")
+    adapters = {name.removeprefix(_ADAPTER): t for name, t in tensors.items() if name.startswith(_ADAPTER)}
     return GradientEvidence(
-        gradients=tensors,
+        gradients={name: t for name, t in tensors.items() if not name.startswith(_ADAPTER)},
         model_fingerprint=str(header["model_fingerprint"]),
         task=None if header["task"] is None else Task(header["task"]),
         num_texts=header["num_texts"],
         update=Update(header["update"]),
         compute_dtype=dtype,
+        adapters=adapters,
+        **{name: header.get(name) for name in _IF_KNOWN},
     )

@@ -24,7 +24,7 @@ def box_least_squares(
 
     The box is split off: a ridge problem in w, a clip in z, and the running difference u between them. The ridge
     problem has the same matrix in every iteration, so one Cholesky factor of AAᵀ (m, m) serves them all (Woodbury).
-    Limits: a fixed number of iterations, so the result is near the optimum, not at it; columns should have norms near 1.
+    Limits: a fixed number of iterations, so the result is near the optimum, not at it; columns should be near norm 1.
     Cost: m²·n once, then 4·m·n an iteration.
     Source: Boyd et al., Distributed Optimization and Statistical Learning via ADMM, section 5.2.
     """

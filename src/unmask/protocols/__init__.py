@@ -1,6 +1,17 @@
 """How a client makes what the adversary sees. The secret's side of the fence: attacks never import from here."""
 
+from unmask.protocols.dpsgd import PrivateUpdate, epsilon_spent, observe_dpsgd
+from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
 from unmask.protocols.hidden import observe_hidden
+from unmask.protocols.lora import observe_lora
 
-__all__ = ["observe_gradients", "observe_hidden"]
+__all__ = [
+    "PrivateUpdate",
+    "epsilon_spent",
+    "observe_dpsgd",
+    "observe_fedavg",
+    "observe_gradients",
+    "observe_hidden",
+    "observe_lora",
+]

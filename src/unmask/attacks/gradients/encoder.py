@@ -41,7 +41,7 @@ class EncoderAttack:
     frame: tuple[int, int] | None = None
     num_probes: int = 32
     min_gap_decades: float = 1.0
-    num_equations: int = 256
+    num_equations: int = 192
     max_steps: int = 8
     max_anchors: int | None = None
     seed: int = 0

@@ -18,13 +18,15 @@ from unmask.linalg.gap import FLOAT32_FLOOR
 
 _UNIQUE = 0.9  # a share from which on a token is taken to stand at one position only
 _SPREAD = 0.6  # below, a token may stand anywhere
-_ANCHOR = 0.2  # the least share of a place to start from
+_CLEAR_ANCHOR = 0.8  # the share of a place to start from
+_ANCHOR = 0.2  # the least
 _NUM_OUTPUT_PROBES = 64
 _NUM_WHITENING_ROWS = 8
 _NUM_RANDOM_TEXTS = 16
 _PROMISING = 1e-2  # of a random text's cost: worth the test in float64
 _HOPELESS = 0.6  # of a random text's cost: from there, single exchanges lead nowhere
 _MAX_SWEEPS = 6
+_MOST_ROWS = 6
 
 
 class EncoderSearch:
@@ -60,24 +62,41 @@ class EncoderSearch:
         self.accepted_below = (10 * FLOAT32_FLOOR * self.random_distance) ** 0.5
 
     def run(self) -> None:
-        """The clearest anchors first, over likely places; then once more with every place open."""
-        for wide in (False, True):
-            relaxation = self.narrow
-            for anchor in self._anchors(wide):
-                if self.is_done or self.is_out_of_budget:
-                    return
-                if not bool(self.explained[anchor]):
-                    if wide and relaxation is self.narrow:
-                        relaxation = self._relaxation(self.problem.places.is_possible)
-                    self.num_anchors += 1
-                    self._from_anchor(anchor, relaxation)
-                    self.progress("recovering texts", self.num_rows, self.problem.rank)
+        """Clear anchors over likely places; then all anchors over every place of the tokens that are still open."""
+        self._pass(self.narrow, _CLEAR_ANCHOR)
+        possible = self.problem.places.is_possible
+        if not self.is_done:
+            self._pass(self._relaxation(possible & self._is_open), _ANCHOR)
+        if not self.is_done:
+            self._pass(self._relaxation(possible), _ANCHOR)
 
-    def _from_anchor(self, anchor: int, relaxation: Relaxation) -> None:
+    def _pass(self, relaxation: Relaxation, least_share: float) -> None:
+        """Anchor by anchor; once a single text is missing, all clear places that are left are its own."""
+        tried_last = False
+        for anchor in self._anchors(least_share):
+            if self.is_done or self.is_out_of_budget:
+                return
+            if self.is_last and not tried_last:
+                tried_last = True
+                self._from_anchors(self._left(), relaxation)
+            if not self.is_done and not bool(self.explained[anchor]):
+                self._from_anchors([anchor], relaxation)
+
+    def _left(self) -> list[int]:
+        """Clear places that no text explains, at most one a position."""
+        by_position: dict[int, int] = {}
+        for place in self._anchors(_CLEAR_ANCHOR):
+            if not bool(self.explained[place]):
+                by_position.setdefault(int(self.problem.places.position[place]), place)
+        return list(by_position.values())[:_MOST_ROWS]
+
+    def _from_anchors(self, anchors: list[int], relaxation: Relaxation) -> None:
         """Follow the relaxation; test each text that it passes, and at the end the best one after exchanges."""
+        self.num_anchors += 1
+        self.progress("recovering texts", self.num_rows, self.problem.rank)
         best: tuple[float, Text] | None = None
         before: Text | None = None
-        for weights in relaxation.descend(anchor, self.removed, self.prior, self.max_steps):
+        for weights in relaxation.descend(anchors, self.removed, self.prior, self.max_steps):
             self.num_steps += 1
             text = relaxation.rounded(weights)
             if text == before:
@@ -103,7 +122,7 @@ class EncoderSearch:
             self.refused[other] = float("inf"), self.problem.distance(other)
         places = torch.tensor(text, device=self.removed.device)
         self.explained[places] = True
-        self.removed[places] = self.problem.places.share[places] > _UNIQUE
+        self.removed[places] = (self.problem.places.share[places] > _UNIQUE) & ~self.problem.places.is_frame[places]
         return True
 
     @property
@@ -120,6 +139,13 @@ class EncoderSearch:
     def is_done(self) -> bool:
         """Whether there is nothing left to find."""
         return self.num_rows >= self.problem.rank or len(self.found) == self.num_texts
+
+    @property
+    def is_last(self) -> bool:
+        """Whether one text is missing, as far as one can tell."""
+        if self.num_texts is not None:
+            return len(self.found) == self.num_texts - 1
+        return 0 < self.problem.rank - self.num_rows <= self.problem.places.num_positions
 
     @property
     def is_out_of_budget(self) -> bool:
@@ -151,13 +177,21 @@ class EncoderSearch:
     def _probes(self, site: Site, num_probes: int) -> Tensor:
         return site.span.probes(num_probes, self.generator).to(self.problem.model.dtype)
 
-    def _anchors(self, wide: bool) -> Iterator[int]:
+    @property
+    def _is_open(self) -> Bool[Tensor, " j"]:
+        """Places of all tokens but those that stand at one position only, in a text that was found."""
+        places = self.problem.places
+        settled = self.removed.view(-1, len(places.tokens)).any(0)
+        return ~settled.repeat(places.num_positions * places.num_types)
+
+    def _anchors(self, least_share: float) -> Iterator[int]:
         """Places with a clear share, the clearest first; then ends, one for each length."""
         places = self.problem.places
         share = places.share.masked_fill(places.is_frame | ~places.is_possible, 0.0)
         order = share.argsort(descending=True)
-        yield from order[share[order] > (0.0 if wide else _ANCHOR)].tolist()
-        yield from (places.is_end & (places.share > 0)).nonzero()[:, 0].tolist()
+        yield from order[share[order] > least_share].tolist()
+        if least_share < _CLEAR_ANCHOR:
+            yield from (places.is_end & (places.share > 0)).nonzero()[:, 0].tolist()
 
     def _random_text(self) -> Text:
         """Random tokens of the batch at every position before a random end."""

@@ -3,8 +3,8 @@
 Fix a place of the text, the anchor, and give every place j a weight w_j: 1 if it is in the text, 0 if not. Attention of
 row i over the weighted places is o_h = Σ_j w_j·e^{q_i·k_j}·v_j / Σ_j w_j·e^{q_i·k_j}, head by head. From o follow the
 rows that enter the output projection and the MLP's down projection, and all probes of these layers' gradients vanish on
-them if w is the text. Rows that are surely in the text are the anchor's and the first token's. Relaxed to 0 ≤ w ≤ 1 this
-is a smooth system of equations in w, and a sparse non-negative solution is unique long before there are as many
+them if w is the text. Rows that are surely in the text are the anchor's and the first token's. Relaxed to 0 ≤ w ≤ 1
+this is a smooth system of equations in w, and a sparse non-negative solution is unique long before there are as many
 equations as places. The down projection alone gives up to d independent equations a row, however full the batch.
 
 Every position is filled once until the text has ended: Σ_{j at p} w_j + Σ_{ends before p} w_j = 1.
@@ -82,24 +82,27 @@ class Relaxation:
         """Where a chosen place lies among the chosen."""
         return int((self.chosen == place).nonzero()[0, 0])
 
-    def bounds(self, anchor: int, removed: Bool[Tensor, " j"]) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
-        """The box of the weights: the anchor and the start are in the text, what excludes the anchor is not."""
-        here = self.places.position[anchor]
+    def bounds(
+        self, anchors: Sequence[int], removed: Bool[Tensor, " j"]
+    ) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+        """The box of the weights: the anchors and the start are in the text, what excludes an anchor is not."""
         upper = (~removed[self.chosen]).to(self.model.dtype)
-        upper[(self.position == here) | (self.is_end & (self.position < here))] = 0.0
-        if bool(self.places.is_end[anchor]):
-            upper[self.position > here] = 0.0
+        for anchor in anchors:
+            here = self.places.position[anchor]
+            upper[(self.position == here) | (self.is_end & (self.position < here))] = 0.0
+            if bool(self.places.is_end[anchor]):
+                upper[self.position > here] = 0.0
         lower = torch.zeros_like(upper)
-        for place in (self.places.start, anchor):
+        for place in (self.places.start, *anchors):
             lower[self.index_of(place)] = upper[self.index_of(place)] = 1.0
         return lower, upper
 
     def descend(
-        self, anchor: int, removed: Bool[Tensor, " j"], prior: float, max_steps: int
+        self, anchors: Sequence[int], removed: Bool[Tensor, " j"], prior: float, max_steps: int
     ) -> Iterator[Float[Tensor, " c"]]:
         """Weights after each Gauss–Newton step, from `prior` everywhere on, until the residual has settled."""
-        lower, upper = self.bounds(anchor, removed)
-        rows = self.rows([anchor, self.places.start])
+        lower, upper = self.bounds(anchors, removed)
+        rows = self.rows([*anchors, self.places.start])
         weights = torch.full_like(upper, prior).clamp(lower, upper)
         for _ in range(max_steps):
             residual, jacobian = rows.linearised(weights)
@@ -181,7 +184,7 @@ class AttendingRows:
         def probed(mixed: Tensor) -> Tensor:
             return self._probed(state, mixed.flatten())
 
-        residual, pull_back = torch.func.vjp(probed, output)
+        residual, pull_back = torch.func.vjp(probed, output)[:2]
         (slope,) = torch.func.vmap(pull_back)(torch.eye(len(residual)).to(residual))
         return residual.detach(), slope
 

@@ -4,8 +4,8 @@ A first input is x(t, p) = (g∘w̄_t + g∘p̄_p)/σ + β, so the gradients of 
 
     G = Σ x(t, p)ᵀ·∂(t, p) = Σ_t (g∘w̄_t)ᵀ·D_t + Σ_p (g∘p̄_p)ᵀ·D_p + βᵀ·D_β
 
-with D_t = Σ_p ∂(t, p)/σ summed over a token's places, and D_p over a position's tokens. The vectors on the left are known
-and independent, so least squares gives every D_t and D_p exactly. A token that occurs once has D_t = ∂(t, p)/σ, a
+with D_t = Σ_p ∂(t, p)/σ summed over a token's places, and D_p over a position's tokens. The vectors on the left are
+known and independent, so least squares gives every D_t and D_p exactly. A token that occurs once has D_t = ∂(t, p)/σ, a
 summand of one D_p: the *share* of p in token t is 1. A token of several places spreads.
 
 Limits: tokens + positions < d. Shares of tokens that occur several times are a hint, no proof.

@@ -1,0 +1,106 @@
+"""A training client: losses that are transformers', one text at a time or together, on a copy of the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from unmask.errors import InputError
+from unmask.evidence import Task
+from unmask.protocols.batch import make_batch
+from unmask.protocols.client import Client, Losses, seeded
+from unmask.protocols.fedsgd import next_token_loss
+
+TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49, 50, 51]]
+LABELS = [1, 0, 1]
+# The same products in float32, in another order.
+FLOAT32_PARITY = 1e-6
+
+
+# Losses
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_mean_over_targets_is_transformers_loss(tiny, side):
+    if not tiny.causal:
+        pytest.skip("an encoder has no next-token loss")
+    client = Client(tiny, TEXTS, padding_side=side)
+    losses = client(client.batch(client.rows), client.rows)
+    expected = next_token_loss(tiny, make_batch(tiny, TEXTS, padding_side=side))
+    assert losses.counts.tolist() == ([4, 2, 7] if side == "right" else [5, 3, 7])
+    assert losses.mean().item() == pytest.approx(expected.item(), rel=FLOAT32_PARITY)
+
+
+def test_the_loss_over_a_large_vocabulary_is_transformers(smollm2):
+    """49,152 classes: summed over another axis than the last, torch's softmax is off by 2e-5 in float32."""
+    client = Client(smollm2, ["The patient was discharged on Friday."])
+    batch = client.batch([0])
+    with torch.no_grad():
+        ours, theirs = client(batch, [0]).mean(), next_token_loss(smollm2, batch)
+    assert float(ours) == pytest.approx(float(theirs), rel=FLOAT32_PARITY)
+
+
+@pytest.mark.parametrize("task", ["next_token", "classification"])
+def test_no_texts_loss_depends_on_the_others(tiny_llama, task):
+    client = Client(tiny_llama, TEXTS, task=task, labels=LABELS)
+    together = client(client.batch(client.rows), client.rows).of_each_text()
+    alone = [client(client.batch([row]), [row]).of_each_text()[0] for row in client.rows]
+    assert torch.allclose(together, torch.stack(alone), rtol=1e-5)
+
+
+def test_a_text_without_targets_has_loss_zero():
+    losses = Losses(torch.tensor([0.0, 3.0]), torch.tensor([0, 2]))
+    assert losses.of_each_text().tolist() == [0.0, 1.5]
+    assert float(losses.mean()) == 1.5
+
+
+def test_rows_have_their_own_labels(tiny_bert):
+    client = Client(tiny_bert, TEXTS, task="classification", labels=[0, 0, 1])
+    batch = client.batch([2, 0])
+    states = tiny_bert.body(input_ids=batch.tokens, attention_mask=batch.mask.long()).last_hidden_state
+    expected = functional.cross_entropy(client.fresh_head(states[:, 0]), torch.tensor([1, 0]), reduction="none")
+    assert torch.allclose(client(batch, [2, 0]).totals, expected, rtol=1e-5)
+
+
+# The copy, the texts and the head
+
+
+def test_a_client_has_a_copy(tiny_gpt2):
+    client = Client(tiny_gpt2, TEXTS)
+    client.model.parameter("wte.weight").data += 1
+    assert not torch.equal(client.model.parameter("wte.weight"), tiny_gpt2.parameter("wte.weight"))
+
+
+def test_batches_are_padded_to_their_own_longest_text(tiny_gpt2):
+    client = Client(tiny_gpt2, TEXTS, padding_side="left", max_length=4)
+    batch, expected = client.batch([1, 0]), make_batch(tiny_gpt2, [TEXTS[1], TEXTS[0][:4]], padding_side="left")
+    assert torch.equal(batch.tokens, expected.tokens)
+    assert torch.equal(batch.mask, expected.mask)
+
+
+def test_only_a_fresh_head_stands_beside_the_model(tiny_gpt2):
+    assert Client(tiny_gpt2, TEXTS).task is Task.NEXT_TOKEN
+    model_alone = {name for name, _ in Client(tiny_gpt2, TEXTS).named_parameters()}
+    with_head = {name for name, _ in Client(tiny_gpt2, TEXTS, task="classification").named_parameters()}
+    assert with_head - model_alone == {"fresh_head.weight"}
+    assert not any("head" in name for name in Client(tiny_gpt2, TEXTS, task="classification").shared(None))
+
+
+def test_what_is_shared_can_be_chosen_by_name(tiny_gpt2):
+    client = Client(tiny_gpt2, TEXTS)
+    assert set(client.shared(["wte", "ln_f.bias"])) == {"wte.weight", "ln_f.bias"}
+    with pytest.raises(InputError, match="no trainable parameter"):
+        client.shared(["nothing"])
+    with pytest.raises(InputError, match="put it into a list"):
+        client.shared("wte")
+
+
+def test_the_global_generator_is_as_it_was_afterwards():
+    state = torch.random.get_rng_state()
+    with torch.no_grad(), seeded(3):
+        first = torch.rand(2)
+        assert torch.is_grad_enabled()
+    with seeded(3):
+        assert torch.equal(torch.rand(2), first)
+    assert torch.equal(torch.random.get_rng_state(), state)
