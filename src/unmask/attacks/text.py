@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from unmask.attacks.gradients.bag_of_words import BagOfWordsAttack
 from unmask.attacks.gradients.decoder import DecoderAttack
+from unmask.attacks.gradients.encoder import EncoderAttack
 from unmask.attacks.progress import Progress, silent
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
@@ -21,7 +21,7 @@ def recover_text(
     confirm: bool = False,
     seed: int = 0,
 ) -> Recovery[RecoveredTexts]:
-    """Recover the texts behind an update: whole texts from decoders, the bag of words from encoders.
+    """Recover the texts behind an update, of decoders and encoders.
 
     The model must be the one that the client started from; evidence of another one is refused. With `confirm`, every
     prefix of a decoder's texts is tested again in block 1.
@@ -32,7 +32,7 @@ def recover_text(
             "recovery from hidden states is not built yet"
         )
     evidence.check(model)
-    attack = DecoderAttack(confirm=confirm, seed=seed) if model.causal else BagOfWordsAttack(seed=seed)
+    attack = DecoderAttack(confirm=confirm, seed=seed) if model.causal else EncoderAttack(seed=seed)
     return attack(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), progress)
 
 

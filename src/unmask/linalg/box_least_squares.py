@@ -23,7 +23,7 @@ def box_least_squares(
     """argmin ‖Aw − y‖² + damping·‖w − start‖² over lower ≤ w ≤ upper, by ADMM.
 
     The box is split off: a ridge problem in w, a clip in z, and the running difference u between them. The ridge
-    problem has the same matrix in every iteration, so one Cholesky factor of AAᵀ (m, m) serves them all (Woodbury).
+    problem has the same matrix in every iteration, so one inverse of AAᵀ + ridge (m, m) serves them all (Woodbury).
     Limits: a fixed number of iterations, so the result is near the optimum, not at it; columns should be near norm 1.
     Cost: m²·n once, then 4·m·n an iteration.
     Source: Boyd et al., Distributed Optimization and Statistical Learning via ADMM, section 5.2.
@@ -31,13 +31,13 @@ def box_least_squares(
     ridge = damping + penalty
     gram = matrix @ matrix.T
     gram.diagonal().add_(ridge)
-    factor = torch.linalg.cholesky(gram)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
     constant = matrix.T @ values + damping * start
     inside = start.clamp(lower, upper)
     difference = torch.zeros_like(inside)
     for _ in range(num_iterations):
         wanted = constant + penalty * (inside - difference)
-        free = (wanted - matrix.T @ torch.cholesky_solve((matrix @ wanted)[:, None], factor)[:, 0]) / ridge
+        free = (wanted - matrix.T @ (inverse @ (matrix @ wanted))) / ridge
         inside = (free + difference).clamp(lower, upper)
         difference += free - inside
     return inside

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from unmask.errors import InputError
 from unmask.models.linear import LinearLayer, Role
+from unmask.models.vocabulary import Vocabulary
 from unmask.shapes import MaskBatch, States, TokenBatch
 
 
-class Model(ABC):
+class Model(Vocabulary, ABC):
     """A transformer with the parts that attacks use.
 
     Names of parameters are those of the bare transformer, without the prefix that a task's head adds
@@ -146,17 +147,6 @@ class Model(ABC):
     def num_token_types(self) -> int:
         """How many token types a pair of texts may use; 1 where the family has none."""
         return 1
-
-    @property
-    def frame_tokens(self) -> tuple[int, int] | None:
-        """The tokens that open and close every text ([CLS], [SEP]), where the tokenizer has both."""
-        first, last = (getattr(self.tokenizer, name, None) for name in ("cls_token_id", "sep_token_id"))
-        return None if first is None or last is None else (int(first), int(last))
-
-    @property
-    def special_tokens(self) -> frozenset[int]:
-        """Tokens that frame a text ([CLS], <s>, padding …), as far as the tokenizer knows them."""
-        return frozenset(self.tokenizer.all_special_ids) if self.tokenizer is not None else frozenset()
 
     @property
     def pad_token(self) -> int:
@@ -306,23 +296,6 @@ class Model(ABC):
         for block in range(self.num_blocks if num_blocks is None else num_blocks):
             states.append(self.block_forward(block, states[-1], positions, mask))
         return states
-
-    # ---- text
-
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a text as the tokenizer makes them, special tokens included."""
-        if self.tokenizer is None:
-            raise InputError(
-                "this model was given without a tokenizer, so texts cannot be encoded; "
-                "pass token ids, or load_model(model, tokenizer=…)"
-            )
-        return list(self.tokenizer(text)["input_ids"])
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens; their numbers where there is no tokenizer."""
-        if self.tokenizer is None:
-            return " ".join(str(token) for token in tokens)
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:
         """A copy on another device or in another precision; this one is left as it is."""

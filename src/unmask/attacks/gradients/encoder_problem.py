@@ -8,13 +8,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from unmask.attacks.gradients.exchange import Text
-from unmask.attacks.gradients.places import Frame, Places
+from unmask.attacks.gradients.places import Frame, Places, Text
 from unmask.attacks.gradients.shares import position_shares
 from unmask.attacks.gradients.sites import Site, down_site, first_input_site, output_site
 from unmask.attacks.gradients.token_filter import Candidates
 from unmask.evidence.gradients import GradientEvidence
-from unmask.linalg.gap import FLOAT32_FLOOR
 from unmask.models.adapter import Model
 from unmask.models.bert import Bert
 
@@ -75,7 +73,7 @@ def set_up(
     precise = model.to(dtype=torch.float64)
     assert isinstance(precise, Bert)
     tokens = torch.tensor(sorted(candidates.tokens), device=model.device)
-    frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, frame_tokens[1]))
+    frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, tokens))
     num_positions = _num_positions(precise, inputs, tokens, candidates)
     shares = position_shares(evidence, precise, tokens, num_positions)
     places = Places.of(precise, tokens, shares, frame)
@@ -97,14 +95,12 @@ def _why_no_room(output: Site | None, down: Site | None) -> str:
     return f"every span that could check a text is full ({ranks}): it holds as many tokens as the width, or more"
 
 
-def _end_type(model: Bert, inputs: Site, last: int) -> int:
+def _end_type(model: Bert, inputs: Site, tokens: Int[Tensor, " t"]) -> int:
     """1 if the batch holds pairs of texts: only then a first input of type 1 lies in the span."""
     if model.num_token_types < 2:
         return 0
-    token, position, kind = (torch.tensor([value], device=model.device) for value in (last, 1, 1))
-    far = float(inputs.span.distance(model.first_input(token, position, kind)))
-    near = float(inputs.span.distance(model.first_input(token, position)))
-    return int(far < 10 * max(near, 10 * FLOAT32_FLOOR))
+    ones = torch.ones_like(tokens)
+    return int(float(inputs.span.distance(model.first_input(tokens, ones, ones)).min()) < _OUTSIDE)
 
 
 def _num_positions(model: Bert, inputs: Site, tokens: Int[Tensor, " t"], candidates: Candidates) -> int:

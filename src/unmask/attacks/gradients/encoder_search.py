@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from unmask.attacks.gradients.encoder_problem import Problem
-from unmask.attacks.gradients.exchange import Exchange, Text
-from unmask.attacks.gradients.places import Places
+from unmask.attacks.gradients.exchange import Exchange
+from unmask.attacks.gradients.places import Places, Text
 from unmask.attacks.gradients.relaxation import Probed, Relaxation, whitened
 from unmask.attacks.gradients.sites import Site
 from unmask.attacks.progress import Progress
@@ -24,9 +25,10 @@ _NUM_OUTPUT_PROBES = 64
 _NUM_WHITENING_ROWS = 8
 _NUM_RANDOM_TEXTS = 16
 _PROMISING = 1e-2  # of a random text's cost: worth the test in float64
+_NEARLY = 0.1  # of a random text's cost: most tokens are right
 _HOPELESS = 0.6  # of a random text's cost: from there, single exchanges lead nowhere
 _MAX_SWEEPS = 6
-_MOST_ROWS = 6
+_PATIENCE = 3  # anchors of the last text that fail before all are taken together
 
 
 class EncoderSearch:
@@ -64,23 +66,22 @@ class EncoderSearch:
     def run(self) -> None:
         """Clear anchors over likely places; then all anchors over every place of the tokens that are still open."""
         self._pass(self.narrow, _CLEAR_ANCHOR)
-        possible = self.problem.places.is_possible
         if not self.is_done:
-            self._pass(self._relaxation(possible & self._is_open), _ANCHOR)
+            self._pass(self._relaxation(self.problem.places.is_possible & self._is_open), _ANCHOR)
         if not self.is_done:
-            self._pass(self._relaxation(possible), _ANCHOR)
+            self._pass(self.wide, _ANCHOR)
 
     def _pass(self, relaxation: Relaxation, least_share: float) -> None:
-        """Anchor by anchor; once a single text is missing, all clear places that are left are its own."""
-        tried_last = False
+        """Anchor by anchor; if the last text resists, from all clear places that are left: they are its own."""
+        num_failures = 0
         for anchor in self._anchors(least_share):
             if self.is_done or self.is_out_of_budget:
                 return
-            if self.is_last and not tried_last:
-                tried_last = True
-                self._from_anchors(self._left(), relaxation)
-            if not self.is_done and not bool(self.explained[anchor]):
+            if not bool(self.explained[anchor]):
                 self._from_anchors([anchor], relaxation)
+                num_failures += self.is_last and not self.is_done
+                if num_failures == _PATIENCE:
+                    self._from_anchors(self._left(), relaxation)
 
     def _left(self) -> list[int]:
         """Clear places that no text explains, at most one a position."""
@@ -88,25 +89,35 @@ class EncoderSearch:
         for place in self._anchors(_CLEAR_ANCHOR):
             if not bool(self.explained[place]):
                 by_position.setdefault(int(self.problem.places.position[place]), place)
-        return list(by_position.values())[:_MOST_ROWS]
+        return list(by_position.values())
 
     def _from_anchors(self, anchors: list[int], relaxation: Relaxation) -> None:
-        """Follow the relaxation; test each text that it passes, and at the end the best one after exchanges."""
+        """A text near the anchors; if nearly right, once more with its best rows as anchors and every token open."""
         self.num_anchors += 1
         self.progress("recovering texts", self.num_rows, self.problem.rank)
+        text, cost = self._nearest(anchors, relaxation)
+        if text in self.found or self.exchange is None or cost > _NEARLY * self.random_cost:
+            return
+        rows = self.exchange.row_costs(text)[1:-1].argsort() + 1
+        kept = [text[int(row)] for row in rows[: 2 * len(rows) // 3]]
+        if kept:
+            self._nearest(kept, self.wide)
+
+    def _nearest(self, anchors: list[int], relaxation: Relaxation) -> tuple[Text, float]:
+        """Follow the relaxation and test each text on the way; the best one after exchanges, with its cost."""
         best: tuple[float, Text] | None = None
-        before: Text | None = None
-        for weights in relaxation.descend(anchors, self.removed, self.prior, self.max_steps):
+        for text in relaxation.descend(anchors, self.removed, self.prior, self.max_steps):
             self.num_steps += 1
-            text = relaxation.rounded(weights)
-            if text == before:
-                continue
-            before, cost = text, self._cost(text)
-            best = min(best, (cost, text)) if best else (cost, text)
+            cost = self._cost(text)
+            best = (cost, text) if best is None else min(best, (cost, text))
             if cost < _PROMISING * self.random_cost and self._accepts(text, cost):
-                return
-        if best is not None and self.exchange is not None and best[0] < _HOPELESS * self.random_cost:
-            self._accepts(*self.exchange.improved(best[1], _MAX_SWEEPS))
+                return text, cost
+        assert best is not None  # a descent takes a step at least
+        cost, text = best
+        if self.exchange is not None and cost < _HOPELESS * self.random_cost:
+            text, cost = self.exchange.improved(text, _MAX_SWEEPS)
+            self._accepts(text, cost)
+        return text, cost
 
     def _accepts(self, text: Text, cost: float) -> bool:
         """Accept a text if all its rows lie in the spans."""
@@ -160,6 +171,11 @@ class EncoderSearch:
     def _cost(self, text: Text) -> float:
         """What a text leaves of the probes: cheap if the output projection tells, else its distance squared."""
         return self.problem.distance(text) ** 2 if self.exchange is None else self.exchange.cost(text)
+
+    @cached_property
+    def wide(self) -> Relaxation:
+        """Every token of the batch at every position."""
+        return self._relaxation(self.problem.places.is_possible)
 
     def _relaxation(self, chosen: Bool[Tensor, " j"]) -> Relaxation:
         places = self.problem.places

@@ -17,13 +17,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.places import Places
+from unmask.attacks.gradients.places import Places, Text
 from unmask.shapes import Probes
 
 _HIGHEST_SCORE = 60.0  # e^60 is still far from float32's end
 _LEAST_GAIN = 1e-4
-
-Text = tuple[int, ...]  # places, position by position
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,12 @@ class Exchange:
 
     def cost(self, text: Text) -> float:
         """Mean squared residual of a text's rows."""
+        return float(self.row_costs(text).mean())
+
+    def row_costs(self, text: Text) -> Float[Tensor, " i"]:
+        """Squared residual of each row."""
         state = _State.of(self, text)
-        residual = (state.sums / state.totals[..., None]).sum(1)
-        return float(residual.square().sum() / len(text))
+        return (state.sums / state.totals[..., None]).sum(1).square().sum(1)
 
     def improved(self, text: Text, max_sweeps: int) -> tuple[Text, float]:
         """The text after moves that each lower the cost, and its cost; frame tokens stay."""

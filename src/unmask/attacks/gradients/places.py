@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.models.adapter import Model
+
+Text = tuple[int, ...]  # places, position by position
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Places:
         opening = torch.arange(self.num_places, device=self.tokens.device) == self.start
         return torch.where(self.position == 0, opening, self.token != self.frame.first)
 
-    def tokens_of(self, text: Sequence[int]) -> tuple[int, ...]:
+    def tokens_of(self, text: Text) -> tuple[int, ...]:
         """The tokens of a text that is given as places."""
         return tuple(self.token[list(text)].tolist())
 

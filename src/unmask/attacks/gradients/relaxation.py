@@ -18,14 +18,14 @@ Deviation: DAGER enumerates products of token sets, others optimise embeddings; 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.places import Places
+from unmask.attacks.gradients.places import Places, Text
 from unmask.attacks.gradients.sites import Site
 from unmask.linalg.box_least_squares import box_least_squares
 from unmask.models.adapter import Model
@@ -33,6 +33,7 @@ from unmask.shapes import Probes
 
 _FILL_WEIGHT = 2.0
 _HALVINGS = 4
+_MOST_ANCHOR_ROWS = 5
 _LEAST_PROGRESS = 1e-2  # of the squared residual; less in a step means that it has settled
 
 
@@ -99,11 +100,19 @@ class Relaxation:
 
     def descend(
         self, anchors: Sequence[int], removed: Bool[Tensor, " j"], prior: float, max_steps: int
-    ) -> Iterator[Float[Tensor, " c"]]:
-        """Weights after each Gauss–Newton step, from `prior` everywhere on, until the residual has settled."""
+    ) -> Iterator[Text]:
+        """The text after each Gauss–Newton step, from weights `prior` everywhere on, until the residual has settled."""
         lower, upper = self.bounds(anchors, removed)
-        rows = self.rows([*anchors, self.places.start])
-        weights = torch.full_like(upper, prior).clamp(lower, upper)
+        free = replace(self, chosen=self.chosen[upper > 0])
+        weights = torch.full_like(upper, prior).clamp(lower, upper)[upper > 0]
+        for moved in free._descend(anchors, lower[upper > 0], weights, max_steps):
+            yield free.rounded(moved)
+
+    def _descend(
+        self, anchors: Sequence[int], lower: Float[Tensor, " c"], weights: Float[Tensor, " c"], max_steps: int
+    ) -> Iterator[Float[Tensor, " c"]]:
+        rows = self.rows([self.places.start, *anchors[:_MOST_ANCHOR_ROWS]])
+        upper = torch.ones_like(lower)
         for _ in range(max_steps):
             residual, jacobian = rows.linearised(weights)
             unit = jacobian.norm() / len(weights) ** 0.5  # columns of norm 1 on average
@@ -134,7 +143,7 @@ class Relaxation:
         attention = (scores - scores.amax(-1, keepdim=True)).exp()
         return AttendingRows(self, self.places.rows[own].to(self._keys), attention)
 
-    def rounded(self, weights: Float[Tensor, " c"]) -> tuple[int, ...]:
+    def rounded(self, weights: Float[Tensor, " c"]) -> Text:
         """The text that the weights say, as places: the heaviest end, and before it the heaviest place a position."""
         end = int(weights.masked_fill(~self.is_end, -1.0).argmax())
         length = int(self.position[end])
