@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from unmask.models import Model, adapt
 
@@ -29,6 +31,12 @@ def gpt2_shape(num_blocks: int = 12, *, seed: int = 0, **changes: int) -> Model:
     torch.manual_seed(seed)
     config = GPT2Config(n_layer=num_blocks, loss_type="ForCausalLM", **changes)
     return adapt(GPT2LMHeadModel(config).eval())
+
+
+def bert_shape(num_blocks: int = 12, *, tokenizer: Any = None, seed: int = 0, **changes: int) -> Model:
+    """BERT-base at its true shape (12 heads, width 768, 30,522 tokens) with random weights."""
+    torch.manual_seed(seed)
+    return adapt(BertModel(BertConfig(num_hidden_layers=num_blocks, **changes)).eval(), tokenizer)
 
 
 def llama_2_7b_shape(num_blocks: int = 2, *, seed: int = 0, device: str = "cpu") -> Model:

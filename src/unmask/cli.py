@@ -99,34 +99,53 @@ def observe_gradients_command(
         list[str] | None, typer.Option("--keep", help="Keep only gradients whose name contains this; repeatable.")
     ] = None,
     train_mode: Annotated[bool, typer.Option("--train-mode", help="Keep dropout on, as in real training.")] = False,
+    protocol: Annotated[
+        str, typer.Option(help="How the client makes its update: fedsgd, fedavg:…, dpsgd:…, lora:…")
+    ] = "fedsgd",
+    defence: Annotated[
+        list[str] | None,
+        typer.Option(help="What the update goes through before it is sent, in order; repeatable: noise:sigma=1e-4"),
+    ] = None,
     dtype: DtypeOption = DtypeName.float32,
     device: DeviceOption = "cpu",
-    seed: Annotated[int, typer.Option(help="Seeds labels, dropout and a fresh head.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seeds labels, dropout, a fresh head and defences.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Make a client's update: the gradients that a federated-learning server sees.
 
     Example: [bold]unmask observe gradients -m smollm2-135m -t texts.txt -o update.safetensors[/bold]
+
+    Another: [bold]… --protocol fedavg:local_steps=4,learning_rate=0.01 --defence clip:norm=1 --defence int8[/bold]
     """
-    from unmask.protocols import observe_gradients
+    import torch
+
+    from unmask.defences import parse_defence
+    from unmask.protocols.specs import parse_protocol
     from unmask.show import print_observation, working
 
+    client = parse_protocol(protocol)
+    defences = [parse_defence(part) for part in defence or ()]
     texts = read_texts(text, batch_size)
     with working("loading the model"):
         loaded = _load(model, dtype, device)
     with working(f"computing gradients of {len(texts)} texts"):
-        evidence = observe_gradients(
+        options = {} if parameters is None else {"parameters": parameters}
+        update = client(
             loaded,
             texts,
             task=task.value.replace("-", "_"),
             padding_side=padding.value,
             max_length=max_length,
             train_mode=train_mode,
-            parameters=parameters,
             seed=seed,
+            **options,
         )
+        evidence, generator = update.evidence, torch.Generator().manual_seed(seed)
+        for step in defences:
+            evidence = step(evidence, generator)
         evidence.save(out)
-    print_observation(out, f"{len(evidence.gradients)} gradients of {len(texts)} texts", json)
+    budget = f"; ε = {update.epsilon:.3g} at δ = {update.delta:g}" if update.delta else ""
+    print_observation(out, f"{len(evidence.gradients)} tensors of {len(texts)} texts{budget}", json)
 
 
 @observe.command("hidden")

@@ -8,6 +8,7 @@ from typing import Any
 from unmask.attacks.gradients.bag_of_words import BagOfWordsAttack
 from unmask.attacks.gradients.dager import Dager
 from unmask.attacks.gradients.decoder import DecoderAttack
+from unmask.attacks.gradients.encoder import EncoderAttack
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
 from unmask.protocols import observe_gradients
@@ -55,6 +56,8 @@ WHOLE, PART = Status.RECOVERED, Status.PARTIAL
 NEXT, CLASS = "next_token", "classification"
 # Block 0 without the embeddings, so that tokens must come from a span.
 SPAN_OF_GPT2, SPAN_OF_BERT = ("h.0.",), ("encoder.layer.0.attention.self",)
+BLOCK_0_OF_BERT = ("encoder.layer.0.",)
+FRAME = (START, END)
 
 ROWS = (
     Row("decoder, gpt2, next token", DecoderAttack(), "tiny_gpt2", NEXT, BATCH, WHOLE),
@@ -63,6 +66,10 @@ ROWS = (
     Row("decoder, llama, next token", DecoderAttack(), "tiny_llama", NEXT, BATCH, WHOLE),
     Row("decoder, llama, classification", DecoderAttack(), "tiny_llama", CLASS, BATCH, WHOLE),
     Row("decoder, smollm2", DecoderAttack(), "smollm2", NEXT, SENTENCES, WHOLE, ENDS_OF_SMOLLM2),
+    Row("encoder, bert, classification", EncoderAttack(frame=FRAME), "tiny_bert", CLASS, FRAMED, WHOLE),
+    Row("encoder, bert, block 0 alone", EncoderAttack(frame=FRAME), "tiny_bert", CLASS, FRAMED, WHOLE, BLOCK_0_OF_BERT),
+    Row("encoder, bert, span", EncoderAttack(frame=FRAME), "tiny_bert", CLASS, FRAMED, PART, SPAN_OF_BERT),
+    Row("encoder, minilm", EncoderAttack(), "minilm", CLASS, SENTENCES, WHOLE, BLOCK_0_OF_BERT),
     Row("bag of words, gpt2, span", BagOfWordsAttack(), "tiny_gpt2", NEXT, BATCH, PART, SPAN_OF_GPT2),
     Row("bag of words, bert, rows", BagOfWordsAttack(), "tiny_bert", CLASS, BATCH, PART),
     Row("bag of words, bert, span", BagOfWordsAttack(), "tiny_bert", CLASS, BATCH, PART, SPAN_OF_BERT),

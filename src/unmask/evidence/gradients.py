@@ -25,6 +25,7 @@ class Task(Enum):
 
     NEXT_TOKEN = "next_token"
     CLASSIFICATION = "classification"
+    MASKED_TOKEN = "masked_token"
 
 
 class Update(Enum):

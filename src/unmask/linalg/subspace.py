@@ -10,7 +10,7 @@ Source: DAGER, arXiv 2405.15586, Theorems 5.1 and 5.2. Rank and acceptance by ga
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -76,6 +76,15 @@ class Span:
         residual = x - (x @ self.basis) @ self.basis.T
         norms = x.norm(dim=-1)
         return torch.where(norms > 0, residual.norm(dim=-1) / norms, torch.ones_like(norms))
+
+    def joined(self, rows: Rows) -> Span:
+        """The span with further directions in it; those that it holds already add nothing."""
+        extra = self.measured(rows)
+        for _ in range(2):  # twice is enough (Kahan)
+            extra = extra - (extra @ self.basis) @ self.basis.T
+        _, sizes, directions = torch.linalg.svd(extra, full_matrices=False)
+        kept = directions[sizes > _ROUNDING * self.measured(rows).norm()]
+        return replace(self, basis=torch.cat([self.basis, kept.T], dim=1))
 
     def measured(self, rows: Rows) -> Rows:
         """What distances are taken of: the rows in float64, scaled as the basis is."""

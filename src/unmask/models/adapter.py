@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from unmask.errors import InputError
 from unmask.models.linear import LinearLayer, Role
+from unmask.models.token_head import TokenHead
 from unmask.models.vocabulary import Vocabulary
 from unmask.shapes import MaskBatch, States, TokenBatch
 
@@ -149,6 +150,11 @@ class Model(Vocabulary, ABC):
         return 1
 
     @property
+    def token_type_directions(self) -> Float[Tensor, "k d"]:
+        """All that first inputs of other types than 0 hold beyond those of type 0, as rows."""
+        return torch.zeros(0, self.width, dtype=self.dtype, device=self.device)
+
+    @property
     def pad_token(self) -> int:
         """The token that fills a batch; masked, so its choice never matters to a client's loss."""
         for owner in (self.tokenizer, self.config):
@@ -203,6 +209,12 @@ class Model(Vocabulary, ABC):
         if weight is None:
             return None
         return next(name for name, parameter in self.named_parameters() if parameter is weight)
+
+    @property
+    def token_head(self) -> TokenHead | None:
+        """What predicts tokens from the stream that leaves the last block, where the model has a language head."""
+        weight = self.unembedding
+        return None if weight is None else TokenHead(self.final_norm, weight)
 
     def fingerprint(self) -> str:
         """A hash of the body's shapes and of a sample of its weights, the same in every float type.

@@ -11,6 +11,7 @@ from torch import Tensor
 from unmask.models.adapter import Model
 from unmask.models.layernorm_sum import LayerNormOfSum
 from unmask.models.linear import LinearLayer, Role
+from unmask.models.token_head import TokenHead
 
 
 class Bert(Model):
@@ -37,6 +38,12 @@ class Bert(Model):
             total + parts.token_type_embeddings(torch.zeros_like(tokens) if types is None else types)
         )
 
+    def first_input_parts(self, tokens: Tensor, num_positions: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Vectors that every first input of type 0 is a combination of: of tokens, of positions, and the shift."""
+        parts = self.body.embeddings
+        words = parts.word_embeddings.weight[tokens] + parts.token_type_embeddings.weight[0]
+        return LayerNormOfSum(words, parts.position_embeddings.weight, parts.LayerNorm).parts(num_positions)
+
     @property
     def first_input_sum(self) -> LayerNormOfSum:
         """Block 0's inputs of type 0 as what they are: the norm of a sum."""
@@ -51,6 +58,10 @@ class Bert(Model):
         kinds = parts.token_type_embeddings.weight
         rows = kinds[1:] - kinds[0]
         return parts.LayerNorm.weight * (rows - rows.mean(1, keepdim=True))
+
+    @property
+    def token_type_directions(self) -> Tensor:
+        return torch.cat([self.token_type_differences, self.body.embeddings.LayerNorm.bias[None]]).detach()
 
     def attention_input(self, block: int, states: Tensor) -> Tensor:
         return states
@@ -73,11 +84,26 @@ class Bert(Model):
         return intermediate.intermediate_act_fn(intermediate.dense(states))
 
     def after_mlp(self, block: int, states: Tensor, hidden: Tensor) -> Tensor:
-        output = self._block(block).output
-        return output.LayerNorm(output.dense(hidden) + states)
+        return self.block_norm(block, self.before_block_norm(block, states, hidden))
+
+    def before_block_norm(self, block: int, states: Tensor, hidden: Tensor) -> Tensor:
+        """The sum that a block's last norm sees, given the stream after attention and the MLP's hidden row."""
+        return self._block(block).output.dense(hidden) + states
+
+    def block_norm(self, block: int, sums: Tensor) -> Tensor:
+        """The norm that ends a block."""
+        return self._block(block).output.LayerNorm(sums)
 
     def final_norm(self, states: Tensor) -> Tensor:
         return states
+
+    @property
+    def token_head(self) -> TokenHead:
+        """The model's own head for masked tokens; where it has none, its token embeddings (a tied output layer)."""
+        own = getattr(getattr(self.hf, "cls", None), "predictions", None)
+        if own is None:
+            return TokenHead(self.final_norm, self.parameter(self.token_embedding))
+        return TokenHead(own.transform, own.decoder.weight, own.decoder.bias)
 
     def linear(self, role: Role, block: int) -> LinearLayer | None:
         names = {

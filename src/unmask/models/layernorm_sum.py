@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 _POSITIONS_AT_ONCE = 8
@@ -29,11 +29,9 @@ class LayerNormOfSum:
     positions: Float[Tensor, "positions d"]
     norm: nn.LayerNorm
 
-    def parts(
-        self, tokens: Int[Tensor, " t"], num_positions: int
-    ) -> tuple[Float[Tensor, "t d"], Float[Tensor, "p d"], Float[Tensor, " d"]]:
+    def parts(self, num_positions: int) -> tuple[Float[Tensor, "t d"], Float[Tensor, "p d"], Float[Tensor, " d"]]:
         """Vectors that every x(t, p) is a combination of: g∘w̄_t, g∘p̄_p and β."""
-        words, places = self.tokens[tokens], self.positions[:num_positions]
+        words, places = self.tokens, self.positions[:num_positions]
         scaled = (self.norm.weight * (rows - rows.mean(1, keepdim=True)) for rows in (words, places))
         return *scaled, self.norm.bias  # type: ignore[return-value]
 

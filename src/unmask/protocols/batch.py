@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -12,21 +12,36 @@ from unmask.errors import InputError
 from unmask.models.adapter import Model
 from unmask.shapes import MaskBatch, TokenBatch
 
-Texts = Sequence[str] | Sequence[Sequence[int]]
+TokenIds = Sequence[int]
+# A pair of texts, or of their tokens: the first part ends with [SEP], and the second one too.
+Pair = tuple[str, str] | tuple[TokenIds, TokenIds]
+Texts = Sequence[str | TokenIds | Pair]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids with the mask of the real ones."""
+    """Token ids with the mask of the real ones; `types` (0 or 1) where some text is a pair."""
 
     tokens: TokenBatch
     mask: MaskBatch
+    types: TokenBatch | None = None
 
     @property
     def last(self) -> torch.Tensor:
         """Index of each text's last real token."""
         length = self.mask.shape[1]
         return length - 1 - self.mask.flip(1).int().argmax(1)
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """What transformers' forward takes."""
+        inputs = {"input_ids": self.tokens, "attention_mask": self.mask.long()}
+        return inputs if self.types is None else {**inputs, "token_type_ids": self.types}
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Some of the texts, padded as they are."""
+        types = None if self.types is None else self.types[start:stop]
+        return Batch(self.tokens[start:stop], self.mask[start:stop], types)
 
 
 def make_batch(
@@ -36,7 +51,7 @@ def make_batch(
     padding_side: Literal["left", "right"] = "right",
     max_length: int | None = None,
 ) -> Batch:
-    """Encode and pad texts; token ids are taken as they are."""
+    """Encode and pad texts and pairs of texts; token ids are taken as they are."""
     if padding_side not in ("left", "right"):
         raise InputError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
     if isinstance(texts, str):
@@ -44,25 +59,49 @@ def make_batch(
     if max_length is not None and max_length < 1:
         raise InputError(f"max_length must be at least 1, got {max_length}")
     limit = min(max_length or model.max_positions, model.max_positions)
-    sequences = [_tokens_of(model, text)[:limit] for text in texts]
+    sequences = [_tokens_and_types(model, text, limit) for text in texts]
     if not sequences:
         raise InputError("the batch is empty: give at least one text")
-    for index, sequence in enumerate(sequences):
+    for index, (sequence, _) in enumerate(sequences):
         if not sequence:
             raise InputError(f"text {index} has no tokens; leave empty texts out")
-    length = max(map(len, sequences))
+    length = max(len(sequence) for sequence, _ in sequences)
     tokens = torch.full((len(sequences), length), model.pad_token)
+    types = torch.zeros(len(sequences), length, dtype=torch.long)
     mask = torch.zeros(len(sequences), length, dtype=torch.bool)
-    for row, sequence in enumerate(sequences):
+    for row, (sequence, kinds) in enumerate(sequences):
         where = slice(0, len(sequence)) if padding_side == "right" else slice(length - len(sequence), length)
         tokens[row, where] = torch.tensor(sequence)
+        types[row, where] = torch.tensor(kinds)
         mask[row, where] = True
-    return Batch(tokens.to(model.device), mask.to(model.device))
+    holds_pairs = any(map(is_pair, texts))
+    return Batch(tokens.to(model.device), mask.to(model.device), types.to(model.device) if holds_pairs else None)
 
 
-def _tokens_of(model: Model, text: str | Sequence[int]) -> list[int]:
-    if isinstance(text, str):
-        return model.encode(text)
+def is_pair(text: str | TokenIds | Pair) -> bool:
+    """Whether a text is a pair: a tuple of two strings, or of two lists of tokens."""
+    if not isinstance(text, tuple) or len(text) != 2:
+        return False
+    return all(isinstance(part, Sequence) or getattr(part, "ndim", 0) == 1 for part in text)
+
+
+def _tokens_and_types(model: Model, text: Any, limit: int) -> tuple[list[int], list[int]]:
+    if not is_pair(text):
+        tokens = model.encode(text) if isinstance(text, str) else _checked(model, text)
+        return tokens[:limit], [0] * min(len(tokens), limit)
+    if model.num_token_types < 2:
+        raise InputError(f"this {model.family} model has no token types, so it takes no pairs; give single texts")
+    if any(isinstance(part, str) for part in text):
+        tokens, types = model.encode_pair(*text)
+    else:
+        first, second = (_checked(model, part) for part in text)
+        tokens, types = [*first, *second], [0] * len(first) + [1] * len(second)
+    return tokens[:limit], types[:limit]
+
+
+def _checked(model: Model, text: TokenIds) -> list[int]:
+    if any(isinstance(token, str) for token in text):
+        raise InputError("a text must be a string, a tuple of two strings or token ids; a list holds strings")
     tokens = [int(token) for token in text]
     if tokens and not 0 <= min(tokens) <= max(tokens) < model.vocab_size:
         raise InputError(f"token ids must lie in 0…{model.vocab_size - 1}, got {min(tokens)}…{max(tokens)}")

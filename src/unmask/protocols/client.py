@@ -15,7 +15,7 @@ from torch.nn import functional
 from unmask.errors import InputError
 from unmask.evidence.gradients import Task
 from unmask.models.adapter import Model
-from unmask.protocols.batch import Batch, Texts, make_batch
+from unmask.protocols.batch import Batch, Pair, Texts, TokenIds, make_batch
 from unmask.protocols.fedsgd import _HEAD_SCALE, Pooling, _labels, _pool, _task
 
 
@@ -68,9 +68,11 @@ class Client(nn.Module):
     ) -> None:
         super().__init__()
         self.task = _task(task)
+        if self.task is Task.MASKED_TOKEN:
+            raise InputError("clients that train do not support task='masked_token' yet; observe_gradients does")
         self.pooling = _pooling(model, pooling)
         everyone = make_batch(model, texts, padding_side=padding_side, max_length=max_length)
-        self.sequences = [row[mask].tolist() for row, mask in zip(everyone.tokens, everyone.mask, strict=True)]
+        self.sequences = _sequences(everyone)
         self.padding_side = padding_side
         self.model = model.to()
         self.hf = self.model.hf
@@ -105,10 +107,10 @@ class Client(nn.Module):
         Position and token type ids are given for each text: those that transformers makes itself have a batch of one,
         at which Opacus fails.
         """
-        inputs: dict[str, Any] = {"input_ids": batch.tokens, "attention_mask": batch.mask.long()}
+        inputs: dict[str, Any] = {**batch.inputs}
         inputs["position_ids"] = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
         if hasattr(self.model.config, "type_vocab_size"):
-            inputs["token_type_ids"] = torch.zeros_like(batch.tokens)
+            inputs.setdefault("token_type_ids", torch.zeros_like(batch.tokens))
         if self.task is Task.NEXT_TOKEN:
             logits = _precise(self.hf(**inputs).logits[:, :-1])
             targets, scored = batch.tokens[:, 1:], batch.mask[:, 1:]
@@ -146,6 +148,16 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def _sequences(batch: Batch) -> list[TokenIds | Pair]:
+    """The texts of a batch without its padding, pairs as pairs."""
+    types = torch.zeros_like(batch.tokens) if batch.types is None else batch.types
+    rows = [(row[mask], kinds[mask]) for row, kinds, mask in zip(batch.tokens, types, batch.mask, strict=True)]
+    return [
+        (tokens[kinds == 0].tolist(), tokens[kinds == 1].tolist()) if bool(kinds.any()) else tokens.tolist()
+        for tokens, kinds in rows
+    ]
 
 
 def _precise(logits: Tensor) -> Tensor:

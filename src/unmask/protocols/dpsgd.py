@@ -138,7 +138,7 @@ def _noisy_mean(
     starts = range(0, len(batch.tokens), at_once)
     for start in starts:
         rows = range(start, min(start + at_once, len(batch.tokens)))
-        part = Batch(batch.tokens[rows.start : rows.stop], batch.mask[rows.start : rows.stop])
+        part = batch.part(rows.start, rows.stop)
         client(part, rows).of_each_text().sum().backward()
         is_last = start == starts[-1]
         private.signal_skip_step(not is_last)
@@ -151,7 +151,7 @@ def _noisy_mean(
 def _freeze_unseen(client: Client, batch: Batch) -> None:
     """Freeze what the loss does not depend on: its gradient by text would be missing, not zero."""
     trainable = [parameter for parameter in client.parameters() if parameter.requires_grad]
-    loss = client(Batch(batch.tokens[:1], batch.mask[:1]), [0]).totals.sum()
+    loss = client(batch.part(0, 1), [0]).totals.sum()
     for parameter, gradient in zip(trainable, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
         parameter.requires_grad_(gradient is not None)
 

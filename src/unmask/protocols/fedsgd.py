@@ -14,6 +14,7 @@ from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
 from unmask.protocols.batch import Batch, Texts, make_batch
+from unmask.protocols.masking import mask_tokens, masked_token_loss
 
 Pooling = Literal["last", "first", "mean"]
 _HEAD_SCALE = 0.02  # the standard deviation that transformers initialises heads with
@@ -27,6 +28,7 @@ def observe_gradients(
     labels: Sequence[int] | None = None,
     num_labels: int = 2,
     pooling: Pooling | None = None,
+    mask_share: float = 0.15,
     padding_side: Literal["left", "right"] = "right",
     max_length: int | None = None,
     train_mode: bool = False,
@@ -35,10 +37,13 @@ def observe_gradients(
 ) -> GradientEvidence:
     """What an honest-but-curious server sees of one client step on `texts`.
 
-    The loss is the mean over targets (next-token) or over texts (classification), as transformers computes it.
+    The loss is the mean over targets (next-token, masked-token) or over texts (classification), as transformers
+    computes it. A text may be a pair, a tuple of two texts, where the model has token types.
     Classification uses the model's own head if it has one, else a fresh linear head of `num_labels` outputs on the
     `pooling` of the last states (decoders: last token; encoders: first, that is [CLS]). `labels` are drawn at random
-    when not given. `train_mode` keeps dropout on. `parameters` keeps only gradients whose names contain one of them.
+    when not given. Masked-token training hides `mask_share` of the tokens (`masking.py`) and predicts them with the
+    model's own head if it has one, else with its token embeddings on the last states, a tied output layer.
+    `train_mode` keeps dropout on. `parameters` keeps only gradients whose names contain one of them.
     """
     task = _task(task)
     pooling = pooling or ("last" if model.causal else "first")
@@ -54,6 +59,8 @@ def observe_gradients(
         torch.manual_seed(seed)  # dropout masks
         if task is Task.NEXT_TOKEN:
             loss = next_token_loss(model, batch)
+        elif task is Task.MASKED_TOKEN:
+            loss = masked_token_loss(model, *mask_tokens(model, batch, mask_share, generator))
         else:
             loss = _classification_loss(model, batch, labels, num_labels, pooling, generator)
         gradients = _gradients(model, loss, parameters)
@@ -103,7 +110,7 @@ def _classification_loss(
     pooling: Pooling,
     generator: torch.Generator,
 ) -> Tensor:
-    inputs = {"input_ids": batch.tokens, "attention_mask": batch.mask.long()}
+    inputs = batch.inputs
     head = getattr(model.hf, "score", None) or getattr(model.hf, "classifier", None)
     num_labels = num_labels if head is None else int(model.config.num_labels)
     chosen = _labels(labels, len(batch.tokens), num_labels, generator).to(model.device)

@@ -20,5 +20,5 @@ def observe_hidden(
     if not 0 <= layer <= model.num_blocks:
         raise InputError(f"layer must lie in 0…{model.num_blocks}, got {layer}")
     batch = make_batch(model, texts, padding_side=padding_side)
-    states = model.hidden_states(batch.tokens, batch.mask, num_blocks=layer)[layer]
+    states = model.hidden_states(batch.tokens, batch.mask, num_blocks=layer, types=batch.types)[layer]
     return HiddenEvidence(states * batch.mask[..., None], batch.mask, layer, model.fingerprint())

@@ -55,7 +55,8 @@ def find_candidates(
     if site.span.is_saturated:
         return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, _full(site.span.width, site.span.gap_decades))
     floor, needed = _precision(evidence, min_gap_decades)
-    candidates = filter_tokens(model, site.span, num_probes=num_probes, generator=generator, floor=floor)
+    span = site.span if model.num_token_types < 2 else site.span.joined(model.token_type_directions)
+    candidates = filter_tokens(model, span, num_probes=num_probes, generator=generator, floor=floor)
     if not candidates.tokens:
         reason = "no token of the vocabulary lies in the span of block 0's gradients: are they of these weights?"
         return BagOfWords(None, site.parameters, Status.NOTHING_FOUND, reason)

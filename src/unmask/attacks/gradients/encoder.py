@@ -6,7 +6,8 @@
               rounded to a text, single tokens exchanged while that helps                            (`exchange.py`)
     accept  ← if every row of the text lies in the gradients' spans, in float64; its unique tokens are set aside
 
-until the texts' rows are as many as the gradient's rank.
+until the texts' rows are as many as the gradient's rank. After masked-token training, what was hidden is then read off
+the gradient that arrives at the last block (`masked.py`).
 
 Deviation: DAGER (arXiv 2405.15586, Algorithm 3) enumerates products of token sets, which is exponential in the length.
 """
@@ -22,6 +23,8 @@ from unmask.attacks.gradients.candidates import find_candidates
 from unmask.attacks.gradients.encoder_problem import Problem, set_up
 from unmask.attacks.gradients.encoder_search import EncoderSearch
 from unmask.attacks.gradients.encoder_verdict import Findings, encoder_verdict
+from unmask.attacks.gradients.endings import last_down_projection
+from unmask.attacks.gradients.masked import find_originals
 from unmask.attacks.gradients.verdict import bag_of_words, no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
@@ -76,10 +79,13 @@ class EncoderAttack:
             progress=progress,
         )
         search.run()
+        originals = find_originals(evidence, problem, list(search.found), generator)
+        told = [last_down_projection(evidence, model)[1]] if isinstance(originals, dict) else []
         findings = Findings(
             search=search,
             candidates=bag.candidates,
             min_gap_decades=self.min_gap_decades,
-            used=(*bag.used, *(name for site in problem.sites for name in site.parameters)),
+            used=tuple(dict.fromkeys((*bag.used, *problem.parameters, *told))),
+            originals=originals,
         )
         return encoder_verdict(evidence, findings, started)

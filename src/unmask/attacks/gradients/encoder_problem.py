@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from unmask.attacks.gradients.places import Frame, Places, Text
-from unmask.attacks.gradients.shares import position_shares
+from unmask.attacks.gradients.shares import position_shares, type_shares
 from unmask.attacks.gradients.sites import Site, down_site, first_input_site, output_site
 from unmask.attacks.gradients.token_filter import Candidates
 from unmask.evidence.gradients import GradientEvidence
@@ -27,6 +27,7 @@ class Problem:
     model: Model
     precise: Bert  # the same in float64
     places: Places
+    inputs: Site
     output: Site | None
     down: Site | None
 
@@ -36,14 +37,14 @@ class Problem:
         return [site for site in (self.output, self.down) if site is not None]
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        """The tensors that the texts rest on."""
+        return tuple(name for site in (self.inputs, *self.sites) for name in site.parameters)
+
+    @property
     def rank(self) -> int:
         """The number of independent rows that the batch has."""
         return max(site.span.rank for site in self.sites)
-
-    @property
-    def shows_all_rows(self) -> bool:
-        """Whether a gradient could have shown a higher rank, so that no row is hidden."""
-        return any(not site.span.is_full for site in self.sites)
 
     def distance(self, text: Text) -> float:
         """The largest distance of a text's rows to the spans, in float64, by the model's own forward pass."""
@@ -73,15 +74,22 @@ def set_up(
     precise = model.to(dtype=torch.float64)
     assert isinstance(precise, Bert)
     tokens = torch.tensor(sorted(candidates.tokens), device=model.device)
-    frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, tokens))
+    frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, frame_tokens[1], candidates))
     num_positions = _num_positions(precise, inputs, tokens, candidates)
+    if num_positions < 2:
+        return "no token of the bag lies in the span of block 0's gradients"
     shares = position_shares(evidence, precise, tokens, num_positions)
-    places = Places.of(precise, tokens, shares, frame)
-    return Problem(model, precise, places, output if _has_room(output) else None, down if _has_room(down) else None)
+    by_type = type_shares(evidence, precise, tokens, num_positions) if frame.end_type else None
+    places = Places.of(precise, tokens, shares, frame, by_type)
+    return Problem(
+        model, precise, places, inputs, output if _has_room(output) else None, down if _has_room(down) else None
+    )
 
 
 def _has_room(site: Site | None) -> bool:
-    return site is not None and site.span.width - site.span.rank >= _LEAST_ROOM and site.span.rank > 0
+    if site is None or site.span.is_full or site.span.rank == 0:
+        return False
+    return site.span.width - site.span.rank >= _LEAST_ROOM
 
 
 def _why_no_room(output: Site | None, down: Site | None) -> str:
@@ -95,19 +103,22 @@ def _why_no_room(output: Site | None, down: Site | None) -> str:
     return f"every span that could check a text is full ({ranks}): it holds as many tokens as the width, or more"
 
 
-def _end_type(model: Bert, inputs: Site, tokens: Int[Tensor, " t"]) -> int:
-    """1 if the batch holds pairs of texts: only then a first input of type 1 lies in the span."""
-    if model.num_token_types < 2:
+def _end_type(model: Bert, inputs: Site, last: int, candidates: Candidates) -> int:
+    """1 if the batch holds pairs of texts: only then the last token of type 1 lies in the span, where a pair ends."""
+    longest = max(candidates.by_position) + 1
+    if model.num_token_types < 2 or longest <= 2:
         return 0
-    ones = torch.ones_like(tokens)
-    return int(float(inputs.span.distance(model.first_input(tokens, ones, ones)).min()) < _OUTSIDE)
+    positions = torch.arange(2, longest, device=model.device)
+    ends = model.first_input(torch.full_like(positions, last), positions, torch.ones_like(positions))
+    return int(float(inputs.span.distance(ends).min()) < _OUTSIDE)
 
 
 def _num_positions(model: Bert, inputs: Site, tokens: Int[Tensor, " t"], candidates: Candidates) -> int:
     """The length of the longest text: positions from 0 on at which some token of the bag lies in the span."""
     limit = max(candidates.by_position) + 1
+    span = inputs.span.joined(model.token_type_directions)  # a position may hold tokens of type 1 only
     for position in range(limit):
-        distances = inputs.span.distance(model.first_input(tokens, torch.full_like(tokens, position)))
+        distances = span.distance(model.first_input(tokens, torch.full_like(tokens, position)))
         if float(distances.min()) > _OUTSIDE:
             return position
     return limit

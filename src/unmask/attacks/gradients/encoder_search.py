@@ -20,14 +20,18 @@ from unmask.linalg.gap import FLOAT32_FLOOR
 _UNIQUE = 0.9  # a share from which on a token is taken to stand at one position only
 _SPREAD = 0.6  # below, a token may stand anywhere
 _CLEAR_ANCHOR = 0.8  # the share of a place to start from
-_ANCHOR = 0.2  # the least
+_ANCHOR = 0.02  # the least
 _NUM_OUTPUT_PROBES = 64
+_FEWEST_EQUATIONS = 48
 _NUM_WHITENING_ROWS = 8
 _NUM_RANDOM_TEXTS = 16
 _PROMISING = 1e-2  # of a random text's cost: worth the test in float64
 _NEARLY = 0.1  # of a random text's cost: most tokens are right
 _HOPELESS = 0.6  # of a random text's cost: from there, single exchanges lead nowhere
 _MAX_SWEEPS = 6
+_FAR = 0.1  # a distance of wrong texts, where all random ones are right by chance
+_RIGHT = 1e-3  # of a wrong text's distance
+_MOST_IN_VAIN = 40
 _PATIENCE = 3  # anchors of the last text that fail before all are taken together
 
 
@@ -51,62 +55,72 @@ class EncoderSearch:
         self.generator, self.progress = generator, progress
         self.found: dict[Text, float] = {}
         self.refused: dict[Text, tuple[float, float]] = {}
-        self.num_anchors = self.num_steps = 0
+        self.num_passes = self.num_anchors = self.num_steps = 0
         self.explained = torch.zeros(places.num_places, dtype=torch.bool, device=places.share.device)
         self.removed = self.explained.clone()
         self.num_texts = num_texts
         self.prior = 1 / (num_texts or _fullest_position(places))
         self.narrow = self._relaxation(_likely(places))
         self.exchange = _exchange(problem, self.narrow)
-        random_texts = [self._random_text() for _ in range(_NUM_RANDOM_TEXTS)]
-        self.random_cost = _median([self._cost(text) for text in random_texts])
-        self.random_distance = _median([problem.distance(text) for text in random_texts])
+        self.random_distance, self.random_cost = self._wrong_by_chance()
         self.accepted_below = (10 * FLOAT32_FLOOR * self.random_distance) ** 0.5
 
+    def _wrong_by_chance(self) -> tuple[float, float]:
+        """The distance and the cost of a random text, as a median; those that are right by chance left out."""
+        texts = [self._random_text() for _ in range(_NUM_RANDOM_TEXTS)]
+        distances = [self.problem.distance(text) for text in texts]
+        wrong = [index for index, distance in enumerate(distances) if distance >= _RIGHT * max(*distances, _FAR)]
+        if not wrong:
+            return _FAR, 1.0
+        return _median([distances[n] for n in wrong]), _median([self._cost(texts[n]) for n in wrong])
+
     def run(self) -> None:
-        """Clear anchors over likely places; then all anchors over every place of the tokens that are still open."""
+        """Clear anchors over likely places, less those that found texts have used; over all likely ones; over all."""
         self._pass(self.narrow, _CLEAR_ANCHOR)
+        self.removed[:] = False
         if not self.is_done:
-            self._pass(self._relaxation(self.problem.places.is_possible & self._is_open), _ANCHOR)
+            self._pass(self.narrow, _ANCHOR)
         if not self.is_done:
             self._pass(self.wide, _ANCHOR)
 
     def _pass(self, relaxation: Relaxation, least_share: float) -> None:
         """Anchor by anchor; if the last text resists, from all clear places that are left: they are its own."""
+        self.num_passes += 1
         num_failures = 0
         for anchor in self._anchors(least_share):
-            if self.is_done or self.is_out_of_budget:
+            if self.is_done or self.is_out_of_budget or self.is_hopeless:
                 return
-            if not bool(self.explained[anchor]):
+            if self.num_passes == 3 or not bool(self.explained[anchor]):
                 self._from_anchors([anchor], relaxation)
                 num_failures += self.is_last and not self.is_done
                 if num_failures == _PATIENCE:
                     self._from_anchors(self._left(), relaxation)
 
     def _left(self) -> list[int]:
-        """Clear places that no text explains, at most one a position."""
-        by_position: dict[int, int] = {}
+        """Clear places that no text explains, as far as they fit into one text."""
+        kept: list[int] = []
         for place in self._anchors(_CLEAR_ANCHOR):
-            if not bool(self.explained[place]):
-                by_position.setdefault(int(self.problem.places.position[place]), place)
-        return list(by_position.values())
+            if not bool(self.explained[place]) and all(self.problem.places.fit(place, other) for other in kept):
+                kept.append(place)
+        return kept
 
     def _from_anchors(self, anchors: list[int], relaxation: Relaxation) -> None:
-        """A text near the anchors; if nearly right, once more with its best rows as anchors and every token open."""
+        """A text near the anchors; if nearly right, again with its best rows as anchors and more places open."""
         self.num_anchors += 1
         self.progress("recovering texts", self.num_rows, self.problem.rank)
-        text, cost = self._nearest(anchors, relaxation)
-        if text in self.found or self.exchange is None or cost > _NEARLY * self.random_cost:
-            return
-        rows = self.exchange.row_costs(text)[1:-1].argsort() + 1
-        kept = [text[int(row)] for row in rows[: 2 * len(rows) // 3]]
-        if kept:
-            self._nearest(kept, self.wide)
+        text, cost = self._nearest(anchors, relaxation, self.removed)
+        for choose in (lambda: self.narrow, lambda: self.wide):
+            if text in self.found or self.exchange is None or cost > _NEARLY * self.random_cost:
+                return
+            rows = self.exchange.row_costs(text)[1:-1].argsort() + 1
+            kept = [text[int(row)] for row in rows[: 2 * len(rows) // 3]]
+            again = choose()
+            text, cost = self._nearest([p for p in kept if again.has(p)], again, torch.zeros_like(self.removed))
 
-    def _nearest(self, anchors: list[int], relaxation: Relaxation) -> tuple[Text, float]:
+    def _nearest(self, anchors: list[int], relaxation: Relaxation, removed: Bool[Tensor, " j"]) -> tuple[Text, float]:
         """Follow the relaxation and test each text on the way; the best one after exchanges, with its cost."""
         best: tuple[float, Text] | None = None
-        for text in relaxation.descend(anchors, self.removed, self.prior, self.max_steps):
+        for text in relaxation.descend(anchors, removed, self.prior, self.max_steps):
             self.num_steps += 1
             cost = self._cost(text)
             best = (cost, text) if best is None else min(best, (cost, text))
@@ -128,12 +142,13 @@ class EncoderSearch:
             self.refused[text] = cost, distance
             return False
         self.found[text] = distance
-        other = None if self.exchange is None else self.exchange.runner_up(text)
-        if other is not None and other not in self.found:
-            self.refused[other] = float("inf"), self.problem.distance(other)
         places = torch.tensor(text, device=self.removed.device)
         self.explained[places] = True
-        self.removed[places] = (self.problem.places.share[places] > _UNIQUE) & ~self.problem.places.is_frame[places]
+        if self.num_passes == 1:
+            self.removed[places] = (self.problem.places.share[places] > _UNIQUE) & ~self.problem.places.is_frame[places]
+        other = None if self.exchange is None else self.exchange.runner_up(text)
+        if other is not None:
+            self._accepts(other, float("inf"))  # the nearest text that differs: refused, or another one of the batch
         return True
 
     @property
@@ -143,8 +158,8 @@ class EncoderSearch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether they explain every direction of the gradient, and the gradient could have shown more."""
-        return self.num_rows == self.problem.rank and self.problem.shows_all_rows
+        """Whether they explain every direction of the gradient."""
+        return self.num_rows == self.problem.rank
 
     @property
     def is_done(self) -> bool:
@@ -157,6 +172,11 @@ class EncoderSearch:
         if self.num_texts is not None:
             return len(self.found) == self.num_texts - 1
         return 0 < self.problem.rank - self.num_rows <= self.problem.places.num_positions
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether many anchors led to no text at all: the evidence is not what it seems (noise, other weights)."""
+        return not self.found and self.num_anchors >= _MOST_IN_VAIN
 
     @property
     def is_out_of_budget(self) -> bool:
@@ -180,7 +200,8 @@ class EncoderSearch:
     def _relaxation(self, chosen: Bool[Tensor, " j"]) -> Relaxation:
         places = self.problem.places
         indices = chosen.nonzero()[:, 0]
-        sizes = (_NUM_OUTPUT_PROBES, 2 * self.num_equations)
+        num_equations = min(self.num_equations, max(_FEWEST_EQUATIONS, len(indices) // 4))
+        sizes = (_NUM_OUTPUT_PROBES, 2 * num_equations)
         probed = [
             Probed(site, self._probes(site, size))
             for site, size in zip((self.problem.output, self.problem.down), sizes, strict=True)
@@ -188,17 +209,10 @@ class EncoderSearch:
         ]
         clearest = places.share.masked_fill(places.is_frame | ~chosen, -1.0).argsort(descending=True)
         rows = [places.start, *clearest[: _NUM_WHITENING_ROWS - 1].tolist()]
-        return whitened(Relaxation(self.problem.model, places, indices, probed), rows, self.prior, self.num_equations)
+        return whitened(Relaxation(self.problem.model, places, indices, probed), rows, self.prior, num_equations)
 
     def _probes(self, site: Site, num_probes: int) -> Tensor:
         return site.span.probes(num_probes, self.generator).to(self.problem.model.dtype)
-
-    @property
-    def _is_open(self) -> Bool[Tensor, " j"]:
-        """Places of all tokens but those that stand at one position only, in a text that was found."""
-        places = self.problem.places
-        settled = self.removed.view(-1, len(places.tokens)).any(0)
-        return ~settled.repeat(places.num_positions * places.num_types)
 
     def _anchors(self, least_share: float) -> Iterator[int]:
         """Places with a clear share, the clearest first; then ends, one for each length."""
@@ -207,15 +221,21 @@ class EncoderSearch:
         order = share.argsort(descending=True)
         yield from order[share[order] > least_share].tolist()
         if least_share < _CLEAR_ANCHOR:
-            yield from (places.is_end & (places.share > 0)).nonzero()[:, 0].tolist()
+            yield from (places.is_end & places.is_possible & (places.share > 0)).nonzero()[:, 0].tolist()
 
     def _random_text(self) -> Text:
-        """Random tokens of the batch at every position before a random end."""
+        """Random tokens of the batch at every position before a random end; of a pair, around a random middle."""
         places = self.problem.places
-        end = self._any(places.is_end)
-        inner = places.is_possible & ~places.is_frame
-        between = (self._any(inner & (places.position == p)) for p in range(1, int(places.position[end])))
-        return (places.start, *between, end)
+        is_pair = places.frame.end_type == 1
+        end = self._any(places.is_end & (places.position > places.frame.end_type))
+        closing = places.closes & ~places.is_end & (places.position < places.position[end])
+        middle = self._any(closing) if is_pair else end
+        split, length = int(places.position[middle]), int(places.position[end])
+        inner = [places.is_possible & ~places.is_frame & (places.kind == kind) for kind in range(places.num_types)]
+        text = [self._any(inner[0] & (places.position == p)) for p in range(1, split)]
+        if is_pair:
+            text += [middle, *(self._any(inner[1] & (places.position == p)) for p in range(split + 1, length))]
+        return (places.start, *text, end)
 
     def _any(self, mask: Bool[Tensor, " j"]) -> int:
         indices = mask.nonzero()[:, 0]
@@ -237,7 +257,7 @@ def _exchange(problem: Problem, relaxation: Relaxation) -> Exchange | None:
 
 def _fullest_position(places: Places) -> float:
     """At least how many texts there are: the shares that meet at one position."""
-    shares = places.share.view(places.num_positions, places.num_types, -1)[:, 0].sum(1)
+    shares = places.share.view(places.num_positions, -1).sum(1)
     return max(1.0, float(shares.max()))
 
 

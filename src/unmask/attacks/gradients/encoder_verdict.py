@@ -2,15 +2,18 @@
 
 A text is *certain* if each of its rows lies in the gradients' spans and the nearest refused text is far from them. The
 batch is *complete* if the texts' rows are as many as the gradient's rank: then nothing that left a trace is missing.
+After masked-token training, a certain text is the original, and its labels explain the gradient that arrives at it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from unmask.attacks.gradients.encoder_search import EncoderSearch
+from unmask.attacks.gradients.masked import Original
+from unmask.attacks.gradients.places import Text
 from unmask.attacks.gradients.token_filter import Candidates
 from unmask.attacks.gradients.verdict import bag_of_words
 from unmask.evidence.gradients import GradientEvidence
@@ -31,12 +34,39 @@ class Findings:
     candidates: Candidates
     min_gap_decades: float
     used: tuple[str, ...]
+    originals: Mapping[Text, Original] | str | None = None  # of masked texts, or why they cannot be read
 
     @property
     def texts(self) -> dict[TokenIds, float]:
         """Accepted texts, with the largest distance of their rows."""
         places = self.search.problem.places
         return {places.tokens_of(text): distance for text, distance in self.search.found.items()}
+
+    @property
+    def recovered(self) -> list[RecoveredText]:
+        """Accepted texts, originals for masked ones, each once."""
+        texts: dict[TokenIds, RecoveredText] = {}
+        for places, distance in sorted(self.search.found.items(), key=lambda item: item[1]):
+            original = self._original(places)
+            certain, count = self.is_clear and original.is_explained, original.count
+            if (other := texts.get(original.tokens)) is not None:
+                certain, distance, count = certain and other.certain, max(distance, other.residual), count + other.count
+            text = self.model.decode(original.tokens)
+            texts[original.tokens] = RecoveredText(original.tokens, text, certain, distance, count)
+        return list(texts.values())
+
+    def _original(self, places: Text) -> Original:
+        """A text before masking; as it was found, and not explained, where that cannot be read."""
+        if isinstance(self.originals, Mapping):
+            return self.originals[places]
+        residual = 0.0 if self.originals is None else float("inf")
+        return Original(self.search.problem.places.tokens_of(places), 1, residual)
+
+    @property
+    def label_residual(self) -> float:
+        """The largest share of an arriving gradient that the labels of masked texts leave unexplained."""
+        read = self.originals.values() if isinstance(self.originals, Mapping) else ()
+        return max((original.residual for original in read if original.is_explained), default=0.0)
 
     @property
     def guesses(self) -> list[TokenIds]:
@@ -72,10 +102,8 @@ def encoder_verdict(evidence: GradientEvidence, findings: Findings, started: flo
         why = "the budget ended before a text was found" if findings.is_cut else "no text was found whose rows all fit"
         return bag_of_words(findings.candidates, findings.used, why, started, guesses)
     clear = findings.is_clear
-    texts = [
-        RecoveredText(tokens, findings.model.decode(tokens), clear, distance, _count(evidence, findings))
-        for tokens, distance in sorted(findings.texts.items(), key=lambda item: item[1])
-    ]
+    texts = list(findings.recovered)
+    texts.sort(key=lambda text: not text.certain)
     status, reason = _status(evidence, findings, texts)
     gap = findings.gap
     certificate = Certificate(
@@ -88,6 +116,7 @@ def encoder_verdict(evidence: GradientEvidence, findings: Findings, started: flo
             "explained_rank": float(findings.search.num_rows),
             "gap_decades": gap.decades,
             "token_gap_decades": findings.candidates.gap.decades,
+            **({} if findings.originals is None else {"label_residual": findings.label_residual}),
         },
     )
     cost = Cost(
@@ -96,12 +125,6 @@ def encoder_verdict(evidence: GradientEvidence, findings: Findings, started: flo
     )
     value = RecoveredTexts((*texts, *guesses), findings.candidates.tokens)
     return Recovery(value, status, reason, certificate, cost, findings.used)
-
-
-def _count(evidence: GradientEvidence, findings: Findings) -> int:
-    """How often a text occurs: known only if it is the only one and explains everything."""
-    alone = len(findings.texts) == 1 and findings.search.is_complete
-    return evidence.num_texts if alone and evidence.num_texts is not None else 1
 
 
 def _guesses(evidence: GradientEvidence, findings: Findings) -> Iterator[RecoveredText]:
@@ -129,12 +152,16 @@ def _alike(left: TokenIds, right: TokenIds) -> bool:
 
 def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
     num_found = sum(text.count for text in texts)
+    num_certain = sum(text.count for text in texts if text.certain)
     if not findings.is_clear:
         return Status.PARTIAL, (
             f"the bag of words is certain, the {num_found} texts are a best effort: accepted and refused texts lie "
             f"only {findings.gap.decades:.1f} decades apart"
         )
     problems = []
+    if num_certain < num_found:
+        why = findings.originals if isinstance(findings.originals, str) else "what arrives at them has no single label"
+        problems.append(f"{num_found - num_certain} more are as the model saw them, masked: {why}")
     rank, num_rows = findings.search.problem.rank, findings.search.num_rows
     if num_rows != rank:
         problems.append(
@@ -146,9 +173,12 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
             "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
         )
     elif num_found != evidence.num_texts:
-        problems.append(f"{num_found} of {evidence.num_texts} texts were found; the others are missing or repeat these")
+        unseen = "" if findings.originals is None else ", or nothing was masked in them"
+        problems.append(
+            f"{num_found} of {evidence.num_texts} texts were found; the others are missing or repeat these{unseen}"
+        )
     if findings.is_cut:
-        return Status.BUDGET_EXHAUSTED, f"{num_found} texts are certain; " + "; ".join(problems)
+        return Status.BUDGET_EXHAUSTED, f"{num_certain} texts are certain; " + "; ".join(problems)
     if problems:
-        return Status.PARTIAL, f"{num_found} texts are certain; " + "; ".join(problems)
+        return Status.PARTIAL, f"{num_certain} texts are certain; " + "; ".join(problems)
     return Status.RECOVERED, f"all {num_found} texts, which explain all {rank} directions of the gradient"

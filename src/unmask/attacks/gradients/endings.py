@@ -75,8 +75,9 @@ def endings_of_next_token(
     own = [u for u, node in enumerate(rows.nodes) if not is_repetition(model, node)]
     known = LastBlockRows([rows.nodes[u] for u in own], rows.hidden[own], rows.states[own])
     arrived, foreign = arriving_gradients(known.hidden, gradient)
-    labels = LabelReader(model, known, arrived, foreign, generator, memory_budget_bytes).labels()
-    unit = _unit([weight for found in labels for weight in found.weights.values()])
+    assert model.token_head is not None  # next-token evidence comes from a model with a language head
+    labels = LabelReader(model.token_head, known, arrived, foreign, generator, memory_budget_bytes).labels()
+    unit = unit_weight([weight for found in labels for weight in found.weights.values()])
     follow = {
         node: {y: 1 if unit is None else round(weight / unit) for y, weight in found.weights.items()}
         for node, found in zip(known.nodes, labels, strict=True)
@@ -108,7 +109,7 @@ def endings_of_classification(model: Model, rows: LastBlockRows, gradient: Float
     ]
 
 
-def _unit(weights: list[float]) -> float | None:
+def unit_weight(weights: list[float]) -> float | None:
     """The weight of one occurrence: the largest of which all weights are multiples; None if there is none.
 
     Weights are count/num_occurrences up to a common factor, so their sum over the unit is a whole number, at least as

@@ -49,28 +49,32 @@ class Exchange:
     def improved(self, text: Text, max_sweeps: int) -> tuple[Text, float]:
         """The text after moves that each lower the cost, and its cost; frame tokens stay."""
         cost = self.cost(text)
-        for _ in range(max_sweeps):
-            before = text
-            for position in range(1, len(text) - 1):
+        for _ in range(max_sweeps * len(text)):
+            best = None
+            for position in self._inner(text):
                 candidates, costs = self.moves(text, position)
-                best = int(costs.argmin()) if len(costs) else 0
-                if len(costs) and float(costs[best]) < cost * (1 - _LEAST_GAIN):
-                    text = (*text[:position], int(candidates[best]), *text[position + 1 :])
-                    cost = float(costs[best])
-            if text == before:
+                if len(costs) and (best is None or float(costs.min()) < best[0]):
+                    best = float(costs.min()), position, int(candidates[costs.argmin()])
+            if best is None or not best[0] < cost * (1 - _LEAST_GAIN):
                 break
+            cost, position, place = best
+            text = (*text[:position], place, *text[position + 1 :])
         return text, cost
 
     def runner_up(self, text: Text) -> Text | None:
         """The best text that differs in one token."""
         best: tuple[float, Text] | None = None
-        for position in range(1, len(text) - 1):
+        for position in self._inner(text):
             candidates, costs = self.moves(text, position)
             costs = costs.masked_fill(candidates == text[position], float("inf"))
             if len(costs) and (best is None or float(costs.min()) < best[0]):
                 other = int(candidates[costs.argmin()])
                 best = float(costs.min()), (*text[:position], other, *text[position + 1 :])
         return None if best is None else best[1]
+
+    def _inner(self, text: Text) -> list[int]:
+        """Positions of tokens that frame nothing."""
+        return [position for position, place in enumerate(text) if not bool(self.places.is_frame[place])]
 
     def moves(self, text: Text, position: int) -> tuple[Int[Tensor, " c"], Float[Tensor, " c"]]:
         """Candidates for a position, and the cost of the text with each of them there."""

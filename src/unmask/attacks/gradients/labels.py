@@ -17,7 +17,7 @@ from torch import Tensor
 from unmask.attacks.gradients.node_rows import LastBlockRows
 from unmask.attacks.gradients.prefix_search import Node
 from unmask.linalg.subspace import column_span
-from unmask.models.adapter import Model
+from unmask.models.token_head import TokenHead
 
 _SKETCH = 32  # random directions that rank all labels of the vocabulary before a few are tested exactly
 _FINALISTS = 8
@@ -54,23 +54,22 @@ class LabelReader:
 
     def __init__(
         self,
-        model: Model,
+        head: TokenHead,
         rows: LastBlockRows,
         arrived: Float[Tensor, "n d"],
         foreign: Float[Tensor, "d r"],
         generator: torch.Generator,
         memory_budget_bytes: int,
     ) -> None:
-        assert model.unembedding is not None  # next-token evidence comes from a model with a language head
-        self.model = model
-        self.embedding = model.unembedding.detach()
+        self.head = head
+        self.embedding = head.embedding.detach()
         self.states = rows.states.to(self.embedding)
         self.foreign = foreign.to(self.embedding)
         self.arrived = self._without_foreign(arrived.to(self.embedding))
         sizes = self.arrived.norm(dim=1)
         self.silent = set((sizes <= _SILENT * sizes.median()).nonzero()[:, 0].tolist())
         self.means = self._mean_embeddings(memory_budget_bytes)
-        sketch = torch.randn(_SKETCH, model.width, generator=generator).to(self.embedding)
+        sketch = torch.randn(_SKETCH, self.embedding.shape[1], generator=generator).to(self.embedding)
         self.sketch = self._without_foreign(sketch)
         self.children = _children(rows.nodes)
         self.nodes_at_once = max(1, memory_budget_bytes // (8 * _SKETCH * len(self.embedding)))
@@ -111,12 +110,12 @@ class LabelReader:
         return torch.cat([self._probabilities(chunk) @ self.embedding for chunk in chunks])
 
     def _probabilities(self, states: Float[Tensor, "u d"]) -> Float[Tensor, "u vocab"]:
-        return (self.model.final_norm(states) @ self.embedding.T).softmax(-1)
+        return self.head.logits(states).softmax(-1)
 
     def _directions(self, nodes: Tensor, labels: Tensor) -> Float[Tensor, "e d"]:
         """Jᵤᵀ(μ_u − e_y) of pairs (u, y): what one occurrence of y behind u sends to u."""
         pull = self.means[nodes] - self.embedding[labels]
-        backward = torch.func.vjp(self.model.final_norm, self.states[nodes])[1]
+        backward = torch.func.vjp(self.head.features, self.states[nodes])[1]
         return self._without_foreign(backward(pull)[0])
 
     def _read(self, u: int) -> Labels:
@@ -152,8 +151,8 @@ class LabelReader:
         return cosine.topk(min(num_labels, cosine.shape[1])).indices
 
     def _pushed(self, states: Float[Tensor, "u d"], direction: Float[Tensor, " d"]) -> Float[Tensor, "u d"]:
-        """J_u·s: how the final norm moves when the stream moves along s."""
-        return torch.func.jvp(self.model.final_norm, (states,), (direction.expand_as(states).contiguous(),))[1]
+        """J_u·s: how the head's features move when the stream moves along s."""
+        return torch.func.jvp(self.head.features, (states,), (direction.expand_as(states).contiguous(),))[1]
 
 
 def _fit(directions: Float[Tensor, "e d"], delta: Float[Tensor, " d"]) -> tuple[Tensor, Tensor]:

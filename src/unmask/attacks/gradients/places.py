@@ -16,7 +16,7 @@ Text = tuple[int, ...]  # places, position by position
 
 @dataclass(frozen=True)
 class Frame:
-    """How texts begin and end: the first and the last token, and the type of the part that ends them."""
+    """How texts begin and end: the first and the last token, and the type of the part that ends them (pairs: 1)."""
 
     first: int
     last: int
@@ -42,8 +42,18 @@ class Places:
     values: Float[Tensor, "j h e"]
 
     @classmethod
-    def of(cls, model: Model, tokens: Int[Tensor, " t"], shares: Float[Tensor, "p t"], frame: Frame) -> Places:
-        """All places of `tokens` at the positions that `shares` has rows for."""
+    def of(
+        cls,
+        model: Model,
+        tokens: Int[Tensor, " t"],
+        shares: Float[Tensor, "p t"],
+        frame: Frame,
+        type_shares: Float[Tensor, "k t"] | None = None,
+    ) -> Places:
+        """All places of `tokens` at the positions that `shares` has rows for, of the types that the frame has.
+
+        The share of a place is its position's times its type's: exact for tokens that stand at one place only.
+        """
         num_positions, num_types = len(shares), frame.end_type + 1
         position, kind, token = torch.meshgrid(
             torch.arange(num_positions), torch.arange(num_types), torch.arange(len(tokens)), indexing="ij"
@@ -53,6 +63,8 @@ class Places:
         queries, keys, values = model.queries_keys_values(0, rows, position)
         scaled = queries * model.scores_scale(0)
         share = shares[position, token]
+        if type_shares is not None:
+            share = share * type_shares[kind, token]
         return cls(frame, tokens, num_positions, num_types, share, rows, scaled, keys, values)
 
     @property
@@ -80,7 +92,12 @@ class Places:
     @cached_property
     def is_end(self) -> Bool[Tensor, " j"]:
         """Places that end a text."""
-        return (self.token == self.frame.last) & (self.kind == self.frame.end_type) & (self.position > 0)
+        return self.closes & (self.kind == self.frame.end_type)
+
+    @cached_property
+    def closes(self) -> Bool[Tensor, " j"]:
+        """Places that close a part of a text: the end, and in a pair the token between its two texts."""
+        return (self.token == self.frame.last) & (self.position > 0)
 
     @cached_property
     def is_frame(self) -> Bool[Tensor, " j"]:
@@ -94,9 +111,17 @@ class Places:
 
     @cached_property
     def is_possible(self) -> Bool[Tensor, " j"]:
-        """Places that a text may use: the first token opens it and does not come again."""
+        """Places that a text may use: the first token opens it and does not come again, and every part is closed."""
         opening = torch.arange(self.num_places, device=self.tokens.device) == self.start
-        return torch.where(self.position == 0, opening, self.token != self.frame.first)
+        to_come = self.frame.end_type - self.kind + (~self.closes).int()  # tokens that must still follow
+        inner = (self.token != self.frame.first) & (self.position > self.kind)
+        return torch.where(self.position == 0, opening, inner & (self.position + to_come < self.num_positions))
+
+    def fit(self, place: int, other: int) -> bool:
+        """Whether two places may stand in one text: a later type at a later position, with room for a closing token."""
+        steps = int(self.position[place] - self.position[other])
+        types = int(self.kind[place] - self.kind[other])
+        return steps != 0 and (types == 0 or types * steps > 1)
 
     def tokens_of(self, text: Text) -> tuple[int, ...]:
         """The tokens of a text that is given as places."""

@@ -7,7 +7,9 @@ them if w is the text. Rows that are surely in the text are the anchor's and the
 this is a smooth system of equations in w, and a sparse non-negative solution is unique long before there are as many
 equations as places. The down projection alone gives up to d independent equations a row, however full the batch.
 
-Every position is filled once until the text has ended: Σ_{j at p} w_j + Σ_{ends before p} w_j = 1.
+Every position is filled once until the text has ended: Σ_{j at p} w_j + Σ_{ends before p} w_j = 1. Of a pair, this
+holds for the first text, and the second one starts where the first has ended: Σ_{j of type 1 at p} w_j +
+Σ_{ends before p} w_j − Σ_{first ends before p} w_j = 0.
 
 Notation: c chosen places; w (c,) weights; r (i, k) values of k probes at rows i; J = ∂r/∂w.
 Limits: at most d rows in the batch. Positions that hardly any row attends to are the last to settle.
@@ -65,6 +67,16 @@ class Relaxation:
         return self.places.is_end[self.chosen]
 
     @cached_property
+    def kind(self) -> Int[Tensor, " c"]:
+        """The type of each chosen place."""
+        return self.places.kind[self.chosen]
+
+    @cached_property
+    def closes(self) -> Bool[Tensor, " c"]:
+        """Chosen places that close a part of a text."""
+        return self.places.closes[self.chosen]
+
+    @cached_property
     def _keys(self) -> Float[Tensor, "c h e"]:
         return self.places.keys[self.chosen].to(self.model.dtype)
 
@@ -74,10 +86,26 @@ class Relaxation:
 
     @cached_property
     def _fill(self) -> Float[Tensor, "p c"]:
-        """Row p adds up what stands at position p and what has ended before it."""
+        """Row p, type by type: what stands at position p or has ended before it, less what opened it by ending."""
         positions = torch.arange(self.places.num_positions, device=self.chosen.device)[:, None]
-        filled = (self.position == positions) | (self.is_end & (self.position < positions))
-        return _FILL_WEIGHT * filled.to(self.model.dtype)
+        ended = self.closes & (self.position < positions)
+        here = (self.position == positions) | ended
+        rows = [
+            (here & (self.kind == kind)).to(self.model.dtype) - (ended & (self.kind == kind - 1)).to(self.model.dtype)
+            for kind in range(self.places.num_types)
+        ]
+        return _FILL_WEIGHT * torch.cat(rows)
+
+    @cached_property
+    def _filled(self) -> Float[Tensor, " p"]:
+        """What the rows of `_fill` give of a text: 1 for type 0, and 0 for a type that an end opened."""
+        filled = torch.zeros_like(self._fill[:, 0])
+        filled[: self.places.num_positions] = _FILL_WEIGHT
+        return filled
+
+    def has(self, place: int) -> bool:
+        """Whether a place is chosen."""
+        return bool((self.chosen == place).any())
 
     def index_of(self, place: int) -> int:
         """Where a chosen place lies among the chosen."""
@@ -89,10 +117,12 @@ class Relaxation:
         """The box of the weights: the anchors and the start are in the text, what excludes an anchor is not."""
         upper = (~removed[self.chosen]).to(self.model.dtype)
         for anchor in anchors:
-            here = self.places.position[anchor]
-            upper[(self.position == here) | (self.is_end & (self.position < here))] = 0.0
-            if bool(self.places.is_end[anchor]):
-                upper[self.position > here] = 0.0
+            here, kind = self.places.position[anchor], self.places.kind[anchor]
+            same, before, after = self.kind == kind, self.position < here, self.position > here
+            upper[(self.position == here) | (same & self.closes & before)] = 0.0
+            upper[(before & (self.kind > kind)) | (after & (self.kind < kind))] = 0.0
+            if bool(self.places.closes[anchor]):
+                upper[same & after] = 0.0
         lower = torch.zeros_like(upper)
         for place in (self.places.start, *anchors):
             lower[self.index_of(place)] = upper[self.index_of(place)] = 1.0
@@ -117,9 +147,7 @@ class Relaxation:
             residual, jacobian = rows.linearised(weights)
             unit = jacobian.norm() / len(weights) ** 0.5  # columns of norm 1 on average
             system = torch.cat([jacobian / unit, self._fill])
-            wanted = torch.cat(
-                [(jacobian @ weights - residual) / unit, torch.full_like(self._fill[:, 0], _FILL_WEIGHT)]
-            )
+            wanted = torch.cat([(jacobian @ weights - residual) / unit, self._filled])
             aim = box_least_squares(system, wanted, weights, lower, upper)
             before = self._cost(residual / unit, weights)
             for halving in range(_HALVINGS):
@@ -133,7 +161,7 @@ class Relaxation:
                 return
 
     def _cost(self, residual: Float[Tensor, " m"], weights: Float[Tensor, " c"]) -> float:
-        return float(residual.square().sum() + (self._fill @ weights - _FILL_WEIGHT).square().sum())
+        return float(residual.square().sum() + (self._fill @ weights - self._filled).square().sum())
 
     def rows(self, places: Sequence[int]) -> AttendingRows:
         """The rows of some places, attending to all chosen ones."""
@@ -145,13 +173,40 @@ class Relaxation:
 
     def rounded(self, weights: Float[Tensor, " c"]) -> Text:
         """The text that the weights say, as places: the heaviest end, and before it the heaviest place a position."""
-        end = int(weights.masked_fill(~self.is_end, -1.0).argmax())
+        first = self.places.frame.end_type == 0
+        can_end = self.is_end if first else self.is_end & (self.position > self._first_middle)
+        end = int(weights.masked_fill(~can_end, -1.0).argmax())
         length = int(self.position[end])
+        heaviest = [self._heaviest(weights, kind) for kind in range(self.places.num_types)]
+        best = heaviest[0][1][:length] if first else self._joined(weights, heaviest, length)
+        return (*self.chosen[best].tolist(), int(self.chosen[end]))
+
+    @cached_property
+    def _first_middle(self) -> int:
+        """The first position at which the first text of a pair may end."""
+        middles = self.closes & ~self.is_end
+        return int(self.position[middles].min())
+
+    def _heaviest(self, weights: Float[Tensor, " c"], kind: int) -> tuple[Float[Tensor, " p"], Int[Tensor, " p"]]:
+        """The heaviest chosen place of a type at each position that closes nothing, and its weight (−1: none)."""
         by_position = torch.full((self.places.num_positions, len(weights)), -1.0).to(weights)
-        inner = weights.masked_fill(self.is_end, -1.0)
+        inner = weights.masked_fill(self.closes | (self.kind != kind), -1.0)
         by_position[self.position, torch.arange(len(weights), device=weights.device)] = inner
-        heaviest = self.chosen[by_position[:length].argmax(1)].tolist()
-        return (*heaviest, int(self.chosen[end]))
+        heaviest = by_position.max(1)
+        return heaviest.values, heaviest.indices
+
+    def _joined(
+        self, weights: Float[Tensor, " c"], heaviest: Sequence[tuple[Tensor, Tensor]], length: int
+    ) -> Int[Tensor, " p"]:
+        """Two texts of a pair, joined where the first one's places, its end and the second one's weigh most."""
+        middles = (self.closes & ~self.is_end & (self.position < length)).nonzero()[:, 0]
+        (before, first), (after, second) = heaviest
+        totals = [
+            before[: self.position[m]].sum() + weights[m] + after[self.position[m] + 1 : length].sum() for m in middles
+        ]
+        middle = middles[torch.stack(totals).argmax()]
+        split = int(self.position[middle])
+        return torch.cat([first[:split], middle[None], second[split + 1 : length]])
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unmask.attacks.gradients.embedding_rows import tokens_from_rows
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.box_least_squares import project_to_simplex
 from unmask.models.bert import Bert
 from unmask.models.linear import Role
 
-_NUM_ITERATIONS = 300
+_NUM_ROUNDS = 3
+_NUM_ITERATIONS = 150  # a round
+_LEAST_REST = 1e-2  # of the largest: what is left of a position that nothing disturbs is rounding
 
 
 @torch.no_grad()
@@ -34,37 +37,75 @@ def position_shares(
     Gradients of the two embeddings are sums over the same places, and are used as further columns if they are shared.
     Cost: one least-squares problem of size d, then p·t² an iteration.
     """
-    at_tokens, at_positions = _arriving(evidence, model, tokens, num_positions)
+    at_tokens, at_positions, _ = _arriving(evidence, model, tokens, num_positions)
     rows = [model.token_embedding, model.position_embedding]
-    if all(name in evidence.gradients for name in rows) and model.unembedding is None:
+    # A tied output layer moves every row, whatever stands in the texts.
+    if all(name in evidence.gradients for name in rows) and tokens_from_rows(evidence, model) is not None:
         moved, filled = (evidence.gradients[name].double() for name in rows)
         scale = at_tokens.norm() / moved[tokens].norm().clamp_min(1e-300)
         at_tokens = torch.cat([at_tokens, scale * moved[tokens]], dim=1)
         at_positions = torch.cat([at_positions, scale * filled[:num_positions]], dim=1)
-    return _convex_combinations(at_positions, at_tokens)
+    return _convex_combinations(at_positions, at_tokens, model.width)
+
+
+@torch.no_grad()
+def type_shares(
+    evidence: GradientEvidence, model: Bert, tokens: Int[Tensor, " t"], num_positions: int
+) -> Float[Tensor, "k t"]:
+    """How much of each token's gradient arrives at each token type: as `position_shares`, with types for positions."""
+    at_tokens, _, at_types = _arriving(evidence, model, tokens, num_positions)
+    first = at_tokens.sum(0, keepdim=True) - at_types.sum(0, keepdim=True)
+    return _convex_combinations(torch.cat([first, at_types]), at_tokens, model.width)
 
 
 def _arriving(
     evidence: GradientEvidence, model: Bert, tokens: Int[Tensor, " t"], num_positions: int
-) -> tuple[Float[Tensor, "t m"], Float[Tensor, "p m"]]:
-    """D_t and D_p, each of the three gradients scaled to norm 1."""
-    words, places, shift = model.first_input_sum.parts(tokens, num_positions)
+) -> tuple[Float[Tensor, "t m"], Float[Tensor, "p m"], Float[Tensor, "k m"]]:
+    """D_t, D_p and the same for each token type but 0, each of the three gradients scaled to norm 1."""
+    words, places, shift = model.first_input_parts(tokens, num_positions)
     kinds = model.token_type_differences
     gradients = (evidence.linear(model, role, 0) for role in (Role.QUERY, Role.KEY, Role.VALUE))
     stacked = torch.cat([g.double() / g.double().norm() for g in gradients if g is not None], dim=1)
     known = torch.cat([words, places, shift[None], kinds])
     arriving = torch.linalg.lstsq(known.T, stacked).solution
-    return arriving[: len(tokens)], arriving[len(tokens) : len(tokens) + num_positions]
+    at_tokens, at_positions, _, at_types = arriving.split([len(tokens), num_positions, 1, len(kinds)])
+    return at_tokens, at_positions, at_types
 
 
-def _convex_combinations(sums: Float[Tensor, "p m"], parts: Float[Tensor, "t m"]) -> Float[Tensor, "p t"]:
-    """argmin ‖sums − S·parts‖² over S with columns on the simplex, by accelerated projected gradients (FISTA)."""
-    gram, cross = parts @ parts.T, sums @ parts.T
-    step = 1 / float(torch.linalg.eigvalsh(gram)[-1].clamp_min(1e-300))
-    shares = ahead = torch.full_like(cross, 1 / len(sums))
-    momentum = 1.0
+def _convex_combinations(sums: Float[Tensor, "p m"], parts: Float[Tensor, "t m"], width: int) -> Float[Tensor, "p t"]:
+    """argmin Σ W(p, l)·‖sums − S·parts‖² over S with columns on the simplex; l runs over layers of `width` columns.
+
+    A token of several places disturbs the positions at which it stands, [MASK] most of all, and each layer differently;
+    so W is 1/‖rest‖² of what is left there, round after round. Each round: accelerated projected gradients (FISTA),
+    with a step for each token by its own norm.
+    """
+    layers = list(zip(sums.split(width, dim=1), parts.split(width, dim=1), strict=True))
+    grams, crosses = [part @ part.T for _, part in layers], [total @ part.T for total, part in layers]
+    shares = torch.full_like(crosses[0], 1 / len(sums))
+    weights = torch.ones(len(layers), len(sums), 1).to(sums)
+    for _ in range(_NUM_ROUNDS):
+        bound = sum((w.max() * gram for w, gram in zip(weights, grams, strict=True)), torch.zeros_like(grams[0]))
+        sizes = bound.diagonal().clamp_min(1e-300)
+        steps = 1 / (sizes * torch.linalg.eigvalsh(bound / (sizes[:, None] * sizes).sqrt())[-1])
+        shares = _descended(shares, grams, crosses, weights, steps)
+        rests = torch.stack([(total - shares @ part).square().sum(1, keepdim=True) for total, part in layers])
+        weights = 1 / (rests + _LEAST_REST**2 * rests.amax(1, keepdim=True)).clamp_min(1e-300)
+        weights = weights / weights.max()
+    return shares
+
+
+def _descended(
+    shares: Float[Tensor, "p t"],
+    grams: list[Tensor],
+    crosses: list[Tensor],
+    weights: Float[Tensor, "l p 1"],
+    steps: Float[Tensor, " t"],
+) -> Float[Tensor, "p t"]:
+    """The shares after some iterations of FISTA."""
+    ahead, momentum = shares, 1.0
     for _ in range(_NUM_ITERATIONS):
-        moved = project_to_simplex(ahead - step * (ahead @ gram - cross))
+        slopes = (w * (ahead @ gram - cross) for w, gram, cross in zip(weights, grams, crosses, strict=True))
+        moved = project_to_simplex(ahead - steps * sum(slopes, torch.zeros_like(ahead)))
         following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         ahead = moved + (momentum - 1) / following * (moved - shares)
         shares, momentum = moved, following

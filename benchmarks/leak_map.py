@@ -1,0 +1,134 @@
+"""The map of the leak: what each protocol and defence leaves of a client's texts, and what it costs the update.
+
+python benchmarks/leak_map.py [--models smollm2-135m minilm-l6] [--texts 4 16] [--only noise int8 …]
+python benchmarks/leak_map.py --show          the tables and plots of what was measured
+
+Every cell is appended to benchmarks/results/leak_map.jsonl as it ends; a cell that is there is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from leak_map_show import show
+from machine import machine
+
+import unmask
+from unmask.defences import measure_distortion, parse_defence
+from unmask.demo import TEXTS
+from unmask.models import Model
+from unmask.protocols.specs import parse_protocol
+from unmask.scores import score_texts
+
+RESULTS = Path(__file__).parent / "results" / "leak_map.jsonl"
+TASKS = {"smollm2-135m": "next_token", "minilm-l6": "classification"}
+EMBEDDINGS = {"smollm2-135m": "embed_tokens", "minilm-l6": "embeddings."}
+FIRST_BLOCKS = {
+    "smollm2-135m": "embed_tokens+layers.0.+layers.1.",
+    "minilm-l6": "embeddings.+encoder.layer.0.+encoder.layer.1.",
+}
+# (protocol, defence); {embeddings} and {first} are names of the model's own parameters.
+CELLS = (
+    ("fedsgd", ""),
+    *(("fedsgd", f"noise:sigma={sigma}") for sigma in ("1e-7", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2")),
+    *(("fedsgd", f"laplace:sigma={sigma}") for sigma in ("1e-5", "1e-4", "1e-3")),
+    ("fedsgd", "clip:norm=1"),
+    *(("fedsgd", f"topk:share={share}") for share in ("0.1", "0.01", "0.001")),
+    *(("fedsgd", f"random:share={share}") for share in ("0.5", "0.1")),
+    ("fedsgd", "bf16"),
+    ("fedsgd", "fp8"),
+    ("fedsgd", "int8"),
+    ("fedsgd", "int8:stochastic=true"),
+    ("fedsgd", "withhold:pattern={embeddings}"),
+    ("fedsgd", "withhold:pattern={first}"),
+    ("fedavg:local_steps=1,learning_rate=0.01", ""),
+    ("fedavg:local_steps=4,learning_rate=0.01", ""),
+    ("fedavg:local_steps=4,learning_rate=5e-05,optimizer=adamw,weight_decay=0.01", ""),
+    *(
+        (f"dpsgd:noise_multiplier={sigma},max_grad_norm=1.0,dataset_size=1000", "")
+        for sigma in ("1e-06", "1e-05", "0.0001", "0.001", "0.01", "0.1", "1.0")
+    ),
+    ("lora:rank=8", ""),
+    ("lora:rank=8,steps=1", ""),
+)
+
+
+def main() -> None:
+    """Measure the cells that are missing, or show what there is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(TASKS))
+    parser.add_argument("--texts", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--only", nargs="+", default=[""], help="cells whose protocol or defence contains one of these")
+    parser.add_argument("--show", action="store_true", help="tables and plots of what was measured")
+    options = parser.parse_args()
+    if not options.show:
+        for name in options.models:
+            measure(name, options.texts, options.only)
+    show(read())
+
+
+def read() -> list[dict[str, Any]]:
+    """Every cell that was measured."""
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def measure(name: str, counts: list[int], only: list[str]) -> None:
+    """The missing cells of a model, one line each."""
+    done = {(cell["model"], cell["texts"], cell["protocol"], cell["defence"]) for cell in read()}
+    model = unmask.load_model(name)
+    for count in counts:
+        for protocol, defence in CELLS:
+            wanted = any(part in f"{protocol} {defence}" for part in only)
+            if wanted and (name, count, protocol, defence) not in done:
+                cell = measure_cell(name, model, count, protocol, defence)
+                with RESULTS.open("a") as file:
+                    file.write(json.dumps(cell) + "\n")
+                print({key: cell[key] for key in cell if key not in ("machine", "reason")}, flush=True)
+
+
+def measure_cell(name: str, model: Model, count: int, protocol: str, defence: str) -> dict[str, Any]:
+    """One client, one protocol, one defence, one attack, and the score that only an auditor can give."""
+    texts = [tuple(model.encode(text)) for text in TEXTS[:count]]
+    update = parse_protocol(protocol)(model, texts, task=TASKS[name])
+    evidence = update.evidence
+    if defence:
+        text = defence.format(embeddings=EMBEDDINGS[name], first=FIRST_BLOCKS[name])
+        evidence = parse_defence(text)(update.evidence, torch.Generator().manual_seed(0))
+    distortion = measure_distortion(update.evidence, evidence)
+    started = time.perf_counter()
+    recovery = unmask.recover_text(evidence, model)
+    seconds = time.perf_counter() - started
+    # The last token of a next-token text is only a label: it leaves no vector among the inputs.
+    held = {token for tokens in texts for token in (tokens[:-1] if TASKS[name] == "next_token" else tokens)}
+    found = recovery.value.token_set
+    certain = [text.tokens for text in recovery.value.certain]
+    score = score_texts(recovery.value.expanded(), texts)
+    return {
+        "model": name,
+        "texts": count,
+        "protocol": protocol,
+        "defence": defence,
+        "status": recovery.status.name,
+        "reason": recovery.reason,
+        "token_precision": len(found & held) / len(found) if found else None,
+        "token_recall": len(found & held) / len(held),
+        "exact": score.exact_rate,
+        "certain": len(certain),
+        "false_certain": sum(tokens not in texts for tokens in certain),
+        "rouge1": score.rouge1,
+        "rouge2": score.rouge2,
+        "cosine": distortion.cosine,
+        "relative_norm": distortion.relative_norm,
+        "epsilon": update.epsilon if update.epsilon < float("inf") else None,
+        "seconds": seconds,
+        "machine": machine(),
+    }
+
+
+if __name__ == "__main__":
+    main()
