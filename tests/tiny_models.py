@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 VOCAB, WIDTH, NUM_BLOCKS, NUM_HEADS, NUM_POSITIONS = 500, 64, 3, 4, 64
 # Fixtures of conftest.py, one for each family.
@@ -60,3 +61,18 @@ def bert_config(**changes: Any) -> transformers.BertConfig:
         "pad_token_id": 0,
     }
     return transformers.BertConfig(**(sizes | changes))
+
+
+def word_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Words 'w5' … 'w499' are the tokens 5 … 499 of the small models; texts and pairs are framed as BERT's."""
+    special = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
+    words = [*special, *(f"w{number}" for number in range(len(special), VOCAB))]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", words.index("[CLS]")), ("[SEP]", words.index("[SEP]"))],
+    )
+    names = dict(zip(("pad_token", "cls_token", "sep_token", "mask_token", "unk_token"), special, strict=True))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)

@@ -44,6 +44,7 @@ class TaskName(StrEnum):
 
     next_token = "next-token"
     classification = "classification"
+    masked_token = "masked-token"
 
 
 class DtypeName(StrEnum):
@@ -95,6 +96,9 @@ def observe_gradients_command(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
     padding: PaddingOption = Side.right,
     max_length: Annotated[int | None, typer.Option(min=1, help="Cut texts to N tokens.")] = None,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Lines are pairs of texts, a tab between; of a .tsv two columns.")
+    ] = False,
     parameters: Annotated[
         list[str] | None, typer.Option("--keep", help="Keep only gradients whose name contains this; repeatable.")
     ] = None,
@@ -108,7 +112,7 @@ def observe_gradients_command(
     ] = None,
     dtype: DtypeOption = DtypeName.float32,
     device: DeviceOption = "cpu",
-    seed: Annotated[int, typer.Option(help="Seeds labels, dropout, a fresh head and defences.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seeds labels, masks, dropout, a fresh head and defences.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Make a client's update: the gradients that a federated-learning server sees.
@@ -125,7 +129,7 @@ def observe_gradients_command(
 
     client = parse_protocol(protocol)
     defences = [parse_defence(part) for part in defence or ()]
-    texts = read_texts(text, batch_size)
+    texts = read_pairs(text, batch_size) if pairs else read_texts(text, batch_size)
     with working("loading the model"):
         loaded = _load(model, dtype, device)
     with working(f"computing gradients of {len(texts)} texts"):
@@ -220,18 +224,33 @@ def demo(
 
 def read_texts(path: Path, limit: int | None) -> list[str]:
     """Texts of a file, one a line, empty lines left out; of a TSV the first column."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}; give a UTF-8 file with one text a line") from None
-    except (UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path} cannot be read as UTF-8 text ({error}); give one text a line") from None
+    lines = _lines(path)
     if path.suffix == ".tsv":
         lines = [line.split("\t")[0] for line in lines]
     texts = [line for line in lines if line.strip()][:limit]
     if not texts:
         raise InputError(f"{path} holds no text; give one text a line")
     return texts
+
+
+def read_pairs(path: Path, limit: int | None) -> list[tuple[str, str]]:
+    """Pairs of texts of a file, one a line with a tab between the two; of a TSV the first two columns."""
+    columns = [line.split("\t", -1 if path.suffix == ".tsv" else 1) for line in _lines(path) if line.strip()][:limit]
+    for number, parts in enumerate(columns, start=1):
+        if len(parts) < 2:
+            raise InputError(f"pair {number} of {path} has no tab; give two texts a line with a tab between them")
+    if not columns:
+        raise InputError(f"{path} holds no pair; give two texts a line with a tab between them")
+    return [(parts[0], parts[1]) for parts in columns]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}; give a UTF-8 file with one text a line") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} cannot be read as UTF-8 text ({error}); give one text a line") from None
 
 
 def _load(name: str, dtype: DtypeName, device: str) -> Model:

@@ -136,3 +136,80 @@ def test_one_text_instead_of_a_list_is_refused(minilm):
     """A string is a sequence of strings, so it would become a batch of single letters."""
     with pytest.raises(InputError):
         make_batch(minilm, "hello there")
+
+
+# Pairs
+
+
+def test_pairs_are_encoded_as_the_tokenizer_does(minilm):
+    pairs = [("who is there?", "nobody"), ("a man plays", "someone makes music on a stage")]
+    batch = make_batch(minilm, pairs)
+    expected = minilm.tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt")
+    assert torch.equal(batch.tokens, expected["input_ids"])
+    assert torch.equal(batch.types, expected["token_type_ids"])
+    assert torch.equal(batch.mask, expected["attention_mask"].bool())
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pairs_of_tokens_are_taken_as_they_are(tiny_bert, side):
+    batch = make_batch(tiny_bert, [([1, 7, 2], [8, 9, 2]), ([1, 5, 2], [6, 2])], padding_side=side)
+    expected = [[0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0] if side == "right" else [0, 0, 0, 0, 1, 1]]
+    assert batch.types.tolist() == expected
+    assert batch.tokens[1][batch.mask[1]].tolist() == [1, 5, 2, 6, 2]
+
+
+def test_a_batch_without_pairs_has_no_types(tiny_bert):
+    batch = make_batch(tiny_bert, [(5, 6), [7, 8, 9]])
+    assert batch.types is None
+    assert set(batch.inputs) == {"input_ids", "attention_mask"}
+
+
+def test_single_texts_beside_pairs_have_type_0(tiny_bert):
+    batch = make_batch(tiny_bert, [[1, 5, 6, 2], ([1, 7, 2], [8, 2])])
+    assert batch.types.tolist() == [[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
+    assert torch.equal(batch.inputs["token_type_ids"], batch.types)
+
+
+def test_pairs_of_tensors_are_pairs_and_tuples_of_two_tokens_are_texts(tiny_bert):
+    assert make_batch(tiny_bert, [(torch.tensor([1, 2]), torch.tensor([3]))]).types.tolist() == [[0, 0, 1]]
+    assert make_batch(tiny_bert, [(torch.tensor(1), torch.tensor(2))]).tokens.tolist() == [[1, 2]]
+    assert make_batch(tiny_bert, [(1, 2)]).types is None
+
+
+def test_long_pairs_are_cut_at_the_end(tiny_bert):
+    batch = make_batch(tiny_bert, [([1, 5, 2], [6, 7, 2])], max_length=4)
+    assert (batch.tokens.tolist(), batch.types.tolist()) == ([[1, 5, 2, 6]], [[0, 0, 0, 1]])
+
+
+def test_a_part_of_a_batch_keeps_its_types(tiny_bert):
+    batch = make_batch(tiny_bert, [[1, 5, 2], ([1, 2], [8, 2]), [1, 2]])
+    part = batch.part(1, 3)
+    assert torch.equal(part.tokens, batch.tokens[1:])
+    assert torch.equal(part.mask, batch.mask[1:])
+    assert torch.equal(part.types, batch.types[1:])
+    assert make_batch(tiny_bert, [[1], [2]]).part(0, 1).types is None
+
+
+def test_pairs_need_token_types(tiny_gpt2):
+    with pytest.raises(InputError, match="gpt2 model has no token types, so it takes no pairs"):
+        make_batch(tiny_gpt2, [([1, 2], [3])])
+
+
+def test_half_a_pair_of_text_is_refused(minilm):
+    with pytest.raises(InputError, match="two strings or two lists of token ids"):
+        make_batch(minilm, [("who is there?", [5, 6])])
+
+
+def test_pairs_of_text_without_a_tokenizer_are_refused(tiny_bert):
+    with pytest.raises(InputError, match="without a tokenizer"):
+        make_batch(tiny_bert, [("a", "b")])
+
+
+def test_a_list_of_strings_is_no_text(minilm):
+    with pytest.raises(InputError, match="a text must be a string, a tuple of two strings or token ids"):
+        make_batch(minilm, [["who is there?", "nobody"]])
+
+
+def test_tokens_of_pairs_outside_the_vocabulary_are_refused(tiny_bert):
+    with pytest.raises(InputError, match="token ids must lie in"):
+        make_batch(tiny_bert, [([1, 2], [VOCAB])])

@@ -392,7 +392,7 @@ def test_parameters_that_the_loss_does_not_see_are_not_sent(tiny_bert):
 
 @pytest.mark.parametrize("task", ["translation", "", None, 3])
 def test_an_unknown_task_is_refused(tiny_gpt2, task):
-    with pytest.raises(InputError, match="task must be one of 'next_token', 'classification', got"):
+    with pytest.raises(InputError, match="task must be one of 'next_token', 'classification', 'masked_token', got"):
         observe_gradients(tiny_gpt2, TEXTS, task=task)
 
 

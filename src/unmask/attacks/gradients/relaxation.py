@@ -174,12 +174,20 @@ class Relaxation:
     def rounded(self, weights: Float[Tensor, " c"]) -> Text:
         """The text that the weights say, as places: the heaviest end, and before it the heaviest place a position."""
         first = self.places.frame.end_type == 0
-        can_end = self.is_end if first else self.is_end & (self.position > self._first_middle)
+        can_end = self.is_end & (self.position <= self._first_gap)
+        can_end = can_end if first else can_end & (self.position > self._first_middle)
         end = int(weights.masked_fill(~can_end, -1.0).argmax())
         length = int(self.position[end])
         heaviest = [self._heaviest(weights, kind) for kind in range(self.places.num_types)]
         best = heaviest[0][1][:length] if first else self._joined(weights, heaviest, length)
         return (*self.chosen[best].tolist(), int(self.chosen[end]))
+
+    @cached_property
+    def _first_gap(self) -> int:
+        """The first position that no inner place can fill: no text is longer."""
+        fillable = torch.zeros(self.places.num_positions + 1, dtype=torch.bool, device=self.chosen.device)
+        fillable[self.position[~self.is_end]] = True
+        return int((~fillable).nonzero()[0, 0])
 
     @cached_property
     def _first_middle(self) -> int:
