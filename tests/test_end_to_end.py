@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import torch
+
 import unmask
 from unmask.demo import TEXTS
 from unmask.recovery import Status
@@ -62,6 +64,45 @@ def test_an_encoder_gives_up_its_words_with_its_embedding(minilm):
     assert recovery.status is Status.PARTIAL
     assert recovery.value.token_set == {token for text in texts for token in minilm.encode(text)}
     assert recovery.used[0] == "embeddings.word_embeddings.weight"
+
+
+def test_an_encoder_gives_up_pairs_of_texts(minilm, one_thread):
+    """Question and answer: token types tell the two parts, and which answer belongs to which question."""
+    pairs = [("Did the biopsy show anything?", "Yes, it was positive."), ("Where is the spare key?", "Under the pot.")]
+    evidence = unmask.observe_gradients(minilm, pairs, task="classification")
+    recovery = unmask.recover_text(evidence, minilm)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert Counter(recovery.value.expanded()) == Counter(tuple(minilm.encode_pair(*pair)[0]) for pair in pairs)
+    assert all(text.certain for text in recovery.value.texts)
+    assert recovery.certificate.holds
+
+
+def test_an_encoder_gives_up_the_words_that_were_masked(minilm, one_thread):
+    """The client's own inputs do not hold them: they are read off the gradient that arrives at the last block."""
+    texts = ["The biopsy was positive, and the treatment starts on Monday.", "The spare key lies under the flower pot."]
+    evidence = unmask.observe_gradients(minilm, texts, task="masked_token", mask_share=0.3)
+    recovery = unmask.recover_text(evidence, minilm)
+    originals = [tuple(minilm.encode(text)) for text in texts]
+    assert {token for text in originals for token in text} - recovery.value.token_set  # the bag holds what was seen
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert Counter(recovery.value.expanded()) == Counter(originals)
+    assert all(text.certain for text in recovery.value.texts)
+
+
+def test_an_encoder_gives_up_texts_that_are_nearly_the_same(minilm, one_thread):
+    """Equal words at equal positions, a text of one word and one that comes twice; in bfloat16 the words alone."""
+    texts = ["The doctor said it is bad.", "The doctor said it is late.", "The nurse said it is late.", "Cancer"]
+    repeated = [*texts, texts[0]]
+    recovery = unmask.recover_text(unmask.observe_gradients(minilm, repeated, task="classification"), minilm)
+    assert {text.tokens for text in recovery.value.certain} == {tuple(minilm.encode(text)) for text in texts}
+    assert recovery.status is Status.PARTIAL
+    assert "4 of 5 texts were found; the others are missing or repeat these" in recovery.reason
+
+    evidence = unmask.observe_gradients(minilm.to(dtype=torch.bfloat16), repeated, task="classification")
+    coarse = unmask.recover_text(evidence, minilm)
+    assert coarse.status is Status.PARTIAL
+    assert coarse.value.token_set == {token for text in texts for token in minilm.encode(text)}
+    assert not coarse.value.certain
 
 
 def test_words_said_over_and_over(smollm2):

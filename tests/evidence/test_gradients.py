@@ -256,3 +256,8 @@ def test_what_is_not_known_is_none(tiny_gpt2, tmp_path):
 def test_what_cannot_be_is_refused(tiny_gpt2, known, message):
     with pytest.raises(EvidenceError, match=message):
         GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2, "h.0."), **known)
+
+
+def test_a_masked_token_task_survives_the_file(tiny_bert, tmp_path):
+    evidence = GradientEvidence.of(tiny_bert, random_update(tiny_bert, "layer.0."), task="masked_token")
+    assert load_evidence(evidence.save(tmp_path / "update.safetensors")).task is Task.MASKED_TOKEN

@@ -10,7 +10,7 @@ from unmask.errors import InputError
 from unmask.evidence import Task
 from unmask.protocols.batch import make_batch
 from unmask.protocols.client import Client, Losses, seeded
-from unmask.protocols.fedsgd import next_token_loss
+from unmask.protocols.fedsgd import next_token_loss, observe_gradients
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49, 50, 51]]
 LABELS = [1, 0, 1]
@@ -104,3 +104,61 @@ def test_the_global_generator_is_as_it_was_afterwards():
     with seeded(3):
         assert torch.equal(torch.rand(2), first)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_fresh_head_is_not_drawn_from_the_global_generator(tiny_bert):
+    state = torch.random.get_rng_state()
+    first, second = (Client(tiny_bert, TEXTS, task="classification", seed=3) for _ in range(2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(first.fresh_head.weight, second.fresh_head.weight)
+    assert first.fresh_head.weight.std().item() == pytest.approx(0.02, rel=0.3)  # 128 numbers: within 5 deviations
+
+
+def test_labels_and_head_are_those_of_observe_gradients(tiny_bert):
+    """One client step with neither labels nor head given: the same seed draws the same of both."""
+    model = tiny_bert.to(dtype=torch.float64)
+    client = Client(model, TEXTS, task="classification", seed=5)
+    loss = client(client.batch(client.rows), client.rows).mean()
+    expected = observe_gradients(model, TEXTS, task="classification", seed=5).gradients
+    name = "encoder.layer.0.output.dense.weight"
+    (ours,) = torch.autograd.grad(loss, [client.model.parameter(name)])
+    torch.testing.assert_close(ours, expected[name])
+
+
+@pytest.mark.parametrize("num_labels", [0, 1])
+def test_one_label_is_refused(tiny_bert, num_labels):
+    """The cross-entropy of a single class is zero whatever the text: there would be no update."""
+    with pytest.raises(InputError, match=f"at least two labels, got {num_labels}"):
+        Client(tiny_bert, TEXTS, task="classification", num_labels=num_labels)
+
+
+# Pairs and masked tokens
+
+PAIRS = [([1, 17, 99, 2], [250, 2]), ([1, 400, 2], [3, 8, 44, 2]), [1, 5, 6, 2]]
+
+
+def test_pairs_stay_pairs_in_every_batch(tiny_bert):
+    client = Client(tiny_bert, PAIRS, task="classification", labels=[0, 1, 1])
+    for rows in ([0, 1, 2], [2, 0], [1], [2]):
+        batch, expected = client.batch(rows), make_batch(tiny_bert, [PAIRS[row] for row in rows])
+        assert torch.equal(batch.tokens, expected.tokens)
+        assert (batch.types is None) == (expected.types is None)
+        assert batch.types is None or torch.equal(batch.types, expected.types)
+
+
+def test_losses_of_pairs_see_their_types(tiny_bert):
+    client = Client(tiny_bert, PAIRS, task="classification", labels=[0, 1, 1])
+    batch = client.batch([0, 1])
+    states = tiny_bert.body(**batch.inputs).last_hidden_state
+    expected = functional.cross_entropy(client.fresh_head(states[:, 0]), torch.tensor([0, 1]), reduction="none")
+    assert torch.allclose(client(batch, [0, 1]).totals, expected, rtol=1e-5)
+
+
+def test_a_pair_that_was_cut_to_its_first_text_is_a_text(tiny_bert):
+    client = Client(tiny_bert, PAIRS[:1], task="classification", max_length=3)
+    assert client.sequences == [[1, 17, 99]]
+
+
+def test_masked_token_training_is_refused(tiny_bert):
+    with pytest.raises(InputError, match="do not support task='masked_token' yet"):
+        Client(tiny_bert, TEXTS, task="masked_token")

@@ -339,3 +339,15 @@ def test_without_opacus_the_package_is_named(tiny_gpt2, monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     with pytest.raises(InputError, match=r"pip install 'unmask\[dp\]'"):
         observe_dpsgd(tiny_gpt2, TEXTS)
+
+
+@pytest.mark.parametrize("texts_at_once", [1, 2])
+def test_pairs_are_pairs_however_many_at_once(tiny_bert, texts_at_once):
+    model = tiny_bert.to(dtype=torch.float64)
+    pairs = [([1, 17, 99, 2], [250, 2]), ([1, 400, 2], [3, 8, 44, 2])]
+    options = {"task": "classification", "labels": [1, 0]}
+    private = observe_dpsgd(
+        model, pairs, noise_multiplier=0.0, max_grad_norm=1e9, texts_at_once=texts_at_once, **options
+    )
+    plain = observe_gradients(model, pairs, **options)
+    assert worst_error(dict(private.evidence.gradients), dict(plain.gradients)) < FLOAT64_PARITY

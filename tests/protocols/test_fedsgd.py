@@ -441,3 +441,44 @@ def test_next_token_training_of_an_encoder_is_refused(tiny_bert):
     """Its masked-language loss does not shift labels: every token would be predicted from itself."""
     with pytest.raises(InputError):
         observe_gradients(tiny_bert, TEXTS)
+
+
+# Pairs
+
+PAIRS = [([1, 17, 99, 2], [250, 2]), ([1, 400, 2], [3, 8, 44, 2])]
+
+
+def rows_of_pairs() -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, types and mask, padded by hand."""
+    tokens = torch.tensor([[1, 17, 99, 2, 250, 2, 0], [1, 400, 2, 3, 8, 44, 2]])
+    types = torch.tensor([[0, 0, 0, 0, 1, 1, 0], [0, 0, 0, 1, 1, 1, 1]])
+    return tokens, types, torch.tensor([[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1]])
+
+
+def test_pairs_with_the_models_own_head():
+    model = classifier("bert")
+    evidence = observe_gradients(model, PAIRS, task="classification", labels=[2, 0])
+    twin = model.to()
+    tokens, types, mask = rows_of_pairs()
+    output = twin.hf(input_ids=tokens, token_type_ids=types, attention_mask=mask, labels=torch.tensor([2, 0]))
+    assert worst_error(evidence, gradients_of(twin, output.loss)) < FLOAT64_PARITY
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_pairs_with_a_fresh_head(tiny_bert, pooling):
+    model = tiny_bert.to(dtype=torch.float64)
+    evidence = observe_gradients(model, PAIRS, task="classification", labels=[1, 0], pooling=pooling)
+    twin = model.to()
+    tokens, types, mask = rows_of_pairs()
+    states = twin.body(input_ids=tokens, token_type_ids=types, attention_mask=mask).last_hidden_state
+    pooled = states[:, 0] if pooling == "first" else torch.stack([states[0, :6].mean(0), states[1].mean(0)])
+    loss = functional.cross_entropy(pooled @ fresh_head(model, 2), torch.tensor([1, 0]))
+    assert worst_error(evidence, gradients_of(twin, loss)) < FLOAT64_PARITY
+
+
+def test_types_matter(tiny_bert):
+    """The same tokens as single texts are another update."""
+    options = {"task": "classification", "labels": [1, 0]}
+    pairs = observe_gradients(tiny_bert, PAIRS, **options)
+    singles = observe_gradients(tiny_bert, [[*first, *second] for first, second in PAIRS], **options)
+    assert worst_error(pairs, dict(singles.gradients)) > 1e-2

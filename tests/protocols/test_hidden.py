@@ -100,3 +100,12 @@ def test_a_layer_that_the_model_lacks_is_refused(tiny_gpt2, layer):
 def test_an_empty_batch_is_refused(tiny_gpt2):
     with pytest.raises(InputError, match="the batch is empty"):
         observe_hidden(tiny_gpt2, [], layer=1)
+
+
+def test_states_of_pairs_see_their_types(tiny_bert):
+    pairs = [([1, 17, 99, 2], [250, 2]), ([1, 400, 2], [3, 8, 44, 2])]
+    evidence = observe_hidden(tiny_bert, pairs, layer=1)
+    batch = make_batch(tiny_bert, pairs)
+    with torch.no_grad():
+        theirs = tiny_bert.body(**batch.inputs, output_hidden_states=True).hidden_states[1]
+    assert worst_error(evidence.states, theirs, batch.mask) < FLOAT32_PARITY

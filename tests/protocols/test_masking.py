@@ -89,7 +89,7 @@ def test_the_loss_is_that_of_transformers(model, texts):
     twin = model.to(dtype=torch.float64)
     hidden, labels, _ = masked(twin, texts, 0.4)
     theirs = twin.hf(**hidden.inputs, labels=labels).loss
-    assert float(masked_token_loss(twin, hidden, labels)) == pytest.approx(float(theirs), rel=FLOAT64_PARITY)
+    assert masked_token_loss(twin, hidden, labels).item() == pytest.approx(theirs.item(), rel=FLOAT64_PARITY)
 
 
 def test_gradients_are_those_of_transformers(model):
@@ -107,7 +107,7 @@ def test_without_a_head_the_token_embeddings_predict(headless):
     states = headless.body(**hidden.inputs).last_hidden_state
     scores = (states @ headless.parameter("embeddings.word_embeddings.weight").T).log_softmax(-1)
     expected = -torch.stack([scores[row, place, labels[row, place]] for row, place in (labels >= 0).nonzero()]).mean()
-    assert float(masked_token_loss(headless, hidden, labels)) == pytest.approx(float(expected), rel=1e-5)
+    assert masked_token_loss(headless, hidden, labels).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_every_row_of_a_tied_embedding_moves(headless, model):

@@ -6,8 +6,6 @@ here. Rows are tokens; leading axes are free, so `(n, d)` and `(batch, length, d
 
 from __future__ import annotations
 
-import copy
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -17,8 +15,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from unmask.errors import InputError
+from unmask.models.fingerprint import fingerprint_of
 from unmask.models.linear import LinearLayer, Role
 from unmask.models.token_head import TokenHead
+from unmask.models.twin import twin_of
 from unmask.models.vocabulary import Vocabulary
 from unmask.shapes import MaskBatch, States, TokenBatch
 
@@ -42,6 +42,10 @@ class Model(Vocabulary, ABC):
         self.config: Any = hf.config
 
     # ---- what the family must say
+
+    @abstractmethod
+    def _block(self, block: int) -> Any:
+        """The module of a block."""
 
     @abstractmethod
     def embed(
@@ -217,19 +221,9 @@ class Model(Vocabulary, ABC):
         return None if weight is None else TokenHead(self.final_norm, weight)
 
     def fingerprint(self) -> str:
-        """A hash of the body's shapes and of a sample of its weights, the same in every float type.
-
-        Weights are rounded to bfloat16 before hashing, so a float32 model and its bfloat16 copy agree.
-        """
-        digest = hashlib.sha256(self.family.encode())
-        for name, parameter in sorted(self.body.named_parameters()):
-            if name.startswith(self.beside_the_blocks):
-                continue
-            flat = parameter.detach().flatten()
-            sample = flat[:: max(1, len(flat) // 64)].to(torch.bfloat16).cpu().view(torch.int16)
-            digest.update(f"{name}{tuple(parameter.shape)}".encode())
-            digest.update(sample.numpy().tobytes())
-        return digest.hexdigest()[:32]
+        """A hash of the body's shapes and of a sample of its weights, the same in every float type."""
+        named = self.body.named_parameters()
+        return fingerprint_of(self.family, (pair for pair in named if not pair[0].startswith(self.beside_the_blocks)))
 
     # ---- the forward pass, in parts
 
@@ -238,6 +232,13 @@ class Model(Vocabulary, ABC):
     ) -> Float[Tensor, "*n d"]:
         """The attention input of block 0: a function of token, position and type alone."""
         return self.attention_input(0, self.embed(tokens, positions, types))
+
+    def first_input_parts(
+        self, tokens: Int[Tensor, " t"], num_positions: int
+    ) -> tuple[Float[Tensor, "t d"], Float[Tensor, "p d"], Float[Tensor, " d"]]:
+        """What every first input is a combination of: rows of tokens, of learned positions, and the norm's shift."""
+        words = self.first_input(tokens, torch.zeros_like(tokens))
+        return words, words.new_zeros(0, words.shape[1]), words.new_zeros(words.shape[1])
 
     def project_first_inputs(
         self, matrix: Float[Tensor, "d k"], positions: Sequence[int]
@@ -309,7 +310,10 @@ class Model(Vocabulary, ABC):
             states.append(self.block_forward(block, states[-1], positions, mask))
         return states
 
-    def to(self, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Model:
-        """A copy on another device or in another precision; this one is left as it is."""
-        twin = copy.deepcopy(self.hf).to(device=device or self.device, dtype=dtype or self.dtype)
+    def to(
+        self, device: str | torch.device | None = None, dtype: torch.dtype | None = None, num_blocks: int | None = None
+    ) -> Model:
+        """A copy on another device or in another precision; with `num_blocks`, later blocks cannot be used."""
+        left_out = [self._block(block) for block in range(num_blocks or self.num_blocks, self.num_blocks)]
+        twin = twin_of(self.hf, torch.device(device or self.device), dtype or self.dtype, left_out)
         return type(self)(twin, self.tokenizer)

@@ -73,6 +73,10 @@ class GPT2(Model):
             case Role.MLP_GATE:
                 return None
 
+    def first_input_parts(self, tokens: Tensor, num_positions: int) -> tuple[Tensor, Tensor, Tensor]:
+        words = self.body.wte.weight[tokens]
+        return LayerNormOfSum(words, self.body.wpe.weight, self.body.h[0].ln_1).parts(num_positions)
+
     def project_first_inputs(self, matrix: Tensor, positions: Sequence[int]) -> Iterator[Tensor]:
         rows = LayerNormOfSum(self.body.wte.weight, self.body.wpe.weight, self.body.h[0].ln_1)
         yield from rows.project_positions(matrix, positions)

@@ -1,4 +1,7 @@
-"""What a client that trains holds: its own copy of the model, the head of its task, its texts and their losses."""
+"""What a client that trains holds: its own copy of the model, the head of its task, its texts and their losses.
+
+How texts become losses (task, labels, pooling, head) is the same for every protocol, so it is said here, once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from unmask.errors import InputError
 from unmask.evidence.gradients import Task
 from unmask.models.adapter import Model
 from unmask.protocols.batch import Batch, Pair, Texts, TokenIds, make_batch
-from unmask.protocols.fedsgd import _HEAD_SCALE, Pooling, _labels, _pool, _task
+
+Pooling = Literal["last", "first", "mean"]
+_HEAD_SCALE = 0.02  # the standard deviation that transformers initialises heads with
 
 
 class DataOptions(TypedDict, total=False):
@@ -67,30 +72,22 @@ class Client(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.task = _task(task)
+        self.task = as_task(task)
         if self.task is Task.MASKED_TOKEN:
             raise InputError("clients that train do not support task='masked_token' yet; observe_gradients does")
-        self.pooling = _pooling(model, pooling)
+        self.pooling = checked_pooling(model, pooling)
         everyone = make_batch(model, texts, padding_side=padding_side, max_length=max_length)
         self.sequences = _sequences(everyone)
         self.padding_side = padding_side
         self.model = model.to()
         self.hf = self.model.hf
         if self.task is Task.NEXT_TOKEN:
-            _require_next_token(model, everyone)
+            require_next_token(model, everyone)
             return
         generator = torch.Generator().manual_seed(seed)
-        num_labels = num_labels if self.own_head is None else int(model.config.num_labels)
-        self.labels = _labels(labels, len(texts), num_labels, generator).to(model.device)
-        if self.own_head is None:
-            self.fresh_head = nn.Linear(model.width, num_labels, bias=False, device=model.device, dtype=model.dtype)
-            noise = torch.randn(model.width, num_labels, generator=generator)
-            self.fresh_head.weight.data = noise.T.to(self.fresh_head.weight) * _HEAD_SCALE
-
-    @property
-    def own_head(self) -> nn.Module | None:
-        """The classification head that the model has itself."""
-        return getattr(self.hf, "score", None) or getattr(self.hf, "classifier", None)
+        self.labels, fresh = labels_and_head(model, labels, len(texts), num_labels, generator)
+        if fresh is not None:
+            self.fresh_head = fresh
 
     @property
     def rows(self) -> range:
@@ -112,34 +109,19 @@ class Client(nn.Module):
         if hasattr(self.model.config, "type_vocab_size"):
             inputs.setdefault("token_type_ids", torch.zeros_like(batch.tokens))
         if self.task is Task.NEXT_TOKEN:
-            logits = _precise(self.hf(**inputs).logits[:, :-1])
+            logits = precise(self.hf(**inputs).logits[:, :-1])
             targets, scored = batch.tokens[:, 1:], batch.mask[:, 1:]
             # Classes on the last axis: over another one torch's CPU sum of 49,152 of them in float32 is so inexact
             # that single gradients of SmolLM2 are off by half a per cent.
             losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
             return Losses((losses.view(targets.shape) * scored).sum(1), scored.sum(1))
-        logits = _precise(self._class_logits(inputs, batch))
+        logits = class_logits(self.model, inputs, batch, self.pooling, getattr(self, "fresh_head", None))
         losses = functional.cross_entropy(logits, self.labels[list(rows)], reduction="none")
         return Losses(losses, torch.ones_like(losses, dtype=torch.long))
 
-    def _class_logits(self, inputs: dict[str, Any], batch: Batch) -> Float[Tensor, "texts labels"]:
-        if self.own_head is not None and not self.model.causal:
-            return self.hf(**inputs).logits
-        head = self.fresh_head if self.own_head is None else self.own_head
-        return head(_pool(self.model.body(**inputs).last_hidden_state, batch, self.pooling))
-
     def shared(self, patterns: Sequence[str] | None) -> dict[str, nn.Parameter]:
         """Trainable parameters of the model by canonical name, those that contain one of the patterns."""
-        if isinstance(patterns, str):
-            raise InputError("parameters must be a list of name parts, got one string; put it into a list")
-        found = {
-            name: parameter
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad and (patterns is None or any(pattern in name for pattern in patterns))
-        }
-        if not found:
-            raise InputError(f"no trainable parameter has a name that contains one of {list(patterns or [])}")
-        return found
+        return trainable(self.model, patterns)
 
 
 @contextmanager
@@ -160,11 +142,17 @@ def _sequences(batch: Batch) -> list[TokenIds | Pair]:
     ]
 
 
-def _precise(logits: Tensor) -> Tensor:
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+def as_task(task: Task | str) -> Task:
+    """A task by its name."""
+    try:
+        return Task(task)
+    except ValueError:
+        names = ", ".join(repr(member.value) for member in Task)
+        raise InputError(f"task must be one of {names}, got {task!r}") from None
 
 
-def _pooling(model: Model, pooling: Pooling | None) -> Pooling:
+def checked_pooling(model: Model, pooling: Pooling | None) -> Pooling:
+    """Which state stands for a text: as given, else the last one of decoders and the first, [CLS], of encoders."""
     pooling = pooling or ("last" if model.causal else "first")
     if pooling not in get_args(Pooling):
         raise InputError(f"pooling must be one of {', '.join(get_args(Pooling))}, got {pooling!r}")
@@ -173,7 +161,8 @@ def _pooling(model: Model, pooling: Pooling | None) -> Pooling:
     return pooling
 
 
-def _require_next_token(model: Model, batch: Batch) -> None:
+def require_next_token(model: Model, batch: Batch) -> None:
+    """Refuse next-token training where nothing predicts, or nothing is to be predicted."""
     if model.unembedding is None or not model.causal:
         raise InputError(
             f"next-token training needs a causal model with a language head, and this {model.family} model is none; "
@@ -181,3 +170,77 @@ def _require_next_token(model: Model, batch: Batch) -> None:
         )
     if batch.tokens.shape[1] < 2:
         raise InputError("next-token training needs a text of at least two tokens: one to read and one to predict")
+
+
+def trainable(model: Model, patterns: Sequence[str] | None) -> dict[str, nn.Parameter]:
+    """Trainable parameters by canonical name, those that contain one of the patterns."""
+    if isinstance(patterns, str):
+        raise InputError("parameters must be a list of name parts, got one string; put it into a list")
+    found = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (patterns is None or any(pattern in name for pattern in patterns))
+    }
+    if not found:
+        raise InputError(f"no trainable parameter has a name that contains one of {list(patterns or [])}")
+    return found
+
+
+def labels_and_head(
+    model: Model, given: Sequence[int] | None, num_texts: int, num_labels: int, generator: torch.Generator
+) -> tuple[Int[Tensor, " texts"], nn.Linear | None]:
+    """Labels, drawn where none are given; then a linear head, if the model has none, of the size of transformers'."""
+    own = _own_head(model)
+    num_labels = num_labels if own is None else int(model.config.num_labels)
+    if num_labels < 2:
+        raise InputError(f"classification needs at least two labels, got {num_labels}: the loss of one is constant")
+    labels = _labels(given, num_texts, num_labels, generator).to(model.device)
+    if own is not None:
+        return labels, None
+    sizes = {"in_features": model.width, "out_features": num_labels, "bias": False}
+    # Its own first weights would be drawn from torch's global generator, which is the caller's.
+    head = nn.utils.skip_init(nn.Linear, **sizes, device=model.device, dtype=model.dtype)
+    noise = torch.randn(model.width, num_labels, generator=generator)
+    head.weight.data = noise.T.to(head.weight) * _HEAD_SCALE
+    return labels, head
+
+
+def class_logits(
+    model: Model, inputs: dict[str, Any], batch: Batch, pooling: Pooling, fresh_head: nn.Module | None
+) -> Float[Tensor, "texts labels"]:
+    """What the model's own head says of each text, else the fresh one, in float32 at least."""
+    head = _own_head(model) or fresh_head
+    if head is not fresh_head and not model.causal:
+        return precise(model.hf(**inputs).logits)
+    assert head is not None  # `labels_and_head` makes one where the model has none
+    return precise(head(_pool(model.body(**inputs).last_hidden_state, batch, pooling)))
+
+
+def precise(logits: Tensor) -> Tensor:
+    """Logits as a loss takes them: half precision becomes float32."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+def _own_head(model: Model) -> nn.Module | None:
+    """The classification head that the model has itself."""
+    return getattr(model.hf, "score", None) or getattr(model.hf, "classifier", None)
+
+
+def _pool(states: Float[Tensor, "texts n d"], batch: Batch, pooling: Pooling) -> Float[Tensor, "texts d"]:
+    rows = torch.arange(len(states), device=states.device)
+    if pooling == "last":
+        return states[rows, batch.last]
+    if pooling == "first":
+        return states[rows, batch.mask.int().argmax(1)]
+    weights = batch.mask.to(states.dtype)
+    return (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
+
+
+def _labels(given: Sequence[int] | None, count: int, num_labels: int, generator: torch.Generator) -> Tensor:
+    if given is None:
+        return torch.randint(num_labels, (count,), generator=generator)
+    if len(given) != count:
+        raise InputError(f"there are {count} texts but {len(given)} labels")
+    if not all(0 <= label < num_labels for label in given):
+        raise InputError(f"labels must lie in 0…{num_labels - 1}, got {sorted(set(given))}")
+    return torch.tensor(list(given))

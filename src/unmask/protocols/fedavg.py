@@ -44,7 +44,8 @@ def observe_fedavg(
     texts (all of them), shuffled anew in each pass; the last one of a pass may be smaller. The learning rate is
     constant (0.01 for SGD, 5e-5 for AdamW if not given), weight decay is torch's own and acts on every parameter,
     gradients are clipped to `max_grad_norm` if given. `train_mode` keeps dropout on. `autocast` runs the forward pass
-    in bfloat16 over weights of full precision. `data` are the options of `observe_gradients`; `parameters` keeps only
+    in bfloat16 over weights of full precision: the evidence says bfloat16, in which every product was made, and its
+    tensors are as precise as the weights. `data` are the options of `observe_gradients`; `parameters` keeps only
     deltas whose names contain one of them. Without `share_learning_rate` the adversary is not told it.
 
     The difference is taken in the precision of the weights, so it carries their rounding: half a unit in the last place

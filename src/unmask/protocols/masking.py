@@ -18,6 +18,7 @@ from torch.nn import functional
 from unmask.errors import InputError
 from unmask.models.adapter import Model
 from unmask.protocols.batch import Batch
+from unmask.protocols.client import precise
 from unmask.shapes import TokenBatch
 
 _UNPREDICTED = -100  # the label that torch's cross-entropy leaves out
@@ -49,5 +50,4 @@ def masked_token_loss(model: Model, batch: Batch, labels: TokenBatch) -> Tensor:
         raise InputError(f"masked-token training needs an encoder, and this {model.family} model is none")
     states = model.body(**batch.inputs).last_hidden_state
     predicted = labels != _UNPREDICTED
-    logits = model.token_head.logits(states[predicted])
-    return functional.cross_entropy(logits.float() if logits.dtype == torch.bfloat16 else logits, labels[predicted])
+    return functional.cross_entropy(precise(model.token_head.logits(states[predicted])), labels[predicted])

@@ -287,7 +287,8 @@ def test_a_token_that_occurs_once_leads_to_its_text(problem, number, anchor):
     text = as_places(problem.places, BATCH[number])
     relaxation = whitened(relaxation_of(problem, num_probes=40), [problem.places.start, text[anchor]], PRIOR, 40)
     with torch.no_grad():
-        assert text in relaxation.descend([text[anchor]], nothing_removed(problem), PRIOR, max_steps=8)
+        steps = relaxation.descend([text[anchor]], nothing_removed(problem), PRIOR, max_steps=8)
+        assert text in [found for found, _ in steps]
 
 
 @torch.no_grad()
@@ -303,7 +304,9 @@ def test_the_descent_ends_when_it_has_settled(problem):
 def test_all_of_a_text_as_anchors_is_the_text(problem):
     text = as_places(problem.places, BATCH[1])
     relaxation = relaxation_of(problem)
-    assert list(relaxation.descend(text[1:], nothing_removed(problem), PRIOR, max_steps=3))[-1] == text
+    found, weights = list(relaxation.descend(text[1:], nothing_removed(problem), PRIOR, max_steps=3))[-1]
+    assert found == text
+    assert torch.equal(weights.nonzero()[:, 0], torch.tensor(sorted(text)))
 
 
 # ---- whitening

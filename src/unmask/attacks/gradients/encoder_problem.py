@@ -25,7 +25,7 @@ class Problem:
     """Places, and the layers of block 0 whose gradients leave room: `output` and `down`, one of them at least."""
 
     model: Model
-    precise: Bert  # the same in float64
+    precise: Bert  # its first block in float64
     places: Places
     inputs: Site
     output: Site | None
@@ -71,7 +71,7 @@ def set_up(
     output, down = output_site(evidence, model), down_site(evidence, model)
     if not _has_room(output) and not _has_room(down):
         return _why_no_room(output, down)
-    precise = model.to(dtype=torch.float64)
+    precise = model.to(dtype=torch.float64, num_blocks=1)
     assert isinstance(precise, Bert)
     tokens = torch.tensor(sorted(candidates.tokens), device=model.device)
     frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, frame_tokens[1], candidates))
@@ -87,7 +87,8 @@ def set_up(
 
 
 def _has_room(site: Site | None) -> bool:
-    if site is None or site.span.is_full or site.span.rank == 0:
+    """Whether rows outside of a span can be told; the LayerNorm behind takes one direction from every gradient."""
+    if site is None or site.span.rank == 0 or site.span.rank >= site.span.max_rank - 1:
         return False
     return site.span.width - site.span.rank >= _LEAST_ROOM
 
@@ -99,7 +100,7 @@ def _why_no_room(output: Site | None, down: Site | None) -> str:
             "the order of the tokens needs the gradient of block 0's output projection or down projection, and the "
             "update holds neither"
         )
-    ranks = ", ".join(f"{site.name}: rank {site.span.rank} of {site.span.width}" for site in sites)
+    ranks = ", ".join(f"{site.name}: rank {site.span.rank} of at most {site.span.max_rank}" for site in sites)
     return f"every span that could check a text is full ({ranks}): it holds as many tokens as the width, or more"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.attacks.gradients.encoder_problem import Problem
@@ -24,11 +24,14 @@ _ANCHOR = 0.02  # the least
 _NUM_OUTPUT_PROBES = 64
 _FEWEST_EQUATIONS = 48
 _NUM_WHITENING_ROWS = 8
-_NUM_RANDOM_TEXTS = 16
+_NUM_RANDOM_TEXTS = 8
 _PROMISING = 1e-2  # of a random text's cost: worth the test in float64
 _NEARLY = 0.1  # of a random text's cost: most tokens are right
-_HOPELESS = 0.6  # of a random text's cost: from there, single exchanges lead nowhere
+_HOPELESS = 0.2  # of a random text's cost: from there, single exchanges lead nowhere
 _MAX_SWEEPS = 6
+_MAX_REGROUPINGS = 3
+_MAX_ANCHORS = 6
+_HEAVY = 0.5  # a weight that speaks for a place
 _FAR = 0.1  # a distance of wrong texts, where all random ones are right by chance
 _RIGHT = 1e-3  # of a wrong text's distance
 _MOST_IN_VAIN = 40
@@ -105,30 +108,54 @@ class EncoderSearch:
         return kept
 
     def _from_anchors(self, anchors: list[int], relaxation: Relaxation) -> None:
-        """A text near the anchors; if nearly right, again with its best rows as anchors and more places open."""
+        """A text near the anchors; then with what goes with them; if nearly right, from its best rows."""
         self.num_anchors += 1
         self.progress("recovering texts", self.num_rows, self.problem.rank)
-        text, cost = self._nearest(anchors, relaxation, self.removed)
+        text, cost, weights = self._descended(anchors, relaxation, self.removed)
+        for _ in range(_MAX_REGROUPINGS):
+            together = self._companions(anchors, weights, relaxation)
+            if text in self.found or len(together) <= len(anchors):
+                break
+            anchors = together
+            text, cost, weights = self._descended(anchors, relaxation, self.removed)
+        text, cost = self._exchanged(text, cost)
         for choose in (lambda: self.narrow, lambda: self.wide):
             if text in self.found or self.exchange is None or cost > _NEARLY * self.random_cost:
                 return
             rows = self.exchange.row_costs(text)[1:-1].argsort() + 1
             kept = [text[int(row)] for row in rows[: 2 * len(rows) // 3]]
             again = choose()
-            text, cost = self._nearest([p for p in kept if again.has(p)], again, torch.zeros_like(self.removed))
+            anchors = [place for place in kept if again.has(place)]
+            text, cost, _ = self._descended(anchors, again, torch.zeros_like(self.removed))
+            text, cost = self._exchanged(text, cost)
 
-    def _nearest(self, anchors: list[int], relaxation: Relaxation, removed: Bool[Tensor, " j"]) -> tuple[Text, float]:
-        """Follow the relaxation and test each text on the way; the best one after exchanges, with its cost."""
+    def _descended(
+        self, anchors: list[int], relaxation: Relaxation, removed: Bool[Tensor, " j"]
+    ) -> tuple[Text, float, Float[Tensor, " j"]]:
+        """Follow the relaxation and test each text on the way; the best one, its cost, and the last weights."""
         best: tuple[float, Text] | None = None
-        for text in relaxation.descend(anchors, removed, self.prior, self.max_steps):
+        weights = self.problem.places.share
+        for text, weights in relaxation.descend(anchors, removed, self.prior, self.max_steps):  # noqa: B007
             self.num_steps += 1
             cost = self._cost(text)
             best = (cost, text) if best is None else min(best, (cost, text))
             if cost < _PROMISING * self.random_cost and self._accepts(text, cost):
-                return text, cost
+                break
         assert best is not None  # a descent takes a step at least
-        cost, text = best
-        if self.exchange is not None and cost < _HOPELESS * self.random_cost:
+        return best[1], best[0], weights
+
+    def _companions(self, anchors: list[int], weights: Float[Tensor, " j"], relaxation: Relaxation) -> list[int]:
+        """The anchors and the heaviest clear places that fit them: they tend to stand in the same text."""
+        clear = [place for place in self._anchors(_CLEAR_ANCHOR) if relaxation.has(place) and weights[place] > _HEAVY]
+        together = list(anchors)
+        for place in sorted(clear, key=lambda place: float(weights[place]), reverse=True):
+            if len(together) < _MAX_ANCHORS and all(self.problem.places.fit(place, other) for other in together):
+                together.append(place)
+        return together
+
+    def _exchanged(self, text: Text, cost: float) -> tuple[Text, float]:
+        """A text that is partly right, after exchanges of single tokens."""
+        if text not in self.found and self.exchange is not None and cost < _HOPELESS * self.random_cost:
             text, cost = self.exchange.improved(text, _MAX_SWEEPS)
             self._accepts(text, cost)
         return text, cost

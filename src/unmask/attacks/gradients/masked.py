@@ -28,9 +28,10 @@ from unmask.attacks.gradients.encoder_problem import Problem
 from unmask.attacks.gradients.endings import last_down_projection, unit_weight
 from unmask.attacks.gradients.labels import EXPLAINED, LabelReader, Labels, arriving_gradients
 from unmask.attacks.gradients.node_rows import LastBlockRows
-from unmask.attacks.gradients.places import Text
+from unmask.attacks.gradients.places import Places, Text
 from unmask.attacks.gradients.prefix_search import Node
 from unmask.evidence.gradients import GradientEvidence, Task
+from unmask.models.bert import Bert
 from unmask.models.token_head import TokenHead
 
 _LOUD = 10.0  # roundings: a row at which more arrives was predicted
@@ -72,7 +73,9 @@ def read_originals(
     gradient, name = last_down_projection(evidence, problem.model)
     if gradient is None:
         return f"the update does not hold '{name}', which tells the predicted tokens"
-    rows, hidden = _rows(problem, texts)
+    model = problem.model.to(dtype=torch.float64)  # all blocks of it; the problem's own may be cut to the first
+    assert isinstance(model, Bert)  # problems are set up for no other encoder
+    rows, hidden = _rows(model, problem.places, texts)
     if len(hidden) > hidden.shape[1]:
         return f"the texts have {len(hidden)} tokens, more than the {hidden.shape[1]} rows of '{name}'"
     arrived, foreign = arriving_gradients(hidden, gradient)
@@ -84,7 +87,7 @@ def read_originals(
     if not bool(loud.any()) or bool(loud[in_frame].any()):
         return "the gradient that arrives at the last block is not that of predicted tokens"
     chosen = loud.nonzero()[:, 0]
-    head = _head_after_last_norm(problem)
+    head = _head_after_last_norm(model)
     nodes: list[Node] = [(int(i), (0,)) for i in chosen]  # rows by themselves: none continues another
     known = LastBlockRows(nodes, hidden[chosen], rows[chosen])
     labels = LabelReader(head, known, arrived[chosen], foreign, generator, _MEMORY_BUDGET_BYTES).labels()
@@ -92,13 +95,12 @@ def read_originals(
     return _originals(problem, texts, read)
 
 
-def _rows(problem: Problem, texts: Sequence[Text]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n f"]]:
-    """What the last block's norm and its down projection see at every token, text by text, in float64."""
-    model, last = problem.precise, problem.precise.num_blocks - 1
+def _rows(model: Bert, table: Places, texts: Sequence[Text]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n f"]]:
+    """What the last block's norm and its down projection see at every token, text by text."""
+    last = model.num_blocks - 1
     sums, hidden = [], []
     for text in texts:
         places = torch.tensor(text, device=model.device)
-        table = problem.places
         tokens, positions, types = (row[places][None] for row in (table.token, table.position, table.kind))
         stream = model.hidden_states(tokens, num_blocks=last, positions=positions, types=types)[-1]
         everyone = torch.ones_like(tokens, dtype=torch.bool)
@@ -119,10 +121,9 @@ def _in_roundings(
     return sizes / sizes[in_frame].max().clamp_min(max(smallest, 1e-300))
 
 
-def _head_after_last_norm(problem: Problem) -> TokenHead:
+def _head_after_last_norm(model: Bert) -> TokenHead:
     """The head as a function of what the down projection adds to: the block's norm comes first."""
-    model, last = problem.precise, problem.precise.num_blocks - 1
-    head = model.token_head
+    head, last = model.token_head, model.num_blocks - 1
     return TokenHead(lambda sums: head.features(model.block_norm(last, sums)), head.embedding, head.bias)
 
 

@@ -130,13 +130,18 @@ class Relaxation:
 
     def descend(
         self, anchors: Sequence[int], removed: Bool[Tensor, " j"], prior: float, max_steps: int
-    ) -> Iterator[Text]:
-        """The text after each Gauss–Newton step, from weights `prior` everywhere on, until the residual has settled."""
+    ) -> Iterator[tuple[Text, Float[Tensor, " j"]]]:
+        """The text and the weights of all places after each Gauss–Newton step, until the residual has settled.
+
+        It starts from weights `prior` everywhere.
+        """
         lower, upper = self.bounds(anchors, removed)
         free = replace(self, chosen=self.chosen[upper > 0])
         weights = torch.full_like(upper, prior).clamp(lower, upper)[upper > 0]
         for moved in free._descend(anchors, lower[upper > 0], weights, max_steps):
-            yield free.rounded(moved)
+            everywhere = torch.zeros(self.places.num_places).to(moved)
+            everywhere[free.chosen] = moved
+            yield free.rounded(moved), everywhere
 
     def _descend(
         self, anchors: Sequence[int], lower: Float[Tensor, " c"], weights: Float[Tensor, " c"], max_steps: int
@@ -236,7 +241,7 @@ class AttendingRows:
         values = self.relaxation._values
         residuals, jacobians = [], []
         for state, share, output in zip(self.states, scaled, mixed, strict=True):
-            residual, slope = self._slope(state, output)  # (k,), (k, h, e)
+            residual, slope = self._slopes(state, output)  # (k,), (k, h, e)
             weighted = (values * share.T[:, :, None]).flatten(1)  # (c, h·e)
             centre = torch.einsum("khe,he->kh", slope, output)
             residuals.append(residual)
@@ -248,22 +253,30 @@ class AttendingRows:
         scaled = self.attention / (self.attention * weights).sum(-1, keepdim=True).clamp_min(1e-30)
         return scaled, torch.einsum("ihc,che->ihe", scaled * weights, self.relaxation._values)
 
-    def _slope(
+    def _slopes(
         self, state: Float[Tensor, " d"], output: Float[Tensor, "h e"]
     ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k h e"]]:
         """All probes at a row, and their derivatives by its attention output."""
+        # Each layer alone: the output projection's probes need no way through the MLP.
+        residuals, slopes = zip(*(self._slope(layer, state, output) for layer in self.relaxation.probed), strict=True)
+        return torch.cat(residuals), torch.cat(slopes)
 
-        def probed(mixed: Tensor) -> Tensor:
-            return self._probed(state, mixed.flatten())
+    def _slope(
+        self, layer: Probed, state: Float[Tensor, " d"], output: Float[Tensor, "h e"]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k h e"]]:
+        def row_of(mixed: Tensor) -> Tensor:
+            return self._row(layer, state, mixed.flatten())
 
-        residual, pull_back = torch.func.vjp(probed, output)[:2]
-        (slope,) = torch.func.vmap(pull_back)(torch.eye(len(residual)).to(residual))
-        return residual.detach(), slope
+        row, pull_back = torch.func.vjp(row_of, output)[:2]
+        (slope,) = torch.func.vmap(pull_back)(layer.probes.T)
+        return row.detach() @ layer.probes, slope
 
-    def _probed(self, states: Float[Tensor, "*i d"], mixed: Float[Tensor, "*i o"]) -> Float[Tensor, "*i k"]:
-        model = self.relaxation.model
-        probed = [layer.site.rows(model, states, mixed) @ layer.probes for layer in self.relaxation.probed]
-        return torch.cat(probed, dim=-1)
+    def _probed(self, states: Float[Tensor, "i d"], mixed: Float[Tensor, "i o"]) -> Float[Tensor, "i k"]:
+        return torch.cat([self._row(layer, states, mixed) @ layer.probes for layer in self.relaxation.probed], dim=-1)
+
+    def _row(self, layer: Probed, states: Float[Tensor, "*i d"], mixed: Float[Tensor, "*i o"]) -> Float[Tensor, "*i f"]:
+        """The rows that enter a layer."""
+        return layer.site.rows(self.relaxation.model, states, mixed)
 
 
 def whitened(relaxation: Relaxation, rows: Sequence[int], prior: float, max_probes: int) -> Relaxation:

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.embedding_rows import tokens_from_rows
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.box_least_squares import project_to_simplex
 from unmask.models.bert import Bert
@@ -25,6 +24,7 @@ from unmask.models.linear import Role
 
 _NUM_ROUNDS = 3
 _NUM_ITERATIONS = 150  # a round
+_NUM_OTHERS = 256  # rows that are looked at
 _LEAST_REST = 1e-2  # of the largest: what is left of a position that nothing disturbs is rounding
 
 
@@ -38,14 +38,20 @@ def position_shares(
     Cost: one least-squares problem of size d, then p·t² an iteration.
     """
     at_tokens, at_positions, _ = _arriving(evidence, model, tokens, num_positions)
-    rows = [model.token_embedding, model.position_embedding]
-    # A tied output layer moves every row, whatever stands in the texts.
-    if all(name in evidence.gradients for name in rows) and tokens_from_rows(evidence, model) is not None:
-        moved, filled = (evidence.gradients[name].double() for name in rows)
-        scale = at_tokens.norm() / moved[tokens].norm().clamp_min(1e-300)
-        at_tokens = torch.cat([at_tokens, scale * moved[tokens]], dim=1)
-        at_positions = torch.cat([at_positions, scale * filled[:num_positions]], dim=1)
+    moved, filled = (evidence.gradients.get(name) for name in (model.token_embedding, model.position_embedding))
+    if moved is not None and filled is not None and not _moves_others(moved, tokens):
+        by_row, by_position = moved[tokens].double(), filled[:num_positions].double()
+        scale = at_tokens.norm() / by_row.norm().clamp_min(1e-300)
+        at_tokens = torch.cat([at_tokens, scale * by_row], dim=1)
+        at_positions = torch.cat([at_positions, scale * by_position], dim=1)
     return _convex_combinations(at_positions, at_tokens, model.width)
+
+
+def _moves_others(rows: Float[Tensor, "v d"], tokens: Int[Tensor, " t"]) -> bool:
+    """Whether rows of tokens outside of the bag have moved too, as a tied output layer or a decay does to all rows."""
+    others = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    others[tokens] = False
+    return bool(rows[others.nonzero()[:_NUM_OTHERS, 0]].any())
 
 
 @torch.no_grad()
@@ -67,7 +73,7 @@ def _arriving(
     gradients = (evidence.linear(model, role, 0) for role in (Role.QUERY, Role.KEY, Role.VALUE))
     stacked = torch.cat([g.double() / g.double().norm() for g in gradients if g is not None], dim=1)
     known = torch.cat([words, places, shift[None], kinds])
-    arriving = torch.linalg.lstsq(known.T, stacked).solution
+    arriving = torch.linalg.lstsq(known.T.cpu(), stacked.cpu()).solution.to(known)  # CUDA's needs full rank
     at_tokens, at_positions, _, at_types = arriving.split([len(tokens), num_positions, 1, len(kinds)])
     return at_tokens, at_positions, at_types
 
@@ -87,7 +93,8 @@ def _convex_combinations(sums: Float[Tensor, "p m"], parts: Float[Tensor, "t m"]
         bound = sum((w.max() * gram for w, gram in zip(weights, grams, strict=True)), torch.zeros_like(grams[0]))
         sizes = bound.diagonal().clamp_min(1e-300)
         steps = 1 / (sizes * torch.linalg.eigvalsh(bound / (sizes[:, None] * sizes).sqrt())[-1])
-        shares = _descended(shares, grams, crosses, weights, steps)
+        wanted = sum((w * cross for w, cross in zip(weights, crosses, strict=True)), torch.zeros_like(shares))
+        shares = _descended(shares, torch.cat(grams), wanted, weights, steps)
         rests = torch.stack([(total - shares @ part).square().sum(1, keepdim=True) for total, part in layers])
         weights = 1 / (rests + _LEAST_REST**2 * rests.amax(1, keepdim=True)).clamp_min(1e-300)
         weights = weights / weights.max()
@@ -96,16 +103,16 @@ def _convex_combinations(sums: Float[Tensor, "p m"], parts: Float[Tensor, "t m"]
 
 def _descended(
     shares: Float[Tensor, "p t"],
-    grams: list[Tensor],
-    crosses: list[Tensor],
+    grams: Float[Tensor, "l*t t"],
+    wanted: Float[Tensor, "p t"],
     weights: Float[Tensor, "l p 1"],
     steps: Float[Tensor, " t"],
 ) -> Float[Tensor, "p t"]:
     """The shares after some iterations of FISTA."""
     ahead, momentum = shares, 1.0
     for _ in range(_NUM_ITERATIONS):
-        slopes = (w * (ahead @ gram - cross) for w, gram, cross in zip(weights, grams, crosses, strict=True))
-        moved = project_to_simplex(ahead - steps * sum(slopes, torch.zeros_like(ahead)))
+        slope = (weights * ahead).transpose(0, 1).flatten(1) @ grams - wanted
+        moved = project_to_simplex(ahead - steps * slope)
         following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         ahead = moved + (momentum - 1) / following * (moved - shares)
         shares, momentum = moved, following

@@ -1,0 +1,25 @@
+"""A hash that tells whether two models have the same weights, whatever precision they are kept in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+_SAMPLE = 64  # entries of each tensor
+
+
+def fingerprint_of(family: str, parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """A hash of shapes and of a sample of the weights, the same in every float type.
+
+    Weights are rounded to bfloat16 before hashing, so a float32 model and its bfloat16 copy agree.
+    """
+    digest = hashlib.sha256(family.encode())
+    for name, parameter in sorted(parameters):
+        flat = parameter.detach().flatten()
+        sample = flat[:: max(1, len(flat) // _SAMPLE)].to(torch.bfloat16).cpu().view(torch.int16)
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()[:32]
