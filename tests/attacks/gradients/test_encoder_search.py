@@ -246,3 +246,38 @@ def test_the_prior_is_the_part_of_a_place_that_is_one_texts(problem):
     unknown = search_of(problem, num_texts=None)
     # Shares at one position add up to the texts that are that long, up to what repeated tokens spread.
     assert 1 / (2 * len(BATCH)) < unknown.prior <= 1
+
+
+# ---- what goes with an anchor
+
+
+@torch.no_grad()
+def test_companions_are_the_heaviest_clear_places_that_fit(tiny_bert):
+    words = classified(tiny_bert, [(START, 17, 99, 3, END), (START, 400, 250, 21, 33, END)])
+    search = search_of(problem_of(tiny_bert, words), 2)
+    places = search.problem.places
+    clear = list(search._anchors(0.8))
+    anchor = clear[0]
+    weights = torch.zeros(places.num_places)
+    weights[clear] = torch.linspace(0.6, 0.9, len(clear))
+    together = search._companions([anchor], weights, search.narrow)
+    assert together[0] == anchor
+    assert 1 < len(together) <= 6
+    assert len({int(places.position[place]) for place in together}) == len(together)
+    assert weights[together[1]] == max(weights[place] for place in clear if places.fit(place, anchor))
+
+
+@torch.no_grad()
+def test_light_places_go_with_no_anchor(problem):
+    search = search_of(problem)
+    anchor = next(search._anchors(0.8))
+    assert search._companions([anchor], torch.full((problem.places.num_places,), 0.3), search.narrow) == [anchor]
+
+
+@torch.no_grad()
+def test_weights_of_a_descent_name_places_of_the_anchors_text(problem):
+    search = search_of(problem)
+    text = as_places(problem.places, BATCH[1])
+    anchor = next(place for place in search._anchors(0.8) if place in text)
+    _, _, weights = search._descended([anchor], search.narrow, search.removed)
+    assert set(search._companions([anchor], weights, search.narrow)) <= set(text)
