@@ -3,7 +3,8 @@
 python benchmarks/leak_map.py [--models smollm2-135m minilm-l6] [--texts 4 16] [--only noise int8 …]
 python benchmarks/leak_map.py --show          the tables and plots of what was measured
 
-Every cell is appended to benchmarks/results/leak_map.jsonl as it ends; a cell that is there is not measured again.
+Every cell is appended to --out (benchmarks/results/leak_map.jsonl) as it ends; a cell that is there is not measured
+again. Where noise is added, the token sets of the faithful DAGER are read from the same update.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from invented import invented
 from leak_map_show import show
 from machine import machine
 
 import unmask
-from unmask.defences import measure_distortion, parse_defence
-from unmask.demo import TEXTS
+from unmask.attacks.gradients.dager import Dager, Frame
+from unmask.attacks.gradients.dager_spans import SequenceCheck
+from unmask.attacks.gradients.dager_verdict import Accepted, TokenSets
+from unmask.attacks.progress import Progress
+from unmask.defences import measure_distortion, parse_defence, secure_aggregate
+from unmask.evidence import GradientEvidence
 from unmask.models import Model
+from unmask.protocols.dpsgd import PrivateUpdate
 from unmask.protocols.specs import parse_protocol
 from unmask.scores import score_texts
 
+AGGREGATE = "aggregate:clients="
 RESULTS = Path(__file__).parent / "results" / "leak_map.jsonl"
 TASKS = {"smollm2-135m": "next_token", "minilm-l6": "classification"}
 EMBEDDINGS = {"smollm2-135m": "embed_tokens", "minilm-l6": "embeddings."}
@@ -35,7 +43,7 @@ FIRST_BLOCKS = {
 # (protocol, defence); {embeddings} and {first} are names of the model's own parameters.
 CELLS = (
     ("fedsgd", ""),
-    *(("fedsgd", f"noise:sigma={sigma}") for sigma in ("1e-7", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2")),
+    *(("fedsgd", f"noise:sigma={sigma}") for sigma in ("1e-9", "1e-8", "1e-7", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2")),
     *(("fedsgd", f"laplace:sigma={sigma}") for sigma in ("1e-5", "1e-4", "1e-3")),
     ("fedsgd", "clip:norm=1"),
     *(("fedsgd", f"topk:share={share}") for share in ("0.1", "0.01", "0.001")),
@@ -55,7 +63,22 @@ CELLS = (
     ),
     ("lora:rank=8", ""),
     ("lora:rank=8,steps=1", ""),
+    *(("fedsgd", f"{AGGREGATE}{clients}") for clients in (2, 4)),
 )
+
+
+class TokensOnly(Dager):
+    """The faithful DAGER up to its token sets, which is all that noise leaves of it."""
+
+    def grow_prefixes(self, sets: TokenSets, check: SequenceCheck, frame: Frame, progress: Progress) -> Accepted:
+        """None."""
+        return Accepted([], 0)
+
+    def search_products(
+        self, sets: TokenSets, check: SequenceCheck, frame: Frame, num_texts: int | None, progress: Progress
+    ) -> Accepted:
+        """None."""
+        return Accepted([], 0)
 
 
 def main() -> None:
@@ -65,40 +88,42 @@ def main() -> None:
     parser.add_argument("--texts", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--only", nargs="+", default=[""], help="cells whose protocol or defence contains one of these")
     parser.add_argument("--show", action="store_true", help="tables and plots of what was measured")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON lines")
+    parser.add_argument("--threads", type=int, help="of torch")
     options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     if not options.show:
         for name in options.models:
-            measure(name, options.texts, options.only)
-    show(read())
+            measure(name, options.texts, options.only, options.out)
+    show(read(options.out))
 
 
-def read() -> list[dict[str, Any]]:
+def read(path: Path) -> list[dict[str, Any]]:
     """Every cell that was measured."""
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def measure(name: str, counts: list[int], only: list[str]) -> None:
+def measure(name: str, counts: list[int], only: list[str], path: Path) -> None:
     """The missing cells of a model, one line each."""
-    done = {(cell["model"], cell["texts"], cell["protocol"], cell["defence"]) for cell in read()}
+    done = {(cell["model"], cell["texts"], cell["protocol"], cell["defence"]) for cell in read(path)}
     model = unmask.load_model(name)
     for count in counts:
         for protocol, defence in CELLS:
             wanted = any(part in f"{protocol} {defence}" for part in only)
             if wanted and (name, count, protocol, defence) not in done:
                 cell = measure_cell(name, model, count, protocol, defence)
-                with RESULTS.open("a") as file:
+                with path.open("a") as file:
                     file.write(json.dumps(cell) + "\n")
                 print({key: cell[key] for key in cell if key not in ("machine", "reason")}, flush=True)
 
 
 def measure_cell(name: str, model: Model, count: int, protocol: str, defence: str) -> dict[str, Any]:
     """One client, one protocol, one defence, one attack, and the score that only an auditor can give."""
-    texts = [tuple(model.encode(text)) for text in TEXTS[:count]]
-    update = parse_protocol(protocol)(model, texts, task=TASKS[name])
-    evidence = update.evidence
-    if defence:
-        text = defence.format(embeddings=EMBEDDINGS[name], first=FIRST_BLOCKS[name])
-        evidence = parse_defence(text)(update.evidence, torch.Generator().manual_seed(0))
+    clients = int(defence.removeprefix(AGGREGATE)) if defence.startswith(AGGREGATE) else 1
+    texts = [tuple(model.encode(text)) for text in invented(clients * count)]
+    update = parse_protocol(protocol)(model, texts[:count], task=TASKS[name])
+    evidence = defended(name, model, update, defence, [texts[n * count : (n + 1) * count] for n in range(1, clients)])
     distortion = measure_distortion(update.evidence, evidence)
     started = time.perf_counter()
     recovery = unmask.recover_text(evidence, model)
@@ -126,8 +151,26 @@ def measure_cell(name: str, model: Model, count: int, protocol: str, defence: st
         "relative_norm": distortion.relative_norm,
         "epsilon": update.epsilon if update.epsilon < float("inf") else None,
         "seconds": seconds,
+        "dager_recall": dager_recall(evidence, model, held) if "noise" in defence or not defence else None,
         "machine": machine(),
     }
+
+
+def defended(name: str, model: Model, update: PrivateUpdate, defence: str, others: list[Any]) -> GradientEvidence:
+    """What the server sees: the update after a defence, or the sum with the updates of other clients."""
+    if not defence:
+        return update.evidence
+    if others:
+        return secure_aggregate(
+            [update.evidence, *(unmask.observe_gradients(model, texts, task=TASKS[name]) for texts in others)]
+        )
+    text = defence.format(embeddings=EMBEDDINGS[name], first=FIRST_BLOCKS[name])
+    return parse_defence(text)(update.evidence, torch.Generator().manual_seed(0))
+
+
+def dager_recall(evidence: GradientEvidence, model: Model, held: set[int]) -> float:
+    """The share of the tokens that the faithful DAGER's token sets hold."""
+    return len(TokensOnly()(evidence, model).value.token_set & held) / len(held)
 
 
 if __name__ == "__main__":

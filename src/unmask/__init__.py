@@ -25,8 +25,13 @@ _HOME = {
     "Update": "unmask.evidence",
     "load_evidence": "unmask.evidence",
     "load_model": "unmask.models",
+    "observe_dpsgd": "unmask.protocols",
+    "observe_fedavg": "unmask.protocols",
     "observe_gradients": "unmask.protocols",
     "observe_hidden": "unmask.protocols",
+    "observe_lora": "unmask.protocols",
+    "parse_defence": "unmask.defences",
+    "parse_protocol": "unmask.protocols.specs",
     "recover_text": "unmask.attacks.text",
     "score_inputs": "unmask.scores",
     "score_texts": "unmask.scores",
@@ -35,6 +40,7 @@ __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
     from unmask.attacks.text import recover_text as recover_text
+    from unmask.defences import parse_defence as parse_defence
     from unmask.errors import UnmaskError as UnmaskError
     from unmask.evidence import AttentionEvidence as AttentionEvidence
     from unmask.evidence import GradientEvidence as GradientEvidence
@@ -43,8 +49,12 @@ if TYPE_CHECKING:
     from unmask.evidence import Update as Update
     from unmask.evidence import load_evidence as load_evidence
     from unmask.models import load_model as load_model
+    from unmask.protocols import observe_dpsgd as observe_dpsgd
+    from unmask.protocols import observe_fedavg as observe_fedavg
     from unmask.protocols import observe_gradients as observe_gradients
     from unmask.protocols import observe_hidden as observe_hidden
+    from unmask.protocols import observe_lora as observe_lora
+    from unmask.protocols.specs import parse_protocol as parse_protocol
     from unmask.recovery import Certificate as Certificate
     from unmask.recovery import Cost as Cost
     from unmask.recovery import RecoveredText as RecoveredText

@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from unmask.attacks.gradients.bag_of_words import BagOfWordsAttack
 from unmask.attacks.gradients.embedding_rows import positions_from_rows, rows_beyond_decay, tokens_from_rows
+from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence, Task, Update
 from unmask.models import Model
-from unmask.protocols import observe_gradients
+from unmask.protocols import observe_fedavg, observe_gradients
 from unmask.protocols.batch import make_batch
 from unmask.recovery import Status
 
@@ -137,6 +138,63 @@ def test_the_delta_of_a_client_without_weight_decay(tiny_bert):
     plain = lambda parameters: torch.optim.AdamW(parameters, lr=5e-5, weight_decay=0.0)  # noqa: E731
     evidence, words = train(tiny_bert, TEXTS, plain, 3)
     assert tokens(evidence, tiny_bert) == words
+
+
+@pytest.mark.parametrize("learning_rate", [1e-2, 1e-4, 1e-6])
+def test_however_small_the_steps_of_sgd_rows_that_never_moved_are_zero(minilm, learning_rate):
+    """At 1e-6 a third of the entries of a row move at all, by a rounding or two."""
+    evidence = observe_fedavg(
+        minilm, SENTENCES, task="classification", learning_rate=learning_rate, parameters=["embeddings."]
+    )
+    assert tokens(evidence, minilm) == {token for text in SENTENCES for token in minilm.encode(text)}
+
+
+def test_decay_that_nobody_mentioned_is_no_token_after_pruning(tiny_bert):
+    """Some rows are zero because nothing of them was sent: all others shrink, which tells the decay."""
+    weights = tiny_bert.parameter(tiny_bert.token_embedding).detach()
+    kept = torch.rand(weights.shape, generator=torch.Generator().manual_seed(0)) < 0.05
+    delta = {tiny_bert.token_embedding: -1e-4 * weights * kept}
+    evidence = GradientEvidence(delta, tiny_bert.fingerprint(), Task.CLASSIFICATION, 3, Update.DELTA)
+    assert tokens(evidence, tiny_bert) is None
+
+
+# ---- defences that leave zeros zero
+
+
+@pytest.mark.parametrize("defence", ["int8", "fp8", "bf16", "topk:share=0.1", "random:share=0.1", "clip:norm=0.01"])
+def test_defences_that_leave_zeros_zero_leave_the_tokens(minilm, defence):
+    evidence = observe_gradients(minilm, SENTENCES, task="classification")
+    sent = parse_defence(defence)(evidence, torch.Generator().manual_seed(0))
+    assert tokens(sent, minilm) == {token for text in SENTENCES for token in minilm.encode(text)}
+
+
+@pytest.mark.parametrize("sigma", [1e-5, 1e-3, 1e-1])
+@pytest.mark.parametrize("after", ["clip:norm=1", "topk:share=0.1", "topk:share=0.01", "random:share=0.01", "int8"])
+def test_noise_of_which_a_part_is_sent_yields_no_false_token(minilm, sigma, after):
+    """Negative control: empty rows are what chance left of them."""
+    evidence = observe_gradients(minilm, SENTENCES, task="classification", parameters=["embeddings.", "layer.0."])
+    generator = torch.Generator().manual_seed(0)
+    noisy = parse_defence(f"noise:sigma={sigma}")(evidence, generator)
+    found = tokens(parse_defence(after)(noisy, generator), minilm)
+    assert found is None or found <= {token for text in SENTENCES for token in minilm.encode(text)}
+
+
+@pytest.mark.parametrize("defence", ["int8", "topk:share=0.1", "topk:share=0.01", "random:share=0.1"])
+def test_a_tied_output_layer_tells_nothing_after_pruning(tiny_gpt2, tiny_qwen2, defence):
+    for model in (tiny_gpt2, tiny_qwen2):
+        sent = parse_defence(defence)(observe_gradients(model, TEXTS), torch.Generator().manual_seed(0))
+        assert tokens(sent, model) is None
+        assert tokens(replace(sent, task=None), model) is None
+
+
+def test_scattered_entries_are_no_rows(tiny_bert):
+    """Negative control: a gradient's own entries, shuffled, leave some rows empty."""
+    evidence = observe_gradients(tiny_bert, TEXTS, task="classification")
+    name, generator = tiny_bert.token_embedding, torch.Generator().manual_seed(0)
+    entries = evidence.gradients[name].flatten()
+    shuffled = entries[torch.randperm(len(entries), generator=generator)].reshape(evidence.gradients[name].shape)
+    assert (shuffled == 0).all(1).any()
+    assert tokens(replace(evidence, gradients={name: shuffled}), tiny_bert) is None
 
 
 # ---- the decay alone

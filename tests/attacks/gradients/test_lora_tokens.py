@@ -1,10 +1,14 @@
 """Low-rank adapters: what leaks below the rank, what does not above it, and controls that must stay silent."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from unmask import recover_text
 from unmask.attacks.gradients.lora_tokens import lora_tokens
 from unmask.protocols import observe_lora
+from unmask.recovery import Status
 
 SHORT = [[5, 17, 99, 250]]
 LONG = [[5, 17, 99, 250, 8, 11, 30, 31], [400, 3, 9, 21, 77, 78]]
@@ -59,3 +63,41 @@ def test_real_weights(minilm):
     found = find(observe_lora(minilm, texts, task="classification", rank=8), minilm)
     assert found.candidates is not None
     assert found.candidates.tokens == set(texts[0])
+
+
+# Through the whole attack
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_below_the_rank_the_bag_of_words_is_recovered(name, request):
+    model, task = request.getfixturevalue(name), TASKS[name]
+    recovery = recover_text(observe_lora(model, SHORT, task=task, rank=8), model)
+    assert recovery.status is Status.PARTIAL, recovery.reason
+    assert recovery.value.token_set == held(SHORT, task)
+    assert not recovery.value.texts
+    assert recovery.certificate.holds
+    assert recovery.used
+    assert all("lora_B" in used for used in recovery.used)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_above_the_rank_the_reason_names_it(name, request):
+    model = request.getfixturevalue(name)
+    recovery = recover_text(observe_lora(model, LONG, task=TASKS[name], rank=4), model)
+    assert recovery.status is Status.NOT_IDENTIFIABLE
+    assert "rank show 4 directions" in recovery.reason
+    assert not recovery.value.token_set
+
+
+def test_adapters_of_later_blocks_are_missing_evidence(tiny_bert):
+    evidence = observe_lora(tiny_bert, SHORT, task="classification", rank=8)
+    assert recover_text(evidence.only("layer.1."), tiny_bert).status is Status.MISSING_EVIDENCE
+
+
+def test_noise_in_place_of_the_factors_yields_nothing(tiny_bert):
+    evidence = observe_lora(tiny_bert, SHORT, task="classification", rank=8)
+    generator = torch.Generator().manual_seed(0)
+    noise = {name: torch.randn(g.shape, generator=generator) for name, g in evidence.gradients.items()}
+    recovery = recover_text(replace(evidence, gradients=noise), tiny_bert)
+    assert not recovery.status.conclusive
+    assert not recovery.value.token_set

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.attacks.gradients.candidates import find_candidates
+from unmask.attacks.gradients.candidates import BagOfWords, find_candidates
 from unmask.attacks.gradients.verdict import bag_of_words, no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import RecoveredTexts, Recovery
+from unmask.recovery import Certificate, Cost, RecoveredTexts, Recovery, Status
+
+MOST_EXPECTED_FALSE = 0.51  # one half by the decoys of the span, and 1e-9 for each row of the embedding
 
 
 @dataclass(frozen=True)
@@ -38,4 +40,25 @@ class BagOfWordsAttack:
         )
         if bag.candidates is None:
             return no_result(bag.status, bag.reason, bag.used, started)
+        if bag.expected_false is not None:
+            return statistical_bag(bag, started)
         return bag_of_words(bag.candidates, bag.used, "this attack reads tokens, not their order", started)
+
+
+def statistical_bag(bag: BagOfWords, started: float) -> Recovery[RecoveredTexts]:
+    """Tokens that a test chose under noise: a part of the batch, a stated number of false ones, no texts."""
+    assert bag.candidates is not None  # only a bag with tokens has expected false ones
+    assert bag.expected_false is not None
+    certificate = Certificate(
+        claim="on average over the noise, no more than `residual` of the tokens listed do not occur",
+        residual=bag.expected_false,
+        tolerance=MOST_EXPECTED_FALSE,
+        details={"expected_false": bag.expected_false, **bag.details},
+    )
+    tokens = bag.candidates.tokens
+    reason = (
+        f"{len(tokens)} tokens stand out of the noise, {bag.expected_false:.2g} of them false on average; others may "
+        "occur too, and the order of tokens is not read from noisy updates"
+    )
+    cost = Cost(seconds=time.perf_counter() - started, candidates=bag.candidates.num_tested)
+    return Recovery(RecoveredTexts((), tokens), Status.PARTIAL, reason, certificate, cost, bag.used)

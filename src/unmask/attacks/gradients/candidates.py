@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from unmask.attacks.gradients.embedding_rows import positions_from_rows, tokens_from_rows
+from unmask.attacks.gradients.lora_tokens import lora_tokens
+from unmask.attacks.gradients.noisy_tokens import NoisyTokens, is_adaptive, noisy_tokens
 from unmask.attacks.gradients.sites import first_input_site
 from unmask.attacks.gradients.token_filter import Candidates, filter_tokens
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import FLOAT32_FLOOR, Gap
 from unmask.models.adapter import Model
+from unmask.models.linear import Role
 from unmask.recovery import Status
 
 _ROUNDINGS = 4.0
@@ -20,12 +24,18 @@ _COARSE_GAP_DECADES = 0.15
 
 @dataclass(frozen=True)
 class BagOfWords:
-    """Candidates with the tensors they rest on; or, if there are none, the status and reason why."""
+    """Candidates with the tensors they rest on; or, if there are none, the status and reason why.
+
+    `expected_false` is how many of them are false on average, where a statistical test chose them: then none is
+    certain, and no text may be called so. None where the choice is exact. `details` are numbers for the certificate.
+    """
 
     candidates: Candidates | None
     used: tuple[str, ...]
     status: Status = Status.PARTIAL
     reason: str = ""
+    expected_false: float | None = None
+    details: Mapping[str, float] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -37,7 +47,19 @@ def find_candidates(
     min_gap_decades: float,
     generator: torch.Generator,
 ) -> BagOfWords:
-    """Tokens from embedding rows if they tell, else from the span of block 0's queries, keys and values."""
+    """Tokens from embedding rows if they tell, else from the span of block 0's queries, keys and values.
+
+    Where neither is exact, because of noise or coarse numbers, by a statistical test.
+    """
+    exact = _exactly(evidence, model, num_probes, min_gap_decades, generator)
+    if exact.candidates is not None or evidence.adapters:
+        return exact
+    return _statistically(evidence, model, exact, generator)
+
+
+def _exactly(
+    evidence: GradientEvidence, model: Model, num_probes: int, min_gap_decades: float, generator: torch.Generator
+) -> BagOfWords:
     rows = tokens_from_rows(evidence, model)
     if rows is not None:
         positions = positions_from_rows(evidence, model)
@@ -48,6 +70,8 @@ def find_candidates(
         read = [model.token_embedding] if positions is None else [model.token_embedding, model.position_embedding]
         return BagOfWords(candidates, tuple(name for name in read if name is not None))
     site = first_input_site(evidence, model)
+    if site is None and evidence.adapters:
+        return _from_adapters(evidence, model, num_probes, min_gap_decades, generator)
     if site is None:
         return BagOfWords(None, (), Status.MISSING_EVIDENCE, _missing(evidence, model))
     if site.span.rank == 0:
@@ -57,18 +81,76 @@ def find_candidates(
     floor, needed = _precision(evidence, min_gap_decades)
     span = site.span if model.num_token_types < 2 else site.span.joined(model.token_type_directions)
     candidates = filter_tokens(model, span, num_probes=num_probes, generator=generator, floor=floor)
+    return _judged(candidates, site.parameters, needed)
+
+
+def _statistically(
+    evidence: GradientEvidence, model: Model, exact: BagOfWords, generator: torch.Generator
+) -> BagOfWords:
+    """Tokens under the noise that the update has; if none stands out, why neither way tells any."""
+    found = noisy_tokens(evidence, model, generator)
+    used = tuple(found.noise)
+    details = {
+        f"{kind} of {name}": value for kind in ("noise", "signal") for name, value in getattr(found, kind).items()
+    }
+    if len(found.tokens):
+        everywhere = range(model.max_positions) if model.learned_positions else [-1]
+        gap = Gap(found.expected_false, 1.0)
+        candidates = Candidates(dict.fromkeys(everywhere, found.tokens.to(model.device)), gap, found.num_tested)
+        return BagOfWords(candidates, used, expected_false=found.expected_false, details=details)
+    if not used:
+        return _why_not(evidence, model, exact)
+    status = Status.NOT_APPLICABLE if found.rank == 0 else exact.status
+    return BagOfWords(None, used, status, _noise_floor(evidence, found, exact.reason), details=details)
+
+
+def _why_not(evidence: GradientEvidence, model: Model, exact: BagOfWords) -> BagOfWords:
+    """The exact test's answer; where an adaptive optimiser has made the update, that nothing else can be read."""
+    gradient = evidence.linear(model, Role.VALUE, 0)
+    if gradient is None or not is_adaptive(evidence, gradient):
+        return exact
+    reason = (
+        "an adaptive optimiser (Adam) made this weight delta: it divides every entry by its own size, so that its "
+        "columns are no combinations of the inputs, and no embedding rows tell which tokens occur"
+    )
+    return BagOfWords(None, exact.used, Status.NOT_APPLICABLE, reason)
+
+
+def _noise_floor(evidence: GradientEvidence, found: NoisyTokens, reason: str) -> str:
+    """The reason of the exact test, and the numbers of the statistical one."""
+    sizes = ", ".join(f"'{name}' {sigma:.1e} on {found.signal[name]:.1e}" for name, sigma in found.noise.items())
+    steps = "" if evidence.learning_rate is None else f", at a learning rate of {evidence.learning_rate:g}"
+    return (
+        f"{reason}. No token stands out of the noise either: {found.rank} directions of block 0's gradients are above "
+        f"it (noise on signal, root mean square of an entry: {sizes}{steps})"
+    )
+
+
+def _from_adapters(
+    evidence: GradientEvidence, model: Model, num_probes: int, min_gap_decades: float, generator: torch.Generator
+) -> BagOfWords:
+    """The same behind low-rank adapters."""
+    found = lora_tokens(evidence, model, num_probes, generator)
+    if found.candidates is None:
+        status = Status.NOT_IDENTIFIABLE if found.used else Status.MISSING_EVIDENCE
+        return BagOfWords(None, found.used, status, found.reason)
+    return _judged(found.candidates, found.used, min_gap_decades)
+
+
+def _judged(candidates: Candidates, used: tuple[str, ...], min_gap_decades: float) -> BagOfWords:
+    """Candidates whose distances stand apart from all others; else none."""
     if not candidates.tokens:
         reason = "no token of the vocabulary lies in the span of block 0's gradients: are they of these weights?"
-        return BagOfWords(None, site.parameters, Status.NOTHING_FOUND, reason)
-    if candidates.gap.decades < needed:
+        return BagOfWords(None, used, Status.NOTHING_FOUND, reason)
+    if candidates.gap.decades < min_gap_decades:
         return BagOfWords(
             None,
-            site.parameters,
+            used,
             Status.NOTHING_FOUND,
             f"no token's vector stands out: the span test's distances have a gap of only {candidates.gap.decades:.1f} "
-            f"decades where {needed:.1f} are asked for; the update may be noisy or of other weights",
+            f"decades where {min_gap_decades:.1f} are asked for; the update may be noisy or of other weights",
         )
-    return BagOfWords(candidates, site.parameters)
+    return BagOfWords(candidates, used)
 
 
 def _precision(evidence: GradientEvidence, min_gap_decades: float) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from unmask.attacks.gradients.bag_of_words import statistical_bag
 from unmask.attacks.gradients.beyond import Completion, complete, dependencies, wide_site
 from unmask.attacks.gradients.candidates import find_candidates
 from unmask.attacks.gradients.endings import (
@@ -71,6 +72,8 @@ class DecoderAttack:
         )
         if bag.candidates is None:
             return no_result(bag.status, bag.reason, bag.used, started)
+        if bag.expected_false is not None:
+            return statistical_bag(bag, started)
         found = self._search_sites(evidence, model, bag.candidates, generator, progress)
         wide = None
         if found is None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from unmask.attacks.gradients.bag_of_words import statistical_bag
 from unmask.attacks.gradients.candidates import find_candidates
 from unmask.attacks.gradients.encoder_problem import Problem, set_up
 from unmask.attacks.gradients.encoder_search import EncoderSearch
@@ -66,6 +67,8 @@ class EncoderAttack:
         )
         if bag.candidates is None:
             return no_result(bag.status, bag.reason, bag.used, started)
+        if bag.expected_false is not None:
+            return statistical_bag(bag, started)
         problem = set_up(evidence, model, bag.candidates, self.frame)
         if not isinstance(problem, Problem):
             return bag_of_words(bag.candidates, bag.used, problem, started)

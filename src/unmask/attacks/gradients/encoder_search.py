@@ -26,6 +26,7 @@ _FEWEST_EQUATIONS = 48
 _NUM_WHITENING_ROWS = 8
 _NUM_RANDOM_TEXTS = 8
 _PROMISING = 1e-2  # of a random text's cost: worth the test in float64
+_AS_NEAR = 1e-4  # of a random text's cost: no other text is nearer; if it is refused, that is noise
 _NEARLY = 0.1  # of a random text's cost: most tokens are right
 _HOPELESS = 0.2  # of a random text's cost: from there, single exchanges lead nowhere
 _MAX_SWEEPS = 6
@@ -34,7 +35,8 @@ _MAX_ANCHORS = 6
 _HEAVY = 0.5  # a weight that speaks for a place
 _FAR = 0.1  # a distance of wrong texts, where all random ones are right by chance
 _RIGHT = 1e-3  # of a wrong text's distance
-_MOST_IN_VAIN = 40
+_MOST_IN_VAIN = 40  # anchors in a row that lead to no new text
+_MOST_AT_FIRST = 16  # the same before any text is found
 _PATIENCE = 3  # anchors of the last text that fail before all are taken together
 
 
@@ -58,7 +60,7 @@ class EncoderSearch:
         self.generator, self.progress = generator, progress
         self.found: dict[Text, float] = {}
         self.refused: dict[Text, tuple[float, float]] = {}
-        self.num_passes = self.num_anchors = self.num_steps = 0
+        self.num_passes = self.num_anchors = self.num_steps = self.num_in_vain = 0
         self.explained = torch.zeros(places.num_places, dtype=torch.bool, device=places.share.device)
         self.removed = self.explained.clone()
         self.num_texts = num_texts
@@ -94,7 +96,9 @@ class EncoderSearch:
             if self.is_done or self.is_out_of_budget or self.is_hopeless:
                 return
             if self.num_passes == 3 or not bool(self.explained[anchor]):
+                num_found = len(self.found)
                 self._from_anchors([anchor], relaxation)
+                self.num_in_vain = self.num_in_vain + 1 if len(self.found) == num_found else 0
                 num_failures += self.is_last and not self.is_done
                 if num_failures == _PATIENCE:
                     self._from_anchors(self._left(), relaxation)
@@ -114,13 +118,14 @@ class EncoderSearch:
         text, cost, weights = self._descended(anchors, relaxation, self.removed)
         for _ in range(_MAX_REGROUPINGS):
             together = self._companions(anchors, weights, relaxation)
-            if text in self.found or len(together) <= len(anchors):
+            if text in self.found or cost < _AS_NEAR * self.random_cost or len(together) <= len(anchors):
                 break
             anchors = together
             text, cost, weights = self._descended(anchors, relaxation, self.removed)
         text, cost = self._exchanged(text, cost)
         for choose in (lambda: self.narrow, lambda: self.wide):
-            if text in self.found or self.exchange is None or cost > _NEARLY * self.random_cost:
+            is_near = _AS_NEAR * self.random_cost <= cost <= _NEARLY * self.random_cost
+            if text in self.found or self.exchange is None or not is_near:
                 return
             rows = self.exchange.row_costs(text)[1:-1].argsort() + 1
             kept = [text[int(row)] for row in rows[: 2 * len(rows) // 3]]
@@ -155,7 +160,8 @@ class EncoderSearch:
 
     def _exchanged(self, text: Text, cost: float) -> tuple[Text, float]:
         """A text that is partly right, after exchanges of single tokens."""
-        if text not in self.found and self.exchange is not None and cost < _HOPELESS * self.random_cost:
+        could_be_better = _AS_NEAR * self.random_cost <= cost < _HOPELESS * self.random_cost
+        if text not in self.found and self.exchange is not None and could_be_better:
             text, cost = self.exchange.improved(text, _MAX_SWEEPS)
             self._accepts(text, cost)
         return text, cost
@@ -202,8 +208,8 @@ class EncoderSearch:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether many anchors led to no text at all: the evidence is not what it seems (noise, other weights)."""
-        return not self.found and self.num_anchors >= _MOST_IN_VAIN
+        """Whether many anchors led to no new text: the evidence is not what it seems (noise, other weights)."""
+        return self.num_in_vain >= (_MOST_IN_VAIN if self.found else _MOST_AT_FIRST)
 
     @property
     def is_out_of_budget(self) -> bool:

@@ -73,8 +73,8 @@ def lora_tokens(evidence: GradientEvidence, model: Model, num_probes: int, gener
     return LoraTokens(
         None,
         (*inputs, *(one.name for one in seen)),
-        f"the adapters show {rank} directions at most and all are in use: the batch has at least as many distinct "
-        "inputs, and every token passes",
+        f"adapters of this rank show {rank} directions at most and all are in use: the batch has at least as many "
+        "distinct inputs, and every token passes",
     )
 
 

@@ -1,0 +1,125 @@
+"""What was lost when numbers were stored coarsely: on a grid of few levels, with few digits, or only some of them.
+
+The kinds are told apart by the values alone, whatever their type says:
+
+    even      v = k·s with whole k (int8): every entry is off by up to s/2, a variance of s²/12
+    digits    v has p binary digits (bfloat16, float16), or is one of few levels that lie closer near zero (float8):
+              the variance is Δ(v)²/12 with Δ(v) the distance of neighbouring levels at v
+    largest   entries below some τ became zero (top-k pruning): those have a variance of at most τ²/3, the others none
+    thinned   entries became zero at random, a share p is left: v estimates p·G, with a mean variance of (1 − p)·v²
+
+Limits: an error is a function of the entry, not independent of it. Where most entries are below half a step, it is the
+entry itself and not noise; the variance given then is an upper bound. A tensor of ordinary floats has no variance here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_SAMPLE = 2**18  # entries that levels are looked for in
+_MAX_LEVELS = 512  # int8 has 255 levels, float8 253; a float32 tensor of this many entries has nearly as many values
+_ON_GRID = 2e-3  # of a step: float32's rounding of 127 steps is 1e-5
+_MOST_STEPS = 1024  # from zero to the largest entry of an even grid; float8 has 458,752 of its smallest steps
+_SPARSE = 0.05  # share of zeros that no ordinary gradient has outside of whole rows and columns
+_THRESHOLDED = 0.01  # of the median entry: magnitudes that are left reach down further only if chance chose them
+
+
+class Coarseness(Enum):
+    """How the entries of a tensor were stored."""
+
+    FINE = "ordinary floats"
+    EVEN = "an even grid of few levels"
+    DIGITS = "few binary digits"
+    LARGEST = "the largest entries alone, the others zero"
+    THINNED = "some entries alone, chosen at random, the others zero"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The kind, the step of an even grid (else the smallest entry that is not zero), and the share of exact zeros."""
+
+    kind: Coarseness
+    step: float
+    zero_share: float
+    levels: Float[Tensor, " levels"] | None = None  # of an uneven grid
+
+
+def storage_of(tensor: Tensor) -> Storage:
+    """How a tensor was stored. Rows and columns that are zero throughout tell nothing and are left out."""
+    values = _sample(tensor)
+    zero_share = float((values == 0).double().mean()) if len(values) else 1.0
+    nonzero = values[values != 0]
+    if len(nonzero) == 0:
+        return Storage(Coarseness.FINE, 0.0, zero_share)
+    smallest = float(nonzero.abs().min())
+    levels = torch.unique(values)
+    if len(levels) <= min(_MAX_LEVELS, len(nonzero) // 4):
+        step = _even_step(levels)
+        if step is not None:
+            return Storage(Coarseness.EVEN, step, zero_share)
+        return Storage(Coarseness.DIGITS, smallest, zero_share, levels)
+    if zero_share > _SPARSE:
+        is_cut = smallest > _THRESHOLDED * float(nonzero.abs().median())
+        return Storage(Coarseness.LARGEST if is_cut else Coarseness.THINNED, smallest, zero_share)
+    if bool((nonzero.float().bfloat16().double() == nonzero).all()):
+        return Storage(Coarseness.DIGITS, smallest, zero_share)
+    return Storage(Coarseness.FINE, smallest, zero_share)
+
+
+def storage_variance(tensor: Tensor) -> Float[Tensor, "*shape"] | None:
+    """The variance of each entry's error, as the card of this module states it; None for ordinary floats."""
+    storage = storage_of(tensor)
+    values = tensor.double()
+    if storage.kind is Coarseness.FINE:
+        return None
+    if storage.kind is Coarseness.EVEN:
+        return torch.full_like(values, storage.step**2 / 12)
+    if storage.kind is Coarseness.LARGEST:
+        return torch.where(values == 0, storage.step**2 / 3, (torch.finfo(torch.float32).eps * values).square())
+    if storage.kind is Coarseness.THINNED:
+        return storage.zero_share * values.square()
+    if storage.levels is None:
+        return rounding_variance(values, torch.bfloat16)
+    return _spacing(storage.levels)[_nearest(storage.levels, values)].square() / 12
+
+
+def rounding_variance(values: Tensor, dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """Of numbers rounded to the nearest of a float type: Δ²/12 with Δ the distance of its neighbouring numbers."""
+    exponents = values.double().abs().clamp_min(1e-38).log2().floor()
+    return (torch.finfo(dtype).eps * 2.0**exponents).square() / 12
+
+
+def _sample(tensor: Tensor) -> Float[Tensor, " n"]:
+    """Entries of the rows and columns that are not zero throughout, in float64, evenly taken."""
+    matrix = tensor.detach().reshape(len(tensor), -1) if tensor.ndim > 1 else tensor.detach()[None]
+    matrix = matrix[(matrix != 0).any(1)]
+    matrix = matrix[:, (matrix != 0).any(0)] if len(matrix) else matrix
+    flat = matrix.flatten()
+    return flat[:: max(1, len(flat) // _SAMPLE)].double()
+
+
+def _even_step(levels: Float[Tensor, " levels"]) -> float | None:
+    """The step of a grid through zero that all levels lie on; None if there is none."""
+    magnitudes = torch.unique(levels.abs())
+    gaps = torch.diff(magnitudes, prepend=magnitudes.new_zeros(1))
+    step = float(gaps[gaps > 0].min())
+    if magnitudes[-1] > _MOST_STEPS * step:
+        return None
+    counts = magnitudes / step
+    return step if bool(((counts - counts.round()).abs() < _ON_GRID * counts.clamp_min(1)).all()) else None
+
+
+def _spacing(levels: Float[Tensor, " levels"]) -> Float[Tensor, " levels"]:
+    """The mean distance of each level to its two neighbours."""
+    gaps = torch.diff(levels)
+    return (torch.cat([gaps[:1], gaps]) + torch.cat([gaps, gaps[-1:]])) / 2
+
+
+def _nearest(levels: Float[Tensor, " levels"], values: Tensor) -> Tensor:
+    middles = (levels[1:] + levels[:-1]) / 2
+    return torch.searchsorted(middles, values.contiguous())

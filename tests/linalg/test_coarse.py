@@ -1,0 +1,92 @@
+"""Coarse numbers, told by their values: the kind, and a variance that is that of the error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from unmask.linalg.coarse import Coarseness, rounding_variance, storage_of, storage_variance
+
+
+def fine(seed: int = 0) -> Tensor:
+    """Entries of very different sizes, as gradients have."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(200, 150, generator=generator) * (2 * torch.randn(200, 1, generator=generator)).exp()
+
+
+def int8(tensor: Tensor) -> Tensor:
+    step = tensor.abs().max() / 127
+    return (tensor / step).round() * step
+
+
+def float8(tensor: Tensor) -> Tensor:
+    scale = tensor.abs().max() / 448
+    return (tensor / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def largest(tensor: Tensor) -> Tensor:
+    return torch.where(tensor.abs() > tensor.abs().quantile(0.8), tensor, torch.zeros_like(tensor))
+
+
+def thinned(tensor: Tensor) -> Tensor:
+    return tensor * (torch.rand(tensor.shape, generator=torch.Generator().manual_seed(1)) < 0.3)
+
+
+@pytest.mark.parametrize(
+    ("store", "kind"),
+    [
+        (lambda tensor: tensor, Coarseness.FINE),
+        (int8, Coarseness.EVEN),
+        (float8, Coarseness.DIGITS),
+        (lambda tensor: tensor.bfloat16().float(), Coarseness.DIGITS),
+        (largest, Coarseness.LARGEST),
+        (thinned, Coarseness.THINNED),
+    ],
+)
+def test_the_kind_is_told_by_the_values(store, kind):
+    assert storage_of(store(fine())).kind is kind
+
+
+def test_rows_of_zeros_are_no_pruning():
+    tensor = fine()
+    tensor[50:] = 0
+    assert storage_of(tensor).kind is Coarseness.FINE
+    assert storage_of(torch.zeros(5, 5)).kind is Coarseness.FINE
+
+
+def test_ordinary_floats_have_no_variance():
+    assert storage_variance(fine()) is None
+
+
+@pytest.mark.parametrize("store", [float8, lambda tensor: tensor.bfloat16().float()])
+def test_the_variance_of_few_digits_is_that_of_the_error(store):
+    tensor = fine()
+    stored = store(tensor)
+    variance = storage_variance(stored)
+    assert variance is not None
+    normal = variance > 0
+    ratio = ((stored - tensor).double().square()[normal] / variance[normal]).mean()
+    assert float(ratio) == pytest.approx(1, rel=0.25)
+
+
+def test_the_variance_of_a_grid_is_a_twelfth_of_its_step_squared():
+    tensor = torch.rand(200, 150, generator=torch.Generator().manual_seed(0)) - 0.5
+    variance = storage_variance(int8(tensor))
+    assert variance is not None
+    assert float((int8(tensor) - tensor).square().mean()) == pytest.approx(float(variance.mean()), rel=0.05)
+
+
+def test_pruned_entries_are_below_their_bound():
+    tensor = fine()
+    variance = storage_variance(largest(tensor))
+    assert variance is not None
+    assert float((largest(tensor) - tensor).square().mean()) <= float(variance.mean())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_variance_of_rounding(dtype):
+    values = fine().double() * torch.rand(200, 150, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    error = (values.to(dtype).double() - values).square()
+    usual = values.abs() > 1e-3  # float16 has even steps below 6e-5
+    assert float((error / rounding_variance(values, dtype))[usual].mean()) == pytest.approx(1, rel=0.05)
