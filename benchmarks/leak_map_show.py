@@ -2,36 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 FIGURE = Path(__file__).parent.parent / "docs" / "leak_map.svg"
+CHANCE = 0.01  # of the tokens: what a guess of as many tokens as a batch has would get, and more
 Cell = dict[str, Any]
 
 
 def show(cells: list[Cell]) -> None:
-    """A Markdown table for each model and batch size; a figure if matplotlib is installed."""
-    for model, count in sorted({(cell["model"], cell["texts"]) for cell in cells}):
-        print(f"\n**{model}, {count} texts**\n")
-        print("| protocol | defence | cosine | tokens: precision / recall | texts exact | ROUGE-2 | status |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
-        for cell in cells:
-            if (cell["model"], cell["texts"]) == (model, count):
-                print(row(cell))
+    """The map, DAGER beside it where noise was added, the budget at which nothing is left; a figure if possible."""
+    for part in (leak_table(cells), noise_table(cells), budgets(cells)):
+        print("\n".join(["", *part]))
     try:
         plot(cells)
     except ImportError:
         print("\n(no figure: pip install 'unmask[plots]')")
 
 
-def row(cell: Cell) -> str:
-    """One line of the table."""
-    precision = "–" if cell["token_precision"] is None else f"{cell['token_precision']:.2f}"
-    budget = "" if cell["epsilon"] is None else f" (ε = {cell['epsilon']:.3g})"
-    return (
-        f"| {cell['protocol']}{budget} | {cell['defence'] or 'none'} | {cell['cosine']:.3f} "
-        f"| {precision} / {cell['token_recall']:.2f} | {cell['exact']:.2f} | {cell['rouge2']:.2f} | {cell['status']} |"
-    )
+def groups(cells: Sequence[Cell]) -> list[tuple[str, int]]:
+    """Models and batch sizes."""
+    return sorted({(cell["model"], cell["texts"]) for cell in cells})
+
+
+def leak_table(cells: Sequence[Cell]) -> list[str]:
+    """One line for each protocol and defence: what it costs the update, and what is left of texts and tokens."""
+    columns = groups(cells)
+    by_key = {(c["protocol"], c["defence"], c["model"], c["texts"]): c for c in cells}
+    lines = [
+        f"| client | defence | cosine | {' | '.join(f'{model}, {count} texts' for model, count in columns)} |",
+        f"| --- | --- | --: | {' | '.join('---' for _ in columns)} |",
+    ]
+    for protocol, defence in dict.fromkeys((c["protocol"], c["defence"]) for c in cells):
+        row = [by_key.get((protocol, defence, *column)) for column in columns]
+        held = [cell for cell in row if cell is not None]
+        cosines = sorted(cell["cosine"] for cell in held)
+        span = f"{cosines[0]:.2f}" if cosines[-1] - cosines[0] < 0.01 else f"{cosines[0]:.2f}–{cosines[-1]:.2f}"
+        told = " | ".join("" if cell is None else leak(cell) for cell in row)
+        lines.append(f"| `{protocol}`{_budget(held)} | {f'`{defence}`' if defence else 'none'} | {span} | {told} |")
+    return lines
+
+
+def leak(cell: Cell) -> str:
+    """Texts and tokens of a cell, in words."""
+    if cell["token_precision"] is None:
+        return f"nothing ({cell['status'].replace('_', ' ').lower()})"
+    certain = cell["certain"] - cell["false_certain"]
+    precision = "" if cell["token_precision"] == 1 else f", precision {cell['token_precision']:.2f}"
+    texts = f"**all texts** ({certain})" if cell["status"] == "RECOVERED" else f"{certain} texts"
+    return f"{texts if certain else 'no text'}, {100 * cell['token_recall']:.0f} % of tokens{precision}"
+
+
+def _budget(cells: Sequence[Cell]) -> str:
+    budgets = sorted(cell["epsilon"] for cell in cells if cell["epsilon"] is not None)
+    return f" (ε {budgets[0]:.2g}–{budgets[-1]:.2g})" if budgets else ""
+
+
+def noise_table(cells: Sequence[Cell]) -> list[str]:
+    """Gaussian noise: the share of the tokens that DAGER's token sets hold, and ours, on the same update."""
+    noisy = [cell for cell in cells if cell["defence"].startswith("noise:") or cell["defence"] == ""]
+    noisy = [cell for cell in noisy if cell["protocol"] == "fedsgd"]
+    columns = groups(noisy)
+    lines = [
+        f"| σ | {' | '.join(f'{model}, {count} texts: DAGER / ours' for model, count in columns)} |",
+        f"| --- | {' | '.join('--:' for _ in columns)} |",
+    ]
+    for defence in dict.fromkeys(cell["defence"] for cell in noisy):
+        row = {(c["model"], c["texts"]): c for c in noisy if c["defence"] == defence}
+        shares = [f"{c['dager_recall']:.2f} / {c['token_recall']:.2f}" for c in (row[k] for k in columns if k in row)]
+        lines.append(f"| {defence.removeprefix('noise:sigma=') or '0'} | {' | '.join(shares)} |")
+    return lines
+
+
+def budgets(cells: Sequence[Cell]) -> list[str]:
+    """The largest ε of DP-SGD at which no more than chance is left, and the smallest at which more is."""
+    lines = []
+    for model, count in groups(cells):
+        private = [c for c in cells if (c["model"], c["texts"]) == (model, count) and c["epsilon"] is not None]
+        blind = [c["epsilon"] for c in private if c["token_recall"] <= CHANCE]
+        telling = [c["epsilon"] for c in private if c["token_recall"] > CHANCE]
+        if blind and telling:
+            lines.append(f"- {model}, {count} texts: chance at ε = {max(blind):.3g}, more at ε = {min(telling):.3g}")
+    return lines
 
 
 def plot(cells: list[Cell]) -> None:
@@ -39,15 +92,16 @@ def plot(cells: list[Cell]) -> None:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "unmask"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), sharey=True)
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.8), sharey=True)
     families = (
-        ("noise:sigma=", "defence", "σ of Gaussian noise"),
-        ("noise_multiplier=", "protocol", "noise multiplier"),
+        ("noise:sigma=", "defence", "σ of Gaussian noise on every entry"),
+        ("noise_multiplier=", "protocol", "noise multiplier of DP-SGD (clipping norm 1)"),
     )
     for axis, (key, field, label) in zip(axes, families, strict=True):
-        for model, count in sorted({(cell["model"], cell["texts"]) for cell in cells}):
+        for model, count in groups(cells):
             chosen = [c for c in cells if (c["model"], c["texts"]) == (model, count) and key in c[field]]
             points = sorted(
                 (float(c[field].split(key)[1].split(",")[0]), c["token_recall"], c["exact"]) for c in chosen
@@ -56,6 +110,7 @@ def plot(cells: list[Cell]) -> None:
                 strength, recall, exact = zip(*points, strict=True)
                 (line,) = axis.plot(strength, recall, marker="o", label=f"{model}, {count} texts: tokens")
                 axis.plot(strength, exact, marker="s", linestyle=":", color=line.get_color(), label="whole texts")
+        axis.axhline(CHANCE, color="grey", linewidth=0.8)
         axis.set_xscale("log")
         axis.set_xlabel(label)
         axis.set_ylim(-0.03, 1.03)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unmask.linalg.atoms import chi_square_score, dictionary_gains, explain, joint_basis, least_gain
+from unmask.linalg.atoms import chi_square_score, dictionary_gains, explain, joint_basis, least_gain, rival_gains
 
 V, D, M = 800, 60, 120
 NOTHING = torch.zeros(D, 0, dtype=torch.float64)
@@ -104,3 +104,31 @@ def test_scores_of_chi_square_are_normal():
     assert float(scores.mean()) == pytest.approx(0, abs=0.03)
     assert float(scores.std()) == pytest.approx(1, abs=0.03)
     assert float(chi_square_score(torch.tensor([least_gain(5.0, 50)]), 50)) == pytest.approx(5.0, rel=1e-5)
+
+
+# Rivals
+
+
+def test_a_rival_is_what_explaining_with_it_instead_would_gain():
+    """Against the definition: the other atom's gain outside of all chosen ones but the one that it replaces."""
+    atoms, chosen = dictionary(), [3, 17, 25]
+    matrix = mixture(atoms, chosen, 60.0)
+    nuisance = torch.linalg.qr(normal(D, 2, seed=7))[0]
+    found = explain(atoms, matrix, nuisance, 5.0)
+    rivals = rival_gains(atoms, found, matrix)
+    assert set(found.chosen) == set(chosen)
+    for place, atom in enumerate(found.chosen):
+        others = [other for other in chosen if other != atom]
+        gains = dictionary_gains(atoms, matrix @ matrix.T, joint_basis(atoms[others], nuisance))
+        gains[chosen] = 0
+        assert float(rivals[place]) == pytest.approx(float(gains.max()), rel=1e-9)
+        assert float(found.gains[place]) > float(rivals[place])
+
+
+def test_a_twin_of_an_atom_is_a_rival_of_equal_gain():
+    atoms = dictionary()
+    twins = torch.cat([atoms, atoms[:1]])
+    matrix = mixture(atoms, [0], 60.0)
+    found = explain(twins, matrix, NOTHING, 5.0)
+    assert len(found.chosen) == 1
+    assert float(rival_gains(twins, found, matrix)[0]) == pytest.approx(float(found.gains[0]), rel=1e-9)

@@ -41,11 +41,13 @@ _FULL = 0.9  # share of the d directions that may be explained
 class Explanation:
     """Chosen atoms, the gain of each given all others, and an orthonormal basis of their span and the nuisance's.
 
-    `is_full` if room ran out first: then nothing was explained.
+    `own`: the unit vector of each atom's part outside of all others. `is_full` if room ran out first: then nothing was
+    explained.
     """
 
     chosen: tuple[int, ...]
     gains: Float[Tensor, " k"]
+    own: Float[Tensor, "k d"]
     basis: Basis
     is_full: bool = False
 
@@ -76,7 +78,7 @@ def explain(
     least = least_gain(score, matrix.shape[1])
     scatter = matrix @ matrix.T
     most = int(_FULL * len(scatter)) - nuisance.shape[1]
-    chosen, gains = _backward(list(start)[: max(0, most)], atoms, scatter, nuisance, least)
+    chosen, gains, own = _backward(list(start)[: max(0, most)], atoms, scatter, nuisance, least)
     basis = joint_basis(atoms[chosen].double(), nuisance)
     seen: set[frozenset[int]] = set()
     for _ in range(_MAX_ROUNDS):
@@ -84,27 +86,55 @@ def explain(
         if float(others.max()) <= least:
             break
         if len(chosen) >= most:
-            return Explanation(tuple(chosen), gains, basis, is_full=True)
+            return Explanation(tuple(chosen), gains, own, basis, is_full=True)
         best = others.topk(min(_SHORTLIST, len(others))).indices
         batch = min(max(_FIRST_BATCH, len(chosen)), most - len(chosen))
         added = _forward(atoms[best].double(), scatter, basis, batch, least)
-        chosen, gains = _backward([*chosen, *best[added].tolist()], atoms, scatter, nuisance, least)
+        chosen, gains, own = _backward([*chosen, *best[added].tolist()], atoms, scatter, nuisance, least)
         basis = joint_basis(atoms[chosen].double(), nuisance)
         if frozenset(chosen) in seen:  # what was added was put back
             break
         seen.add(frozenset(chosen))
-    return Explanation(tuple(chosen), gains, basis)
+    return Explanation(tuple(chosen), gains, own, basis)
+
+
+def rival_gains(
+    atoms: Float[Tensor, "v d"], explanation: Explanation, matrix: Float[Tensor, "d m"]
+) -> Float[Tensor, " k"]:
+    """For each chosen atom t the largest gain of one that was not chosen in its place, the other chosen ones kept.
+
+    With q_t the part of t that is its own, and u' the part of u outside of all chosen: without t, u has the part
+    u' + q_t·(q_tᵀu), so that its gain is (u'ᵀSu' + 2·(q_tᵀu)·(u'ᵀSq_t) + (q_tᵀu)²·q_tᵀSq_t) / (‖u'‖² + (q_tᵀu)²).
+    Half the difference to t's own gain is the logarithm of how much likelier t makes the matrix than u does.
+    """
+    own, basis, scatter = explanation.own, explanation.basis, matrix @ matrix.T
+    images = own @ scatter
+    images = (images - (images @ basis) @ basis.T).to(atoms.dtype)
+    others = torch.ones(len(atoms), dtype=torch.bool, device=atoms.device)
+    others[[atom for atom in explanation.chosen if atom < len(atoms)]] = False
+    best = torch.zeros_like(explanation.gains)
+    rest = _outside_of(scatter, basis)
+    for part in atoms[others].split(_AT_ONCE):
+        energies, norms = _energies(part, rest, basis)
+        along, cross = (part @ own.T.to(part)).double(), (part @ images.T).double()  # (u, k)
+        energies = energies[:, None] + 2 * along * cross + along.square() * explanation.gains
+        best = torch.maximum(best, _ratio(energies, norms[:, None] + along.square()).amax(0))
+    return best
 
 
 def dictionary_gains(atoms: Float[Tensor, "v d"], scatter: Float[Tensor, "d d"], basis: Basis) -> Float[Tensor, " v"]:
     """The gain of every atom given a basis: xᵀRx/‖x outside‖²; zero where too little is left outside."""
-    rest = _outside_of(scatter, basis).to(atoms.dtype)
-    directions = basis.to(atoms.dtype)
-    energies, norms = [], []
-    for part in atoms.split(_AT_ONCE):
-        energies.append(((part @ rest) * part).sum(1))
-        norms.append(part.square().sum(1) - (part @ directions).square().sum(1))
-    return _ratio(torch.cat(energies).double(), torch.cat(norms).double())
+    rest = _outside_of(scatter, basis)
+    return torch.cat([_ratio(*_energies(part, rest, basis)) for part in atoms.split(_AT_ONCE)])
+
+
+def _energies(
+    atoms: Float[Tensor, "v d"], rest: Float[Tensor, "d d"], basis: Basis
+) -> tuple[Float[Tensor, " v"], Float[Tensor, " v"]]:
+    """xᵀRx and ‖x outside‖² of atoms, in their precision: strong directions are not in R any more."""
+    energies = ((atoms @ rest.to(atoms.dtype)) * atoms).sum(1)
+    norms = atoms.square().sum(1) - (atoms @ basis.to(atoms.dtype)).square().sum(1)
+    return energies.double(), norms.double()
 
 
 def joint_basis(chosen: Float[Tensor, "k d"], nuisance: Basis) -> Basis:
@@ -152,7 +182,7 @@ def _forward(
 
 def _backward(
     chosen: list[int], atoms: Float[Tensor, "v d"], scatter: Float[Tensor, "d d"], nuisance: Basis, least: float
-) -> tuple[list[int], Float[Tensor, " k"]]:
+) -> tuple[list[int], Float[Tensor, " k"], Float[Tensor, "k d"]]:
     """Put back the atom of least gain given all the others, one after the other, while that is noise.
 
     ‖Mᵀq‖² with q the unit vector of an atom's part outside of all others is that gain; the q are the rows of the
@@ -167,9 +197,9 @@ def _backward(
         gains = ((directions @ scatter) * directions).sum(1).nan_to_num(0.0)  # equal atoms have no part of their own
         worst = int(gains.argmin())
         if float(gains[worst]) > least:
-            return chosen, gains
+            return chosen, gains, directions
         chosen = chosen[:worst] + chosen[worst + 1 :]
-    return chosen, scatter.new_zeros(0)
+    return chosen, scatter.new_zeros(0), scatter.new_zeros(0, len(scatter))
 
 
 def _ratio(energies: Tensor, norms: Tensor) -> Tensor:

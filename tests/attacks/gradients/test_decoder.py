@@ -13,6 +13,7 @@ from tests.wide_models import as_counter, certain, found, random_texts, wide_mod
 
 from unmask.attacks.gradients.decoder import DecoderAttack
 from unmask.attacks.text import recover_text
+from unmask.defences import secure_aggregate
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence import GradientEvidence, HiddenEvidence
 from unmask.models import Model, adapt
@@ -595,3 +596,14 @@ def test_a_later_block_of_another_batch_confirms_nothing(tiny_llama):
     recovery = recover_text(replace(evidence, gradients=swapped), tiny_llama, confirm=True)
     assert recovery.status is not Status.RECOVERED
     assert not recovery.value.certain
+
+
+def test_a_sum_of_clients_of_different_size_repeats_nothing(tiny_llama):
+    """Each client's loss is a mean over its own tokens: weights of 3 to 4 are no repetitions."""
+    clients = [[[5, 17, 99, 3]], [[400, 8, 44, 250, 21]]]
+    total = secure_aggregate([observe_gradients(tiny_llama, texts) for texts in clients])
+    recovery = DecoderAttack()(total, tiny_llama)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert {(text.tokens, text.count) for text in recovery.value.certain} == {
+        (tuple(text), 1) for texts in clients for text in texts
+    }

@@ -4,6 +4,7 @@
     span    ← block 0's query, key and value gradients side by side, their noise whitened (`whitening.py`), explained by
               as few vectors of tokens and positions as noise allows (`atoms.py`): a token's gain is χ² without it;
               then again with all positions up to the last one that was seen taken out first
+    rivals  ← a token is claimed only if no other one explains its part nearly as well, by the ratio of likelihoods
     decoys  ← for every token two vectors that no text holds, with the vocabulary's mean and covariance. What is no
               token is twice as likely a decoy, so of the tokens that score above the best decoy 1/2 is false on average
 
@@ -25,13 +26,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from unmask.attacks.gradients.embedding_rows import may_be_tied
 from unmask.evidence.gradients import GradientEvidence, Update
-from unmask.linalg.atoms import Explanation, chi_square_score, explain
+from unmask.linalg.atoms import Explanation, chi_square_score, explain, rival_gains
 from unmask.linalg.coarse import rounding_variance, storage_variance
 from unmask.linalg.noise import estimate_noise
 from unmask.linalg.whitening import Whitened, rescaled, whiten
@@ -41,6 +42,7 @@ from unmask.shapes import Basis
 
 _SCORE = 5.0  # noise exceeds it with a probability of 3e-7, 0.015 times in a vocabulary of 50,000
 _CLAIMED = 8.5  # what a token that is too weak to be seen leaves lifts its neighbours to 8 at most (measured)
+_CONFUSED = 0.01  # of all batches: a token may be taken for any other of the vocabulary as often as that
 _ROW_SCORE = 6.0  # rows are tested by a null of their own bulk, whose tail may be heavier (Laplace)
 _NUM_DECOYS = 2  # for every token
 _LEAST_TOKENS = 6  # were the signal none of tokens, all of the first six would be tokens once in 729 times
@@ -48,7 +50,8 @@ _LEAST_UNDER_LOUD = 12  # the same where the noise was taken for louder until to
 _ONE_SIGMA = 0.15865525393145707  # share of a normal variable below −1
 _VANISHING = 1e-6  # directions below, of vectors of norm 1, are rounding
 _MORE_NOISE = 1.5  # times the noise that is known: then it is not that of rounding, and lies on all entries alike
-_LEVELS = (30.0, 10.0, 3.0)  # times the noise that was found
+_LEVELS = (30.0, 10.0, 3.0, 2.0, 1.4)  # times the noise that was found
+_FEW_DECOYS = 3  # that noise of the right level may let pass: 0.03 on average
 _ALIKE = 0.2  # the median entry as a share of the largest: entries of an adaptive optimiser's steps are much alike
 _WIDE = 8  # positions in a row that noise may hide
 
@@ -135,8 +138,8 @@ def _from_span(
 ) -> tuple[Whitened, Int[Tensor, " n"]]:
     """The whitened gradients, and the tokens that explain them better than any decoy.
 
-    Noise that is not quite white looks like tokens without end: then the lowest level is sought at which it does not,
-    from above, where little is to be explained.
+    Noise that is louder than it was taken for, or not quite white, looks like tokens and decoys without end: then the
+    lowest level is sought at which it does not, from above, where little is to be explained.
     """
     variances = [_variance(evidence, model, name, gradient) for name, gradient in gradients.items()]
     white = whiten(list(gradients.values()), variances)
@@ -146,14 +149,23 @@ def _from_span(
     is_guessed = all(variance is None for variance in variances)
     dictionary = _dictionary(model, white.row_scale, generator)
     best = _explained(white, dictionary, known.tolist(), is_guessed)
-    least = _LEAST_UNDER_LOUD if best[1].is_full else _LEAST_TOKENS
-    for level in _LEVELS if best[1].is_full else ():
+    is_noise = _has_decoys(best[1], model.vocab_size)
+    least = _LEAST_UNDER_LOUD if is_noise else _LEAST_TOKENS
+    for level in _LEVELS if is_noise else ():
         quieter = _explained(white.louder(level), dictionary, known.tolist(), is_guessed)
-        if quieter[1].is_full:
+        if _has_decoys(quieter[1], model.vocab_size):
             break
         best = quieter
     white, explanation = best
-    return white, _above_decoys(explanation, white.matrix.shape[1], model.vocab_size, least).to(model.device)
+    rivals = rival_gains(dictionary[0][: model.vocab_size], explanation, white.matrix)
+    is_alone = explanation.gains - rivals > 2 * math.log(model.vocab_size / _CONFUSED)
+    passing = _above_decoys(explanation, white.matrix.shape[1], model.vocab_size, is_alone.cpu())
+    return white, passing[: len(passing) if len(passing) >= least else 0].to(model.device)
+
+
+def _has_decoys(explanation: Explanation, vocab_size: int) -> bool:
+    """Whether noise was explained: room ran out, or more than a few decoys were chosen."""
+    return explanation.is_full or sum(atom >= vocab_size for atom in explanation.chosen) > _FEW_DECOYS
 
 
 def _explained(
@@ -218,17 +230,17 @@ def _orthonormal(rows: Float[Tensor, "k d"]) -> Basis:
     return left[:, sizes > _VANISHING]
 
 
-def _above_decoys(explanation: Explanation, m: int, vocab_size: int, least: int) -> Int[Tensor, " n"]:
-    """Chosen tokens that score above the best chosen decoy; none if they are too few, or nothing was explained.
+def _above_decoys(explanation: Explanation, m: int, vocab_size: int, is_alone: Bool[Tensor, " k"]) -> Int[Tensor, " n"]:
+    """Chosen tokens that score above the best chosen decoy; none if nothing was explained.
 
-    Tokens below `_CLAIMED` belong to the explanation but are not claimed.
+    Tokens below `_CLAIMED`, or that another one could stand for, belong to the explanation but are not claimed.
     """
     chosen = torch.tensor(explanation.chosen, dtype=torch.long)
     scores = chi_square_score(explanation.gains, m).cpu()
     is_decoy = (chosen >= vocab_size) & (chosen < (1 + _NUM_DECOYS) * vocab_size)
     best = max([_CLAIMED, *scores[is_decoy].tolist()])
-    passing = chosen[(chosen < vocab_size) & (scores > best)]
-    return passing if len(passing) >= least and not explanation.is_full else passing[:0]
+    passing = chosen[(chosen < vocab_size) & (scores > best) & is_alone]
+    return passing[:0] if explanation.is_full else passing
 
 
 def _tail(score: float) -> float:

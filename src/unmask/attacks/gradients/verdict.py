@@ -109,6 +109,9 @@ def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText
     if endings is None:  # the branches are certain, where they end is not
         endings = endings_at_leaves(findings.model, findings.forest.leaves)
         endings = [replace(ending, residual=float("inf")) for ending in endings] if labelled else endings
+    if evidence.num_texts is not None and sum(ending.count for ending in endings) > evidence.num_texts:
+        # More than there are: losses have weights of their own (a sum of several clients' means), not repetitions.
+        endings = [replace(ending, count=1) for ending in endings]
     texts = []
     for ending in endings:
         tokens = ending.node[1]
