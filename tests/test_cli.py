@@ -340,13 +340,14 @@ def test_an_attack_that_cannot_tell_ends_with_3(call, folder, update, tmp_path):
     path = rewrite(update, tmp_path / "noise.safetensors", destroy)
     answer = call("recover", "text", path, "-m", folder, "--json")
     assert answer.code == INCONCLUSIVE
-    assert answer.document["status"] == "NOT_IDENTIFIABLE"
+    assert answer.document["status"] == "NOT_APPLICABLE"
     assert answer.document["texts"] == answer.document["tokens"] == []
     assert answer.document["certificate"]["holds"] is False
     shown = call("recover", "text", path, "-m", folder)
     assert shown.code == INCONCLUSIVE
-    assert "NOT_IDENTIFIABLE" in shown.out
-    assert "safe" not in shown.out.replace(path.name, "")
+    assert "NOT_APPLICABLE" in shown.out
+    assert "about safety" in shown.out
+    assert "safe" not in shown.out.replace(path.name, "").replace("about safety", "")
 
 
 def test_a_part_that_lacks_everything_ends_with_3(call, folder, texts, tmp_path):
