@@ -102,8 +102,9 @@ def _noise_of_same_norm(evidence: GradientEvidence, generator: torch.Generator) 
 
 
 def _table(rows: list[tuple[str, Recovery[RecoveredTexts], TextScore]]) -> Table:
-    table = Table("defence", "status", "texts exact", "ROUGE-2", title="Which defence stops this attack?")
+    table = Table("defence", "status", "texts exact", "ROUGE-2", "tokens read", title="Which defence stops this attack?")
     for name, recovery, score in rows:
-        table.add_row(name, recovery.status.name, f"{score.exact_rate:.0%}", f"{score.rouge2:.2f}")
+        num_tokens = len(recovery.value.token_set)
+        table.add_row(name, recovery.status.name, f"{score.exact_rate:.0%}", f"{score.rouge2:.2f}", str(num_tokens))
     table.caption = "A defence that stops one attack is not safe: it is a defence that was measured against one attack."
     return table
