@@ -102,7 +102,9 @@ def _noise_of_same_norm(evidence: GradientEvidence, generator: torch.Generator) 
 
 
 def _table(rows: list[tuple[str, Recovery[RecoveredTexts], TextScore]]) -> Table:
-    table = Table("defence", "status", "texts exact", "ROUGE-2", "tokens read", title="Which defence stops this attack?")
+    table = Table(
+        "defence", "status", "texts exact", "ROUGE-2", "tokens read", title="Which defence stops this attack?"
+    )
     for name, recovery, score in rows:
         num_tokens = len(recovery.value.token_set)
         table.add_row(name, recovery.status.name, f"{score.exact_rate:.0%}", f"{score.rouge2:.2f}", str(num_tokens))

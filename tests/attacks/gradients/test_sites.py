@@ -105,3 +105,12 @@ def test_a_model_of_one_block_has_no_site_in_block_1(tiny_llama):
     hf.config.num_hidden_layers = 1
     model = adapt(hf)
     assert tuple(site.name for site in prefix_sites(observe_gradients(model, TEXTS), model)) == NAMES[:2]
+
+
+def test_float32_tensors_of_an_autocast_client_are_as_coarse_as_its_products(tiny_llama):
+    """Their errors are those of bfloat16, whatever type they are sent in."""
+    fine = observe_gradients(tiny_llama.to(dtype=torch.bfloat16), [[5, 17, 99], [400, 3, 8]])
+    sent = replace(fine, gradients={name: tensor.float() for name, tensor in fine.gradients.items()})
+    assert fine.compute_dtype is sent.compute_dtype is torch.bfloat16
+    ranks = [first_input_site(evidence, tiny_llama).span.rank for evidence in (fine, sent)]
+    assert ranks[0] == ranks[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from unmask.evidence.gradients import GradientEvidence
@@ -75,12 +76,17 @@ def _site(
     evidence: GradientEvidence, model: Model, name: str, roles: tuple[Role, ...], block: int, rows: RowsOf
 ) -> Site | None:
     gradients = {role: evidence.linear(model, role, block) for role in roles}
-    present = {role: gradient for role, gradient in gradients.items() if gradient is not None}
+    present = {role: _as_computed(evidence, gradient) for role, gradient in gradients.items() if gradient is not None}
     if not present:
         return None
     layers = (model.linear(role, block) for role in present)
     names = tuple(dict.fromkeys(layer.parameter for layer in layers if layer is not None))
     return Site(name, column_span(*present.values()), rows, names)
+
+
+def _as_computed(evidence: GradientEvidence, gradient: Tensor) -> Tensor:
+    """In the precision that it has: a client under autocast sends float32 tensors with the errors of bfloat16."""
+    return gradient.bfloat16() if evidence.compute_dtype is torch.bfloat16 else gradient
 
 
 def _never(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
