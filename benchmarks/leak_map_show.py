@@ -37,10 +37,11 @@ def leak_table(cells: Sequence[Cell]) -> list[str]:
     for protocol, defence in dict.fromkeys((c["protocol"], c["defence"]) for c in cells):
         row = [by_key.get((protocol, defence, *column)) for column in columns]
         held = [cell for cell in row if cell is not None]
-        cosines = sorted(cell["cosine"] for cell in held)
-        span = f"{cosines[0]:.2f}" if cosines[-1] - cosines[0] < 0.01 else f"{cosines[0]:.2f}–{cosines[-1]:.2f}"
         told = " | ".join("" if cell is None else leak(cell) for cell in row)
-        lines.append(f"| `{protocol}`{_budget(held)} | {f'`{defence}`' if defence else 'none'} | {span} | {told} |")
+        cost = _range([cell["cosine"] for cell in held], ".2f") if defence else ""
+        budgets = [cell["epsilon"] for cell in held if cell["epsilon"] is not None]
+        client = f"`{protocol}`" + (f" (ε {_range(budgets, '.2g')})" if budgets else "")
+        lines.append(f"| {client} | {f'`{defence}`' if defence else 'none'} | {cost} | {told} |")
     return lines
 
 
@@ -54,9 +55,9 @@ def leak(cell: Cell) -> str:
     return f"{texts if certain else 'no text'}, {100 * cell['token_recall']:.0f} % of tokens{precision}"
 
 
-def _budget(cells: Sequence[Cell]) -> str:
-    budgets = sorted(cell["epsilon"] for cell in cells if cell["epsilon"] is not None)
-    return f" (ε {budgets[0]:.2g}–{budgets[-1]:.2g})" if budgets else ""
+def _range(numbers: Sequence[float], style: str) -> str:
+    """The least and the largest, or one of them where they look the same."""
+    return "–".join(dict.fromkeys(format(number, style) for number in (min(numbers), max(numbers))))
 
 
 def noise_table(cells: Sequence[Cell]) -> list[str]:

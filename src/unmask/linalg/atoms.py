@@ -19,7 +19,7 @@ root of χ² by Wilson, Hilferty 1931.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,8 +41,8 @@ _FULL = 0.9  # share of the d directions that may be explained
 class Explanation:
     """Chosen atoms, the gain of each given all others, and an orthonormal basis of their span and the nuisance's.
 
-    `own`: the unit vector of each atom's part outside of all others. `is_full` if room ran out first: then nothing was
-    explained.
+    `own`: the unit vector of each atom's part outside of all others. `is_full` if room ran out first, or it was ended
+    as hopeless: then nothing was explained.
     """
 
     chosen: tuple[int, ...]
@@ -70,10 +70,11 @@ def explain(
     nuisance: Basis,
     score: float,
     start: Sequence[int] = (),
+    is_hopeless: Callable[[Sequence[int]], bool] = lambda chosen: False,
 ) -> Explanation:
     """Atoms that explain the matrix up to gains that noise has, from `start` on; `nuisance` is orthonormal.
 
-    An atom is chosen while its gain's score is above `score`.
+    An atom is chosen while its gain's score is above `score`, and while `is_hopeless` does not end it.
     """
     least = least_gain(score, matrix.shape[1])
     scatter = matrix @ matrix.T
@@ -85,7 +86,7 @@ def explain(
         others = dictionary_gains(atoms, scatter, basis)
         if float(others.max()) <= least:
             break
-        if len(chosen) >= most:
+        if len(chosen) >= most or is_hopeless(chosen):
             return Explanation(tuple(chosen), gains, own, basis, is_full=True)
         best = others.topk(min(_SHORTLIST, len(others))).indices
         batch = min(max(_FIRST_BATCH, len(chosen)), most - len(chosen))

@@ -22,7 +22,7 @@ Source: decoys as in Elias, Gygi, Nature Methods 4 (2007), and knockoffs, Barber
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -148,11 +148,11 @@ def _from_span(
         white = whiten(list(gradients.values()))
     is_guessed = all(variance is None for variance in variances)
     dictionary = _dictionary(model, white.row_scale, generator)
-    best = _explained(white, dictionary, known.tolist(), is_guessed)
+    best = _explained(white, dictionary, known.tolist(), is_guessed, model.vocab_size)
     is_noise = _has_decoys(best[1], model.vocab_size)
     least = _LEAST_UNDER_LOUD if is_noise else _LEAST_TOKENS
     for level in _LEVELS if is_noise else ():
-        quieter = _explained(white.louder(level), dictionary, known.tolist(), is_guessed)
+        quieter = _explained(white.louder(level), dictionary, known.tolist(), is_guessed, model.vocab_size)
         if _has_decoys(quieter[1], model.vocab_size):
             break
         best = quieter
@@ -169,20 +169,27 @@ def _has_decoys(explanation: Explanation, vocab_size: int) -> bool:
 
 
 def _explained(
-    white: Whitened, dictionary: tuple[Tensor, Tensor, Basis], known: list[int], is_guessed: bool
+    white: Whitened, dictionary: tuple[Tensor, Tensor, Basis], known: list[int], is_guessed: bool, vocab_size: int
 ) -> tuple[Whitened, Explanation]:
     """Tokens and positions that explain the gradients; then tokens alone, with all positions of the texts taken out.
 
-    A noise that was guessed is measured again where nothing is left to explain.
+    A noise that was guessed is measured again where nothing is left to explain. It is hopeless once most are decoys.
     """
     atoms, places, nuisance = dictionary
-    first = explain(torch.cat([atoms, places]), white.matrix, nuisance, _SCORE, known)
-    if not first.is_full and is_guessed:
+
+    def is_hopeless(chosen: Sequence[int]) -> bool:
+        num_decoys = sum(vocab_size <= atom < len(atoms) for atom in chosen)
+        return num_decoys > max(_FEW_DECOYS, len(chosen) // 2)
+
+    first = explain(torch.cat([atoms, places]), white.matrix, nuisance, _SCORE, known, is_hopeless)
+    if first.is_full:
+        return white, first
+    if is_guessed:
         white = rescaled(white, first.basis)
     length = _longest([atom - len(atoms) for atom in first.chosen if atom >= len(atoms)])
     nuisance = _orthonormal(torch.cat([nuisance.T, places[:length].double()]))
-    start = [] if first.is_full else [atom for atom in first.chosen if atom < len(atoms)]
-    return white, explain(atoms, white.matrix, nuisance, _SCORE, start)
+    start = [atom for atom in first.chosen if atom < len(atoms)]
+    return white, explain(atoms, white.matrix, nuisance, _SCORE, start, is_hopeless)
 
 
 def _longest(positions: list[int]) -> int:
