@@ -673,3 +673,26 @@ def test_json_is_plain_even_where_colours_are_forced(capsys, monkeypatch):
 def test_the_stand_in_answers_like_a_model(folder):
     assert isinstance(unmask.load_model(folder), Model)
     assert unmask.load_model(folder).decode([1, 2]) == " ".join(WORDS[:2])
+
+
+def test_several_clients_are_seen_as_their_sum(call, folder, texts, tmp_path):
+    """A sum of gradients, each of a client's own texts: what secure aggregation shows the server."""
+    whole, alone = tmp_path / "sum.safetensors", []
+    assert call("observe", "gradients", "-m", folder, "-t", texts, "-o", whole, "--clients", "2").code == DONE
+    lines = texts.read_text(encoding="utf-8").splitlines()
+    for number in range(2):
+        part = tmp_path / f"part-{number}.txt"
+        part.write_text("\n".join(lines[number::2]), encoding="utf-8")
+        alone.append(tmp_path / f"update-{number}.safetensors")
+        assert call("observe", "gradients", "-m", folder, "-t", part, "-o", alone[-1]).code == DONE
+    total, parts = unmask.load_evidence(whole), [unmask.load_evidence(path) for path in alone]
+    assert total.num_texts == len(lines)
+    for name, tensor in total.gradients.items():
+        torch.testing.assert_close(tensor, parts[0].gradients[name] + parts[1].gradients[name])
+
+
+@pytest.mark.parametrize("options", [("--clients", "99"), ("--clients", "2", "--protocol", "dpsgd")])
+def test_clients_that_cannot_be_are_refused(call, folder, texts, tmp_path, options):
+    answer = call("observe", "gradients", "-m", folder, "-t", texts, "-o", tmp_path / "x.safetensors", *options)
+    assert answer.code == ERROR
+    assert "--clients" in answer.err

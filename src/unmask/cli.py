@@ -5,6 +5,7 @@ Exit codes: 0 done · 1 a gate of a plan crossed · 2 bad input or tool error ·
 
 from __future__ import annotations
 
+import functools
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -110,6 +111,9 @@ def observe_gradients_command(
         list[str] | None,
         typer.Option(help="What the update goes through before it is sent, in order; repeatable: noise:sigma=1e-4"),
     ] = None,
+    clients: Annotated[
+        int, typer.Option(min=1, help="Deal the texts to N clients; only the sum of their updates is seen.")
+    ] = 1,
     dtype: DtypeOption = DtypeName.float32,
     device: DeviceOption = "cpu",
     seed: Annotated[int, typer.Option(help="Seeds labels, masks, dropout, a fresh head and defences.")] = 0,
@@ -123,30 +127,36 @@ def observe_gradients_command(
     """
     import torch
 
-    from unmask.defences import parse_defence
+    from unmask.defences import parse_defence, secure_aggregate
     from unmask.protocols.specs import parse_protocol
     from unmask.show import print_observation, working
 
     client = parse_protocol(protocol)
     defences = [parse_defence(part) for part in defence or ()]
     texts = read_pairs(text, batch_size) if pairs else read_texts(text, batch_size)
+    if clients > len(texts) or (clients > 1 and client.name == "dpsgd"):
+        raise InputError(
+            f"--clients {clients} needs as many texts, and the file has {len(texts)}; with dpsgd it cannot be used, as "
+            "clients of one seed would draw the same noise"
+        )
     with working("loading the model"):
         loaded = _load(model, dtype, device)
     with working(f"computing gradients of {len(texts)} texts"):
         options = {} if parameters is None else {"parameters": parameters}
-        update = client(
-            loaded,
-            texts,
-            task=task.value.replace("-", "_"),
-            padding_side=padding.value,
-            max_length=max_length,
-            train_mode=train_mode,
-            seed=seed,
-            **options,
-        )
-        evidence, generator = update.evidence, torch.Generator().manual_seed(seed)
-        for step in defences:
-            evidence = step(evidence, generator)
+        generator, sent = torch.Generator().manual_seed(seed), []
+        for number in range(clients):
+            update = client(
+                loaded,
+                texts[number::clients],
+                task=task.value.replace("-", "_"),
+                padding_side=padding.value,
+                max_length=max_length,
+                train_mode=train_mode,
+                seed=seed,
+                **options,
+            )
+            sent.append(functools.reduce(lambda seen, step: step(seen, generator), defences, update.evidence))
+        evidence = sent[0] if clients == 1 else secure_aggregate(sent)
         evidence.save(out)
     budget = f"; ε = {update.epsilon:.3g} at δ = {update.delta:g}" if update.delta else ""
     print_observation(out, f"{len(evidence.gradients)} tensors of {len(texts)} texts{budget}", json)

@@ -1,6 +1,6 @@
 """Defences as text, for the command line and for plans: `noise:sigma=1e-4,relative=true`.
 
-Secure aggregation and larger batches have no such text: they need several clients or other texts, not one update.
+Secure aggregation and larger batches have no such text: they need several clients (`--clients`) or other texts.
 """
 
 from __future__ import annotations
