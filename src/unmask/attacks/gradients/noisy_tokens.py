@@ -51,6 +51,7 @@ _ONE_SIGMA = 0.15865525393145707  # share of a normal variable below −1
 _VANISHING = 1e-6  # directions below, of vectors of norm 1, are rounding
 _MORE_NOISE = 1.5  # times the noise that is known: then it is not that of rounding, and lies on all entries alike
 _LEVELS = (30.0, 10.0, 3.0, 2.0, 1.4)  # times the noise that was found
+_MANY, _MOST_DECOYS = 64, 0.6  # atoms, and the share of decoys among them: chance alone makes it two thirds
 _FEW_DECOYS = 3  # that noise of the right level may let pass: 0.03 on average
 _ALIKE = 0.2  # the median entry as a share of the largest: entries of an adaptive optimiser's steps are much alike
 _WIDE = 8  # positions in a row that noise may hide
@@ -173,13 +174,14 @@ def _explained(
 ) -> tuple[Whitened, Explanation]:
     """Tokens and positions that explain the gradients; then tokens alone, with all positions of the texts taken out.
 
-    A noise that was guessed is measured again where nothing is left to explain. It is hopeless once most are decoys.
+    A noise that was guessed is measured again where nothing is left to explain. It is hopeless once many atoms are
+    chosen and most are decoys; before, decoys may stand for tokens that are not chosen yet.
     """
     atoms, places, nuisance = dictionary
 
     def is_hopeless(chosen: Sequence[int]) -> bool:
         num_decoys = sum(vocab_size <= atom < len(atoms) for atom in chosen)
-        return num_decoys > max(_FEW_DECOYS, len(chosen) // 2)
+        return len(chosen) >= _MANY and num_decoys > _MOST_DECOYS * len(chosen)
 
     first = explain(torch.cat([atoms, places]), white.matrix, nuisance, _SCORE, known, is_hopeless)
     if first.is_full:
