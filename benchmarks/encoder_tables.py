@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from encoder_cases import ROWS, Attack, Result, Tokens, attacked, code, key_of, word_salad
 from machine import machine
-from paper_tables import SETS, UNKNOWN, append, bootstrap_interval, open_results, progress_bar, read_set
+from paper_tables import SETS, UNKNOWN, append, mean_with_interval, open_results, progress_bar, read_set
 
 from unmask import observe_gradients
 from unmask.attacks.gradients.encoder import EncoderAttack
@@ -193,19 +193,12 @@ def _line(cell: tuple[str, str, int, str, str], results: list[Result]) -> str:
         f"{num_exact}/{num_texts_all}",
         f"{100 * num_exact / num_texts_all:.1f}",
         str(sum(result["false_certain"] for result in results)),
-        *(_mean([100 * r[name] for r in results], seed) for name in ("rouge1", "rouge2")),
+        *(mean_with_interval([100 * r[name] for r in results], seed) for name in ("rouge1", "rouge2")),
         UNKNOWN if published is None else f"{published:.1f}",
         f"{statistics.median(seconds):.1f} [{min(seconds):.1f}, {max(seconds):.1f}]",
         ", ".join(f"{count} {status}" for status, count in statuses.most_common()),
     ]
     return f"| {' | '.join(columns)} |"
-
-
-def _mean(values: list[float], seed: int) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    low, high = bootstrap_interval(values, np.random.default_rng(seed))
-    return f"{statistics.fmean(values):.1f} [{low:.1f}, {high:.1f}]"
 
 
 def _remarks(results: Sequence[Result]) -> list[str]:

@@ -306,7 +306,7 @@ def _line(cell: tuple[str, str, str, int], results: list[Result], labels: dict[s
         SETS[set_name],
         str(num_texts),
         str(len(results)),
-        *(_mean([100 * result[name] for result in results], seed) for name in ("rouge1", "rouge2")),
+        *(mean_with_interval([100 * result[name] for result in results], seed) for name in ("rouge1", "rouge2")),
         f"{100 * statistics.fmean(result['exact_rate'] for result in results):.1f}",
         *(f"{statistics.median(result[name] for result in results):.2f}" for name in ("seconds", "cpu_seconds")),
         UNKNOWN if published is None else f"{published[0]:.1f} / {published[1]:.1f}",
@@ -314,7 +314,8 @@ def _line(cell: tuple[str, str, str, int], results: list[Result], labels: dict[s
     return f"| {' | '.join(columns)} |"
 
 
-def _mean(values: list[float], seed: int) -> str:
+def mean_with_interval(values: list[float], seed: int) -> str:
+    """The mean, with its bootstrap interval where there are several values."""
     if len(values) == 1:
         return f"{values[0]:.1f}"
     low, high = bootstrap_interval(values, np.random.default_rng(seed))

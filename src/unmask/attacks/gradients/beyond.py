@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.attacks.gradients.growth import Growth
-from unmask.attacks.gradients.sites import Site
+from unmask.attacks.gradients.sites import Site, down_site
 from unmask.attacks.gradients.soft_growth import SoftGrowth
 from unmask.attacks.gradients.token_filter import Candidates
 from unmask.attacks.progress import Progress
@@ -54,10 +54,9 @@ class Dependencies:
 def wide_site(evidence: GradientEvidence, model: Model) -> Site | None:
     """The down projection of block 0, whose span is too small for the batch but in a wide enough space."""
     gradient = evidence.linear(model, Role.MLP_OUT, 0)
-    layer = model.linear(Role.MLP_OUT, 0)
-    if gradient is None or layer is None or gradient.shape[0] <= gradient.shape[1]:
+    if gradient is None or gradient.shape[0] <= gradient.shape[1]:
         return None
-    return Site("down projection of block 0", column_span(gradient), _down_projection_rows, (layer.parameter,))
+    return down_site(evidence, model)
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,3 @@ def _leave_one_out(x: Float[Tensor, "n f"]) -> Float[Tensor, " n"]:
     gram = x @ x.T
     gram.diagonal().add_(1e-10)  # keeps dependent rows invertible: their distance is then about this
     return 1 / torch.linalg.inv(gram).diagonal()
-
-
-def _down_projection_rows(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
-    return model.mlp_hidden(0, model.after_attention(0, states, mixed))

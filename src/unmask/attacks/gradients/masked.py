@@ -73,7 +73,7 @@ def read_originals(
     gradient, name = last_down_projection(evidence, problem.model)
     if gradient is None:
         return f"the update does not hold '{name}', which tells the predicted tokens"
-    model = problem.model.to(dtype=torch.float64)  # all blocks of it; the problem's own may be cut to the first
+    model = problem.model.to(dtype=torch.float64)  # all blocks of it; the problem's own copy has the first alone
     assert isinstance(model, Bert)  # problems are set up for no other encoder
     rows, hidden = _rows(model, problem.places, texts)
     if len(hidden) > hidden.shape[1]:
