@@ -1,0 +1,1 @@
+"""Outputs → inputs: from what layers hand out back to what they were given."""

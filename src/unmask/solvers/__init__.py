@@ -1,0 +1,1 @@
+"""Solvers of continuous problems: one loop (`iterate`), one method a file."""
