@@ -87,23 +87,22 @@ class AttentionPoint:
 
     def jvp(self, U: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """dX̄ for dX = U: dS = U Yᵀ + Z Uᵀ, dF = F∘(dS − ⟨dS⟩), dX̄ = dF·X + F·U."""
-        dF = self._dF(U @ self.Y.mT + self.Z @ U.mT)
+        dF = self.weights_jvp(U @ self.Y.mT + self.Z @ U.mT)
         return dF @ self.X + self.F @ U
 
     def vjp(self, R: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """The transpose of `jvp` applied to R: FᵀR + E·Y + Eᵀ·Z with e_ik = f_ik (r_iᵀx_k − r_iᵀx̄_i)."""
-        E = self._dF(R @ self.X.mT)
+        E = self.weights_jvp(R @ self.X.mT)
         return self.F.mT @ R + E @ self.Y + E.mT @ self.Z
 
     def jacobian(self) -> Float[Tensor, "n d n d"]:
         """∂x̄_i/∂x_m = f_im (I + r_im z_iᵀ) + δ_im Cov_i Wᵀ."""
-        n, d = self.X.shape
         J = torch.einsum("ima,ib->iamb", self.weighted_offsets, self.Z)
         J.diagonal(dim1=1, dim2=3).add_(self.F[:, :, None])
-        token = torch.arange(n, device=self.X.device)
+        token = torch.arange(len(self.X), device=self.X.device)
         J[token, :, token, :] += self.own_terms
         return J
 
-    def _dF(self, dS: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    def weights_jvp(self, dS: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
         """How the weights move with the scores; masked scores have weight 0 and don't move."""
         return self.F * (dS - (self.F * dS).sum(-1, keepdim=True))

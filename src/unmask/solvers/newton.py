@@ -1,0 +1,87 @@
+"""Newton's method on the paper's loss L(X) = ‖F(X)·X·V − B‖² + γ‖X‖².
+
+    X ← X − H⁻¹∇L(X)
+
+Theorem 1.3 of the paper: ‖X_T − X*‖ ≤ ε after T = O(log(‖X₀ − X*‖/ε)) steps. What it needs is that ∇²L ≥ l > 0 with a
+Lipschitz constant M around X*, and a start with M‖X₀ − X*‖ well below l; it says nothing about starts further away, and
+X* is the minimum of the *regularised* loss. With the exact Hessian the convergence is quadratic: the logarithm of that
+logarithm is enough. The logarithm is what a sketched or a Gauss–Newton matrix leaves.
+
+Off unless asked for, as the paper has neither: a line search (the loss then never grows), and a shift of the
+eigenvalues (`Dense(least_eigenvalue=…)`: the direction is then downhill).
+
+Limits: without them, Newton's method is drawn to every stationary point, saddles and maxima too.
+Cost a step: one gradient and one solve (`hessian.py`).
+Source: arXiv 2310.12462, Theorem 1.3, with the sign of its step mended; Nocedal & Wright, Algorithm 3.1 (backtracking).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.linalg.attention_loss import AttentionLoss, LossPoint
+from unmask.solvers.hessian import Dense, NewtonMatrix
+from unmask.solvers.iterate import Ending
+
+_LEAST_DECREASE = 1e-4  # of what the slope promises (Armijo)
+_HALVINGS = 40
+_ROUNDING = 1e-15  # of L: smaller changes are not seen
+
+
+@dataclass(frozen=True)
+class NewtonState:
+    """A point with its derivatives."""
+
+    point: LossPoint
+    ending: Ending | None = None
+
+    @property
+    def x(self) -> Float[Tensor, "n d"]:
+        """X."""
+        return self.point.X
+
+    @property
+    def value(self) -> float:
+        """L(X)."""
+        return self.point.value
+
+
+@dataclass(frozen=True)
+class Newton:
+    """Settings; γ is part of the loss. `tolerance` is on ‖∇L‖, relative to 2(‖V‖‖B‖ + γ‖X‖)."""
+
+    tolerance: float = 1e-13
+    matrix: NewtonMatrix = field(default_factory=Dense)
+    line_search: bool = False
+
+    def init(self, problem: AttentionLoss, start: Float[Tensor, "n d"]) -> NewtonState:
+        """The start."""
+        return self._state(problem, start)
+
+    def step(self, problem: AttentionLoss, state: NewtonState) -> NewtonState:
+        """One step; STALLED if the line search finds nothing lower."""
+        direction = self.matrix.direction(state.point)
+        if not self.line_search:
+            return self._state(problem, state.x + direction)
+        following = _lower(problem, state.point, direction)
+        return NewtonState(state.point, Ending.STALLED) if following is None else self._state(problem, following)
+
+    def _state(self, problem: AttentionLoss, X: Float[Tensor, "n d"]) -> NewtonState:
+        point = problem.at(X)
+        scale = 2 * (problem.V.norm() * problem.B.norm() + problem.gamma * X.norm())
+        done = bool(point.gradient.norm() <= self.tolerance * scale)
+        return NewtonState(point, Ending.CONVERGED if done else None)
+
+
+def _lower(problem: AttentionLoss, point: LossPoint, direction: Float[Tensor, "n d"]) -> Float[Tensor, "n d"] | None:
+    """The longest of 1, ½, ¼, … of the direction, turned downhill, that makes L enough smaller; tried in one batch."""
+    slope = float((point.gradient * direction).sum())
+    shares = 0.5 ** torch.arange(_HALVINGS, dtype=point.X.dtype, device=point.X.device)
+    ways = point.X + torch.where(direction.new_tensor(slope) > 0, -direction, direction) * shares[:, None, None]
+    highest = point.value * (1 + _ROUNDING) - _LEAST_DECREASE * abs(slope) * shares
+    enough = (problem(ways) <= highest).nonzero()
+    return ways[int(enough[0])] if len(enough) else None
