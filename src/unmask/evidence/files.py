@@ -114,6 +114,14 @@ def _foreign(path: Path, error: Exception) -> str:
     return f"{path} is not a whole safetensors file ({error}); it may be truncated or of another format: copy it again"
 
 
+def named_dtype(name: Any) -> torch.dtype:
+    """The float type of a header."""
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown float type {name!r}")
+    return dtype
+
+
 def require_finite(tensors: Mapping[str, Tensor]) -> None:
     """Refuse NaN and Inf, naming the tensor and how much of it is affected."""
     for name, tensor in tensors.items():

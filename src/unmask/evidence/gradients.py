@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.errors import EvidenceError
-from unmask.evidence.files import reads, require_finite, write
+from unmask.evidence.files import named_dtype, reads, require_finite, write
 from unmask.evidence.lora import check_factors, plain_name
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
@@ -167,9 +167,6 @@ def _require_number(name: str, value: Any, *, positive: bool) -> None:
 
 @reads("gradients")
 def _read(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> GradientEvidence:
-    dtype = getattr(torch, header["compute_dtype"], None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"unknown compute_dtype {header['compute_dtype']!r}")
     adapters = {name.removeprefix(_ADAPTER): t for name, t in tensors.items() if name.startswith(_ADAPTER)}
     return GradientEvidence(
         gradients={name: t for name, t in tensors.items() if not name.startswith(_ADAPTER)},
@@ -177,7 +174,7 @@ def _read(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> GradientEvid
         task=None if header["task"] is None else Task(header["task"]),
         num_texts=header["num_texts"],
         update=Update(header["update"]),
-        compute_dtype=dtype,
+        compute_dtype=named_dtype(header["compute_dtype"]),
         adapters=adapters,
         **{name: header.get(name) for name in _IF_KNOWN},
     )

@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from unmask.errors import EvidenceError
-from unmask.evidence.files import reads, require_finite, write
+from unmask.evidence.files import named_dtype, reads, require_finite, write
 from unmask.models.adapter import Model
 from unmask.shapes import MaskBatch, States
 
 
+class Site(Enum):
+    """Where in the model the states were taken."""
+
+    STREAM = "stream"  # the residual stream after `layer` blocks; 0: the embeddings
+    FINAL_NORM = "final_norm"  # after all blocks and the final norm: transformers' `last_hidden_state`
+    ATTENTION = "attention"  # what the attention module of block `layer` adds to the stream, output projection included
+    MEAN = "mean"  # the mean over a text's tokens of the stream after `layer` blocks, one row a text
+
+
 @dataclass(frozen=True)
 class HiddenEvidence:
-    """The residual stream after `layer` blocks (0: the embeddings), without the final norm, for padded texts."""
+    """States of padded texts, taken at a site of a known model.
+
+    Side knowledge of the adversary: `compute_dtype`, the precision in which the service runs its model.
+    """
 
     states: States
     mask: MaskBatch
     layer: int
     model_fingerprint: str
+    site: Site = Site.STREAM
+    compute_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "site", Site(self.site))
         require_finite({"states": self.states})
         if self.states.ndim != 3 or self.mask.shape != self.states.shape[:2]:
             raise EvidenceError(
@@ -41,16 +58,27 @@ class HiddenEvidence:
                 f"these states were made with a model of fingerprint {self.model_fingerprint[:12]}, but the model "
                 f"given has {model.fingerprint()[:12]}; load the weights that produced them"
             )
-        if self.states.shape[2] != model.width or not 0 <= self.layer <= model.num_blocks:
+        last = model.num_blocks - (self.site is Site.ATTENTION)
+        if self.states.shape[2] != model.width or not 0 <= self.layer <= last:
             raise EvidenceError(
                 f"states of width {self.states.shape[2]} after layer {self.layer} do not fit a model of width "
                 f"{model.width} with {model.num_blocks} blocks"
             )
 
+    def to(self, device: str | torch.device) -> HiddenEvidence:
+        """The same states on another device."""
+        return replace(self, states=self.states.to(device), mask=self.mask.to(device))
+
     def save(self, path: str | Path) -> Path:
         """Write to a safetensors file."""
         tensors = {"states": self.states, "mask": self.mask}
-        return write(path, "hidden", tensors, {"layer": self.layer, "model_fingerprint": self.model_fingerprint})
+        header = {
+            "layer": self.layer,
+            "model_fingerprint": self.model_fingerprint,
+            "site": self.site.value,
+            "compute_dtype": str(self.compute_dtype).removeprefix("torch."),
+        }
+        return write(path, "hidden", tensors, header)
 
 
 @dataclass(frozen=True)
@@ -85,7 +113,14 @@ class AttentionEvidence:
 
 @reads("hidden")
 def _read_hidden(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> HiddenEvidence:
-    return HiddenEvidence(tensors["states"], tensors["mask"], int(header["layer"]), str(header["model_fingerprint"]))
+    return HiddenEvidence(
+        tensors["states"],
+        tensors["mask"],
+        int(header["layer"]),
+        str(header["model_fingerprint"]),
+        Site(header.get("site", Site.STREAM.value)),
+        named_dtype(header.get("compute_dtype", "float32")),
+    )
 
 
 @reads("attention")

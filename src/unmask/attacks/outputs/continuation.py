@@ -1,0 +1,113 @@
+"""A text that is known up to a position: what its blocks keep, and which states candidates for the next tokens give.
+
+In a causal model the state of layer l at position i is a function of tokens 0 … i. The known tokens' keys and values
+are computed once; a candidate for the next token then costs one row through l blocks, whatever the length of the text.
+
+Notation: x the stream that enters a block, one row a candidate; `middle` the stream after `middle_layer` blocks.
+Cost: k candidates: k rows through l blocks. `extended` by n guessed tokens: n rows, all positions at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from unmask.attacks.outputs.block_step import BlockStep, Prefix
+from unmask.models.adapter import Model
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Candidates for one position, with the stream in the middle and the states that would be seen."""
+
+    tokens: Int[Tensor, " k"]
+    middle: Float[Tensor, "k d"]
+    states: Float[Tensor, "k d"]
+    keys: tuple[Float[Tensor, "k g e"], ...]
+    values: tuple[Float[Tensor, "k g e"], ...]
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What is known of a text, ready for its next token.
+
+    `position` is that of the next token; `normed` says that states are seen behind the model's final norm.
+    """
+
+    model: Model
+    position: int
+    middle_layer: int
+    normed: bool
+    prefixes: tuple[Prefix, ...]  # one a block: their number is the layer
+
+    @classmethod
+    def start(
+        cls, model: Model, layer: int, *, position: int = 0, middle_layer: int = 0, normed: bool = False
+    ) -> Continuation:
+        """Nothing is known yet."""
+        return cls(model, position, middle_layer, normed, (Prefix.empty(model),) * layer)
+
+    @torch.no_grad()
+    def trial(self, tokens: Int[Tensor, " k"]) -> Trial:
+        """The states of all candidates, in one batch."""
+        x = middle = self.model.embed(tokens, torch.full_like(tokens, self.position))
+        keys, values = [], []
+        for block, prefix in enumerate(self.prefixes):
+            stepped = BlockStep(self.model, block, self.position, prefix).run(x)
+            x = stepped.outputs
+            keys.append(stepped.keys)
+            values.append(stepped.values)
+            middle = x if block + 1 == self.middle_layer else middle
+        return Trial(tokens, middle, self.read(x), tuple(keys), tuple(values))
+
+    def accepted(self, trial: Trial, index: int) -> Continuation:
+        """The text with one of the candidates behind it."""
+        pairs = zip(self.prefixes, trial.keys, trial.values, strict=True)
+        chosen = slice(index, index + 1)
+        prefixes = tuple(prefix.extended(keys[chosen], values[chosen]) for prefix, keys, values in pairs)
+        return replace(self, position=self.position + 1, prefixes=prefixes)
+
+    @torch.no_grad()
+    def run(self, tokens: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n d"], tuple[Prefix, ...]]:
+        """The states of a guess for the next n positions at once, and the prefixes with all of them behind."""
+        positions = self.position + torch.arange(len(tokens), device=tokens.device)
+        x, prefixes = self.model.embed(tokens, positions), []
+        for block, prefix in enumerate(self.prefixes):
+            rows = self.model.attention_input(block, x)
+            queries, keys, values = self.model.queries_keys_values(block, rows, positions)
+            longer = prefix.extended(keys, values)
+            allowed = torch.ones(len(tokens), len(longer), dtype=torch.bool, device=x.device).tril(len(prefix))
+            mixed = self.model.mix(block, queries[None], longer.keys[None], longer.values[None], allowed[None])[0]
+            x = self.model.after_attention(block, x, mixed)
+            x = self.model.after_mlp(block, x, self.model.mlp_hidden(block, x))
+            prefixes.append(longer)
+        return self.read(x), tuple(prefixes)
+
+    def advanced(self, prefixes: tuple[Prefix, ...], num_tokens: int) -> Continuation:
+        """The text with the first `num_tokens` of a guess behind it."""
+        kept = tuple(
+            Prefix(longer.keys[: len(old) + num_tokens], longer.values[: len(old) + num_tokens])
+            for old, longer in zip(self.prefixes, prefixes, strict=True)
+        )
+        return replace(self, position=self.position + num_tokens, prefixes=kept)
+
+    def read(self, stream: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+        """What is seen of the stream that leaves the last of the blocks."""
+        return self.model.final_norm(stream) if self.normed else stream
+
+    def jacobian(self, middle: Float[Tensor, " d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        """The state that a stream in the middle leads to, and its derivative ∂h/∂x: the product of the blocks'."""
+        x, jacobian = middle[None], torch.eye(len(middle), dtype=middle.dtype, device=middle.device)
+        for block in range(self.middle_layer, len(self.prefixes)):
+            step = BlockStep(self.model, block, self.position, self.prefixes[block])
+            jacobian = step.jacobian(x[0]) @ jacobian
+            x = step(x)
+        if self.normed:
+            seen, pull = vjp(self.read, x)  # type: ignore[misc]
+            upper = vmap(lambda row: pull(row[None])[0][0])(torch.eye(len(middle)).to(middle))
+            return seen[0].detach(), (upper @ jacobian).detach()
+        return x[0], jacobian

@@ -1,0 +1,89 @@
+"""What is said of prompts that were read: status, certificate, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unmask.attacks.outputs.prompt_reader import ReadText
+from unmask.evidence.outputs import HiddenEvidence, Site
+from unmask.models.adapter import Model
+from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+
+_CLAIM = (
+    "The state of every certain token, recomputed from the recovered tokens alone, equals the one that was seen; the "
+    "closest other token that was tested is `rejected` away."
+)
+
+
+def prompt_recovery(
+    texts: Sequence[ReadText], model: Model, evidence: HiddenEvidence, seconds: float
+) -> Recovery[RecoveredTexts]:
+    """The recovery of a batch, certain texts first."""
+    recovered = sorted((_recovered(text, model) for text in texts if text.tokens), key=lambda text: not text.certain)
+    certain_tokens = [token for text in texts for token in text.tokens if token.certain]
+    status = _status(texts)
+    return Recovery(
+        value=RecoveredTexts(tuple(recovered), frozenset(token.token for token in certain_tokens)),
+        status=status,
+        reason=_reason(texts, evidence),
+        certificate=_certificate(texts) if status.conclusive else Certificate.none("no token agrees with its state"),
+        cost=Cost(seconds=seconds, candidates=sum(text.num_candidates for text in texts)),
+        used=(f"states after {evidence.layer} blocks ({evidence.site.value})",),
+    )
+
+
+def unreadable(evidence: HiddenEvidence, model: Model) -> Recovery[RecoveredTexts]:
+    """Evidence that this attack does not apply to."""
+    why = (
+        f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model are not "
+        f"read position by position; this attack needs the stream of a causal model ('{Site.STREAM.value}' or "
+        f"'{Site.FINAL_NORM.value}')"
+    )
+    return Recovery(RecoveredTexts(), Status.NOT_APPLICABLE, why, Certificate.none(why), Cost())
+
+
+def _recovered(text: ReadText, model: Model) -> RecoveredText:
+    tokens = tuple(token.token for token in text.tokens)
+    worst = max(token.distance for token in text.tokens)
+    return RecoveredText(tokens, model.decode(tokens), text.certain, worst)
+
+
+def _status(texts: Sequence[ReadText]) -> Status:
+    if texts and all(text.certain for text in texts):
+        return Status.RECOVERED
+    if any(token.certain for text in texts for token in text.tokens):
+        return Status.PARTIAL
+    return Status.NOTHING_FOUND
+
+
+def _certificate(texts: Sequence[ReadText]) -> Certificate:
+    certain = [token for text in texts for token in text.tokens if token.certain]
+    worst = max(certain, key=lambda token: token.distance / token.tolerance)
+    refused = [token.runner_up for token in certain if token.runner_up is not None]
+    details = {
+        "noise": max(text.noise for text in texts),
+        "jacobians": float(sum(text.num_jacobians for text in texts)),
+        "candidates_a_token": sum(text.num_candidates for text in texts) / len(certain),
+    }
+    return Certificate(_CLAIM, worst.distance, worst.tolerance, min(refused, default=None), details)
+
+
+def _reason(texts: Sequence[ReadText], evidence: HiddenEvidence) -> str:
+    num_certain = sum(text.certain for text in texts)
+    noise = max((text.noise for text in texts), default=0.0)
+    parts = [f"{num_certain} of {len(texts)} texts read to the end, every token proven by its own state"]
+    stopped = [(number, text) for number, text in enumerate(texts, start=1) if len(text.tokens) < text.length]
+    if stopped:
+        number, text = stopped[0]
+        parts.append(
+            f"text {number} ends after {len(text.tokens)} of {text.length} tokens, as no token of the vocabulary "
+            "agrees with the next state"
+        )
+    doubtful = sum(not token.certain for text in texts for token in text.tokens)
+    if doubtful:
+        parts.append(f"{doubtful} tokens are the closest that were tested, but noise leaves doubt")
+    if noise > 0.5:
+        parts.append(f"the states hold noise of {noise:.0%} of their norm, beyond which nothing can be claimed")
+    elif noise > 0:
+        parts.append(f"the states are rounded or noisy, by {noise:.1%} of their norm")
+    return "; ".join(parts) + "."

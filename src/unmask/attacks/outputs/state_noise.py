@@ -1,0 +1,63 @@
+"""How much states were rounded, and so how far a true candidate's state may be from the one seen.
+
+    storing    states were stored coarsely (bfloat16, float8, int8): the grid shows in the values themselves
+    computing  the model ran in another precision: measured by running it in both
+
+Noise that was added on purpose leaves no grid; whiteness.py measures it where a candidate is tested.
+
+Notation: variances are of one coordinate of a state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.linalg.coarse import storage_variance
+from unmask.models.adapter import Model
+
+# Two orders of the same sums differ in float32 by about 1e-6 after thirty blocks; wrong tokens by 1e-1.
+_ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-9}
+_SPREAD = 1.5  # a noise's length in d coordinates, and its estimate, are this sure
+_SAMPLE = (4, 40)  # random texts that the error of another precision is measured on
+
+
+@dataclass(frozen=True)
+class StateNoise:
+    """For each position the variance of a coordinate, and the relative tolerance that follows from it."""
+
+    variances: Float[Tensor, " n"]
+    tolerances: Float[Tensor, " n"]
+
+    def relative(self, states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """The noise's length by the state's."""
+        return (self.variances * states.shape[1]).sqrt() / states.norm(dim=1)
+
+
+def measure_rounding(states: Float[Tensor, "n d"], computing_error: float) -> StateNoise:
+    """The rounding of a text's states."""
+    stored = torch.stack([_stored_variance(row) for row in states])
+    computed = (computing_error * states.norm(dim=1)).square() / states.shape[1]
+    variances = stored + computed
+    relative = (variances * states.shape[1]).sqrt() / states.norm(dim=1)
+    return StateNoise(variances, _ROUNDING.get(states.dtype, 1e-4) + _SPREAD * relative)
+
+
+def computing_error(model: Model, dtype: torch.dtype, layer: int) -> float:
+    """How far states of a layer are off where the model runs in `dtype`: the 99th percentile of relative errors."""
+    if dtype in _ROUNDING:
+        return 0.0
+    generator = torch.Generator().manual_seed(0)
+    few = torch.randint(0, model.vocab_size, _SAMPLE, generator=generator).to(model.device)
+    with torch.no_grad():
+        coarse = model.to(dtype=dtype).hidden_states(few, num_blocks=layer)[layer].to(model.dtype)
+        fine = model.hidden_states(few, num_blocks=layer)[layer]
+    return float(((coarse - fine).norm(dim=2) / fine.norm(dim=2)).flatten().quantile(0.99))
+
+
+def _stored_variance(row: Float[Tensor, " d"]) -> Tensor:
+    variance = storage_variance(row[None])
+    return row.new_zeros(()) if variance is None else variance.mean().to(row)
