@@ -24,7 +24,7 @@ from synthetic import gpt2_shape
 from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.blocks import BlockInverter
 from unmask.attacks.outputs.first_attention import FirstAttentionAttack
-from unmask.evidence import HiddenEvidence
+from unmask.evidence import HiddenEvidence, Site
 from unmask.models import Model, load_model
 from unmask.models.output_projection import OutputProjection
 
@@ -213,7 +213,7 @@ def first_attention_row(model: Model, tokens: list[int], dtype: str) -> dict:
     states = attention_output(client, tokens).to(getattr(torch, dtype))
     mask = torch.ones(1, len(tokens), dtype=torch.bool)
     started = time.perf_counter()
-    found = FirstAttentionAttack()(HiddenEvidence(states, mask, 1, model.fingerprint()), model)
+    found = FirstAttentionAttack()(HiddenEvidence(states, mask, 0, model.fingerprint(), Site.ATTENTION), model)
     seconds = time.perf_counter() - started
     text = found.value.texts[0].tokens if found.value.texts else ()
     certain = int(found.certificate.details.get("certain_tokens", 0))

@@ -28,7 +28,14 @@ DONE, ERROR, INCONCLUSIVE, USAGE, STOPPED = 0, 2, 3, 4, 130
 SENTENCE = "the spare key lies under blue pot biopsy was positive and treatment starts on monday wire money now"
 WORDS = SENTENCE.split()
 TEXTS = ("the spare key lies under the blue pot", "the biopsy was positive", "wire the money now")
-COMMANDS = (("models",), ("demo",), ("observe", "gradients"), ("observe", "hidden"), ("recover", "text"))
+COMMANDS = (
+    ("models",),
+    ("demo",),
+    ("observe", "gradients"),
+    ("observe", "hidden"),
+    ("recover", "text"),
+    ("recover", "inputs"),
+)
 SCRIPT = Path(sys.executable).parent / "unmask"
 
 
@@ -405,10 +412,50 @@ def test_evidence_of_another_model(call, other_folder, update):
     assert_complaint(call("recover", "text", update, "-m", other_folder), "fingerprint", "checkpoint")
 
 
-def test_hidden_states_are_not_built_yet(call, folder, texts, tmp_path):
+@pytest.mark.parametrize("options", [(), ("-l", "1"), ("--site", "final-norm"), ("--site", "attention")])
+def test_hidden_states_and_back(call, folder, texts, tmp_path, options):
     out = tmp_path / "states.safetensors"
-    assert call("observe", "hidden", "-m", folder, "-t", texts, "-l", "1", "-o", out, "--json").code == DONE
-    assert_complaint(call("recover", "text", out, "-m", folder), "HiddenEvidence")
+    assert call("observe", "hidden", "-m", folder, "-t", texts, "-o", out, *options, "--json").code == DONE
+    recovered = call("recover", "text", out, "-m", folder, "--json")
+    assert recovered.code == DONE
+    assert recovered.document["status"] == "RECOVERED"
+    assert sorted(text["text"] for text in recovered.document["texts"]) == sorted(TEXTS)
+
+
+def test_a_defence_of_hidden_states(call, folder, texts, tmp_path):
+    out = tmp_path / "states.safetensors"
+    hide = ("--defence", "noise:sigma=2,relative=true")
+    assert call("observe", "hidden", "-m", folder, "-t", texts, "-l", "1", "-o", out, *hide, "--json").code == DONE
+    recovered = call("recover", "text", out, "-m", folder, "--json")
+    assert recovered.code == INCONCLUSIVE
+    assert recovered.document["status"] == "NOTHING_FOUND"
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> Path:
+    """One attention layer with a definite W, and the input that it had."""
+    generator = torch.Generator().manual_seed(0)
+    X, A = (torch.randn(4, 8, generator=generator).double(), torch.randn(8, 8, generator=generator).double())
+    W, V = A @ A.T / 8**1.5, torch.randn(8, 8, generator=generator).double()
+    output = (X @ W @ X.T).softmax(1) @ X @ V
+    save_file({"X": X}, tmp_path / "secret.safetensors")
+    return unmask.AttentionEvidence(W=W, V=V, output=output).save(tmp_path / "layer.safetensors")
+
+
+def test_inputs_of_a_layer(call, layer, tmp_path):
+    out = tmp_path / "inputs.safetensors"
+    recovered = call("recover", "inputs", layer, "--out", out, "--json")
+    assert recovered.code == DONE
+    assert recovered.document["preimages"][0]["certified"]
+    secret = load_file(tmp_path / "secret.safetensors")["X"]
+    assert torch.allclose(load_file(out)["preimage.0"], secret, atol=1e-8)
+    for_people = call("recover", "inputs", layer)
+    assert for_people.code == DONE
+    assert "pre-image" in for_people.out
+
+
+def test_inputs_of_something_else(call, update):
+    assert_complaint(call("recover", "inputs", update), "GradientEvidence", "recover text")
 
 
 def broken(tensors: dict[str, Any], header: dict[str, Any]) -> None:

@@ -16,13 +16,16 @@ _HOME = {
     "Cost": "unmask.recovery",
     "GradientEvidence": "unmask.evidence",
     "HiddenEvidence": "unmask.evidence",
+    "Preimages": "unmask.attacks.outputs.preimages",
     "RecoveredText": "unmask.recovery",
     "RecoveredTexts": "unmask.recovery",
     "Recovery": "unmask.recovery",
+    "Site": "unmask.evidence",
     "Status": "unmask.recovery",
     "Task": "unmask.evidence",
     "UnmaskError": "unmask.errors",
     "Update": "unmask.evidence",
+    "defend_states": "unmask.defences",
     "load_evidence": "unmask.evidence",
     "load_model": "unmask.models",
     "observe_dpsgd": "unmask.protocols",
@@ -32,6 +35,7 @@ _HOME = {
     "observe_lora": "unmask.protocols",
     "parse_defence": "unmask.defences",
     "parse_protocol": "unmask.protocols.specs",
+    "recover_inputs": "unmask.attacks.outputs.inputs",
     "recover_text": "unmask.attacks.text",
     "score_inputs": "unmask.scores",
     "score_texts": "unmask.scores",
@@ -39,12 +43,16 @@ _HOME = {
 __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
+    from unmask.attacks.outputs.inputs import recover_inputs as recover_inputs
+    from unmask.attacks.outputs.preimages import Preimages as Preimages
     from unmask.attacks.text import recover_text as recover_text
+    from unmask.defences import defend_states as defend_states
     from unmask.defences import parse_defence as parse_defence
     from unmask.errors import UnmaskError as UnmaskError
     from unmask.evidence import AttentionEvidence as AttentionEvidence
     from unmask.evidence import GradientEvidence as GradientEvidence
     from unmask.evidence import HiddenEvidence as HiddenEvidence
+    from unmask.evidence import Site as Site
     from unmask.evidence import Task as Task
     from unmask.evidence import Update as Update
     from unmask.evidence import load_evidence as load_evidence

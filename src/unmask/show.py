@@ -20,6 +20,7 @@ from rich.text import Text
 from unmask.attacks.progress import Progress as Report
 
 if TYPE_CHECKING:
+    from unmask.attacks.outputs.preimages import Preimages
     from unmask.models import Model
     from unmask.models.catalog import ModelListing
     from unmask.recovery import RecoveredTexts, Recovery
@@ -96,14 +97,35 @@ def print_observation(path: Path, what: str, json: bool) -> None:
 
 
 def text_recovery_document(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:
-    """A recovery as plain data."""
+    """A recovery of texts as plain data."""
+    value = {
+        "texts": [asdict(text) for text in recovery.value.texts],
+        "tokens": [{"id": token, "text": model.decode([token])} for token in sorted(recovery.value.token_set)],
+    }
+    return _document(recovery, value)
+
+
+def inputs_recovery_document(recovery: Recovery[Preimages]) -> dict[str, Any]:
+    """A recovery of a layer's inputs as plain data; the matrices themselves go to a file."""
+    preimages = [
+        {
+            "residual": _finite(preimage.residual),
+            "certified": preimage.certified,
+            "radius": _finite(preimage.radius),
+            "unique_within": _finite(preimage.unique_within),
+        }
+        for preimage in recovery.value.preimages
+    ]
+    return _document(recovery, {"preimages": preimages, "starts": recovery.value.num_starts})
+
+
+def _document(recovery: Recovery[Any], value: dict[str, Any]) -> dict[str, Any]:
     certificate = recovery.certificate
     return {
         "status": recovery.status.name,
         "meaning": recovery.status.value,
         "reason": recovery.reason,
-        "texts": [asdict(text) for text in recovery.value.texts],
-        "tokens": [{"id": token, "text": model.decode([token])} for token in sorted(recovery.value.token_set)],
+        **value,
         "certificate": {
             "claim": certificate.claim,
             "holds": certificate.holds,
@@ -123,9 +145,7 @@ def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: 
         print_json(text_recovery_document(recovery, model))
         return
     console = Console()
-    colour = "red" if recovery.status.conclusive else "yellow"
-    summary = Text.assemble((recovery.status.name, f"bold {colour}"), f"  {recovery.status.value}\n", recovery.reason)
-    console.print(Panel(summary, title="recovery"))
+    _print_summary(console, recovery)
     if recovery.value.texts:
         table = Table("", "text", "tokens", "times")
         for text in recovery.value.texts:
@@ -135,6 +155,43 @@ def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: 
     elif recovery.value.token_set:
         words = " · ".join(printable(model.decode([token])) for token in sorted(recovery.value.token_set)[:200])
         console.print(Panel(Text(words), title=f"bag of words ({len(recovery.value.token_set)} tokens)"))
+    _print_proof_and_cost(console, recovery)
+
+
+def print_inputs_recovery(recovery: Recovery[Preimages], out: Path | None, json: bool) -> None:
+    """How many inputs explain the output, and what is proved of each."""
+    if json:
+        print_json({**inputs_recovery_document(recovery), "written": None if out is None else str(out)})
+        return
+    console = Console()
+    _print_summary(console, recovery)
+    if recovery.value.preimages:
+        table = Table("pre-image", "residual", "an exact one lies within", "and no other within")
+        for number, preimage in enumerate(recovery.value.preimages, start=1):
+            proved = (f"{preimage.radius:.1e}", f"{preimage.unique_within:.1e}") if preimage.certified else ("–", "–")
+            table.add_row(str(number), f"{preimage.residual:.1e}", *proved)
+        console.print(table)
+    if out is not None and recovery.value.preimages:
+        console.print(Text(f"wrote {out}; it is as sensitive as the inputs themselves"))
+    _print_proof_and_cost(console, recovery)
+
+
+def write_preimages(recovery: Recovery[Preimages], path: Path) -> None:
+    """All pre-images as tensors 'preimage.0', 'preimage.1' …, whole or not at all."""
+    from unmask.evidence.files import write
+
+    tensors = {f"preimage.{number}": preimage.X for number, preimage in enumerate(recovery.value.preimages)}
+    if tensors:
+        write(path, "preimages", tensors, {"status": recovery.status.name})
+
+
+def _print_summary(console: Console, recovery: Recovery[Any]) -> None:
+    colour = "red" if recovery.status.conclusive else "yellow"
+    summary = Text.assemble((recovery.status.name, f"bold {colour}"), f"  {recovery.status.value}\n", recovery.reason)
+    console.print(Panel(summary, title="recovery"))
+
+
+def _print_proof_and_cost(console: Console, recovery: Recovery[Any]) -> None:
     certificate = recovery.certificate
     if recovery.status.conclusive:
         console.print(Text(f"certificate: {certificate.claim}"))

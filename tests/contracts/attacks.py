@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from unmask.attacks.gradients.bag_of_words import BagOfWordsAttack
 from unmask.attacks.gradients.dager import Dager
 from unmask.attacks.gradients.decoder import DecoderAttack
 from unmask.attacks.gradients.encoder import EncoderAttack
-from unmask.evidence import GradientEvidence
+from unmask.attacks.outputs.first_attention import FirstAttentionAttack
+from unmask.attacks.outputs.prompt import PromptAttack
+from unmask.attacks.outputs.stack import StackAttack
+from unmask.evidence import GradientEvidence, HiddenEvidence
 from unmask.models import Model
-from unmask.protocols import observe_gradients
+from unmask.protocols import observe_gradients, observe_hidden
 from unmask.recovery import Status
 
 Texts = tuple[tuple[int, ...], ...] | tuple[str, ...]
+Evidence = GradientEvidence | HiddenEvidence
 
 # Different lengths, a repeated token, two texts with a common beginning.
 BATCH = ((5, 17, 99, 17, 250), (400, 3, 8, 21), (44, 45, 46, 47, 48, 49, 50, 51), (400, 3, 8, 9, 11))
@@ -27,25 +34,45 @@ SENTENCES = ("The spare key lies under the pot.", "The biopsy was positive.")
 ENDS_OF_SMOLLM2 = ("layers.0.", "layers.29.mlp.down_proj")
 
 
+def tensors_of(evidence: Evidence) -> Mapping[str, Tensor]:
+    """What an adversary reads, by name."""
+    return evidence.gradients if isinstance(evidence, GradientEvidence) else {"states": evidence.states}
+
+
+def with_tensors(evidence: Evidence, tensors: Mapping[str, Tensor]) -> Evidence:
+    """The same evidence with other tensors in it."""
+    if isinstance(evidence, GradientEvidence):
+        return replace(evidence, gradients=tensors)
+    return replace(evidence, states=tensors["states"])
+
+
 @dataclass(frozen=True)
 class Row:
     """An attack with the model and the batch it is run on, and how it must end there.
 
-    `keep`: parts of parameter names; all others are left out of the update.
+    `seen` is the task whose gradients are seen, or the site and the layer whose states are. `keep`: parts of parameter
+    names; all others are left out of the update.
     """
 
     name: str
     attack: Any
     recipe: str
-    task: str
+    seen: str | tuple[str, int]
     texts: Texts
     status: Status
     keep: tuple[str, ...] | None = None
 
-    def observe(self, model: Model) -> GradientEvidence:
-        """What the adversary sees of a client that starts from `model`."""
+    @property
+    def sees_gradients(self) -> bool:
+        """Whether the evidence is an update."""
+        return isinstance(self.seen, str)
+
+    def observe(self, model: Model) -> Evidence:
+        """What the adversary sees of a client that starts from `model`, or of a service that runs it."""
+        if isinstance(self.seen, tuple):
+            return observe_hidden(model, list(self.texts), site=self.seen[0], layer=self.seen[1])
         keep = None if self.keep is None else list(self.keep)
-        return observe_gradients(model, list(self.texts), task=self.task, parameters=keep)
+        return observe_gradients(model, list(self.texts), task=self.seen, parameters=keep)
 
     def secret(self, model: Model) -> list[tuple[int, ...]]:
         """The batch as tokens."""
@@ -54,6 +81,7 @@ class Row:
 
 WHOLE, PART = Status.RECOVERED, Status.PARTIAL
 NEXT, CLASS = "next_token", "classification"
+STREAM = "stream"
 # Block 0 without the embeddings, so that tokens must come from a span.
 SPAN_OF_GPT2, SPAN_OF_BERT = ("h.0.",), ("encoder.layer.0.attention.self",)
 BLOCK_0_OF_BERT = ("encoder.layer.0.",)
@@ -79,4 +107,13 @@ ROWS = (
     Row("dager, gpt2, classification", Dager(), "tiny_gpt2", CLASS, BATCH, WHOLE),
     Row("dager, llama", Dager(start_token=START), "tiny_llama", CLASS, STARTED, WHOLE),
     Row("dager, bert", Dager(start_token=START, end_tokens=(END,)), "tiny_bert", CLASS, FRAMED, WHOLE),
+    Row("prompt, gpt2, embeddings", PromptAttack(), "tiny_gpt2", (STREAM, 0), BATCH, WHOLE),
+    Row("prompt, gpt2, last layer", PromptAttack(), "tiny_gpt2", (STREAM, 3), BATCH, WHOLE),
+    Row("prompt, llama", PromptAttack(), "tiny_llama", (STREAM, 2), BATCH, WHOLE),
+    Row("prompt, llama, final norm", PromptAttack(), "tiny_llama", ("final_norm", 3), BATCH, WHOLE),
+    Row("prompt, smollm2", PromptAttack(max_candidates=512), "smollm2", (STREAM, 4), SENTENCES, WHOLE),
+    Row("stack, gpt2", StackAttack(), "tiny_gpt2", (STREAM, 1), FRAMED, WHOLE),
+    Row("first attention, gpt2", FirstAttentionAttack(), "tiny_gpt2", ("attention", 0), BATCH, WHOLE),
+    Row("first attention, llama", FirstAttentionAttack(), "tiny_llama", ("attention", 0), BATCH, WHOLE),
+    Row("first attention, bert", FirstAttentionAttack(), "tiny_bert", ("attention", 0), BATCH, WHOLE),
 )

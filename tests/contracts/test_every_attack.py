@@ -18,12 +18,11 @@ from typing import Any
 import pytest
 import torch
 from tests.contracts import replay
-from tests.contracts.attacks import ROWS, Row
+from tests.contracts.attacks import ROWS, Evidence, Row, tensors_of, with_tensors
 from tests.contracts.recipes import stranger
 from torch import Tensor
 
 import unmask.attacks
-from unmask.evidence import GradientEvidence
 from unmask.models import Model
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
@@ -41,10 +40,10 @@ class Case:
 
     row: Row
     model: Model
-    evidence: GradientEvidence
+    evidence: Evidence
     recovery: Recovery[RecoveredTexts]
 
-    def attack(self, evidence: GradientEvidence) -> Recovery[RecoveredTexts]:
+    def attack(self, evidence: Evidence) -> Recovery[RecoveredTexts]:
         return self.row.attack(evidence, self.model)
 
     @property
@@ -98,15 +97,21 @@ def replays(case_of: Callable[[Row], Case], tmp_path_factory: pytest.TempPathFac
 
 
 def attack_classes() -> set[type]:
-    """Every class of `unmask.attacks` that is called like an attack."""
+    """Every class of `unmask.attacks` that is called like an attack on texts."""
     modules = pkgutil.walk_packages(unmask.attacks.__path__, "unmask.attacks.")
     members = (vars(importlib.import_module(module.name)).values() for module in modules)
     return {
         member
         for values in members
         for member in values
-        if isinstance(member, type) and member.__module__.startswith("unmask.attacks") and "__call__" in vars(member)
+        if isinstance(member, type) and member.__module__.startswith("unmask.attacks") and gives_a_recovery(member)
     }
+
+
+def gives_a_recovery(member: type) -> bool:
+    """Whether calling an instance returns a recovery of texts, by its annotation."""
+    call = vars(member).get("__call__")
+    return "Recovery[RecoveredTexts]" in str(getattr(call, "__annotations__", {}).get("return"))
 
 
 def test_every_attack_is_in_the_table():
@@ -152,13 +157,14 @@ def test_it_names_the_parameters_that_it_used(case):
     used = case.recovery.used
     assert used
     assert len(set(used)) == len(used)
-    assert set(used) <= set(case.evidence.gradients)
-    assert set(used) <= {name for name, _ in case.model.named_parameters()}
+    assert set(used) <= set(tensors_of(case.evidence))
+    if case.row.sees_gradients:
+        assert set(used) <= {name for name, _ in case.model.named_parameters()}
 
 
 def test_the_parameters_that_it_used_are_enough(case):
-    kept = {name: case.evidence.gradients[name] for name in case.recovery.used}
-    again = case.attack(replace(case.evidence, gradients=kept))
+    kept = {name: tensors_of(case.evidence)[name] for name in case.recovery.used}
+    again = case.attack(with_tensors(case.evidence, kept))
     assert again.status is case.recovery.status
     assert [text.tokens for text in again.value.texts] == [text.tokens for text in case.recovery.value.texts]
     assert again.value.token_set == case.recovery.value.token_set
@@ -172,7 +178,7 @@ def test_evidence_model_and_global_generator_are_left_alone(case):
     def state() -> tuple[str, str, bool, list[int]]:
         parameters = dict(case.model.named_parameters())
         random_state = torch.random.get_rng_state().tolist()
-        return digest(case.evidence.gradients), digest(parameters), case.model.hf.training, random_state
+        return digest(tensors_of(case.evidence)), digest(parameters), case.model.hf.training, random_state
 
     before = state()
     case.attack(case.evidence)
@@ -215,14 +221,14 @@ def test_a_certificate_that_holds_has_told_true_from_false(case):
 
 
 def noise_of_the_same_norm(case: Case, generator: torch.Generator) -> Iterable[tuple[str, Tensor]]:
-    for name, gradient in case.evidence.gradients.items():
+    for name, gradient in tensors_of(case.evidence).items():
         yield name, scaled(torch.randn(gradient.shape, generator=generator), gradient)
 
 
 def noise_of_the_same_norm_and_a_low_rank(case: Case, generator: torch.Generator) -> Iterable[tuple[str, Tensor]]:
     """Passes every test of the spectrum: a span of few directions, none of which belongs to a token."""
     rank = 12
-    for name, gradient in case.evidence.gradients.items():
+    for name, gradient in tensors_of(case.evidence).items():
         noise = torch.randn(gradient.shape, generator=generator)
         if gradient.ndim == 2:
             left = torch.randn(gradient.shape[0], rank, generator=generator)
@@ -231,23 +237,23 @@ def noise_of_the_same_norm_and_a_low_rank(case: Case, generator: torch.Generator
 
 
 def shuffled_entries(case: Case, generator: torch.Generator) -> Iterable[tuple[str, Tensor]]:
-    for name, gradient in case.evidence.gradients.items():
+    for name, gradient in tensors_of(case.evidence).items():
         order = torch.randperm(gradient.numel(), generator=generator)
         yield name, gradient.flatten()[order].reshape(gradient.shape)
 
 
-def gradients_of_a_stranger(case: Case, generator: torch.Generator) -> Iterable[tuple[str, Tensor]]:
+def evidence_of_a_stranger(case: Case, generator: torch.Generator) -> Iterable[tuple[str, Tensor]]:
     seed = int(torch.randint(2**31, (), generator=generator))
-    yield from case.row.observe(stranger(case.model, seed)).gradients.items()
+    yield from tensors_of(case.row.observe(stranger(case.model, seed))).items()
 
 
 NOISE = (noise_of_the_same_norm, noise_of_the_same_norm_and_a_low_rank)
 
 
-@pytest.mark.parametrize("destroy", [*NOISE, shuffled_entries, gradients_of_a_stranger], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("destroy", [*NOISE, shuffled_entries, evidence_of_a_stranger], ids=lambda f: f.__name__)
 def test_destroyed_evidence_yields_no_text(case, destroy):
     destroyed = dict(destroy(case, torch.Generator().manual_seed(3)))
-    recovery = case.attack(replace(case.evidence, gradients=destroyed))
+    recovery = case.attack(with_tensors(case.evidence, destroyed))
     assert recovery.status is not Status.RECOVERED
     assert not recovery.value.certain
     assert not false_claims(case, recovery)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from unmask.errors import EvidenceError
-from unmask.evidence import AttentionEvidence, HiddenEvidence, load_evidence
+from unmask.evidence import AttentionEvidence, HiddenEvidence, Site, load_evidence
 
 # Examples share a folder: each overwrites the file of the one before.
 quick = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -46,6 +46,21 @@ def test_hidden_states_come_back(tmp_path, dtype):
     assert torch.equal(after.mask, before.mask)
     assert after.mask.dtype == torch.bool
     assert (after.layer, after.model_fingerprint) == (2, "0123456789abcdef")
+
+
+@pytest.mark.parametrize("site", list(Site))
+def test_sites_and_precisions_come_back(tmp_path, site):
+    before = hidden(site=site, compute_dtype=torch.bfloat16)
+    after = load_evidence(before.save(tmp_path / "states.safetensors"))
+    assert (after.site, after.compute_dtype) == (site, torch.bfloat16)
+
+
+def test_a_file_of_the_first_version_is_the_stream_in_float32(tmp_path):
+    header = {"format": 1, "kind": "hidden", "layer": 2, "model_fingerprint": "0123456789abcdef"}
+    tensors = {"states": hidden().states, "mask": hidden().mask}
+    save_file(tensors, tmp_path / "old.safetensors", metadata={"unmask": json.dumps(header)})
+    old = load_evidence(tmp_path / "old.safetensors")
+    assert (old.site, old.compute_dtype) == (Site.STREAM, torch.float32)
 
 
 @quick

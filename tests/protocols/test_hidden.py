@@ -9,7 +9,7 @@ from torch import Tensor
 
 import unmask
 from unmask.errors import InputError
-from unmask.evidence import HiddenEvidence, load_evidence
+from unmask.evidence import HiddenEvidence, Site, load_evidence
 from unmask.models import Model
 from unmask.protocols import observe_hidden
 from unmask.protocols.batch import make_batch
@@ -109,3 +109,46 @@ def test_states_of_pairs_see_their_types(tiny_bert):
     with torch.no_grad():
         theirs = tiny_bert.body(**batch.inputs, output_hidden_states=True).hidden_states[1]
     assert worst_error(evidence.states, theirs, batch.mask) < FLOAT32_PARITY
+
+
+# Sites
+
+
+def test_behind_the_final_norm_is_what_transformers_hand_out(tiny):
+    evidence = observe_hidden(tiny, TEXTS, site="final_norm")
+    batch = make_batch(tiny, TEXTS)
+    theirs = states_of_transformers(tiny, batch.tokens, batch.mask)[-1]
+    assert evidence.site is Site.FINAL_NORM
+    assert worst_error(evidence.states, theirs, batch.mask) < FLOAT32_PARITY
+
+
+def test_the_attention_module_alone(tiny_gpt2):
+    heard = []
+    handle = tiny_gpt2.body.h[0].attn.register_forward_hook(lambda module, inputs, output: heard.append(output[0]))
+    batch = make_batch(tiny_gpt2, TEXTS)
+    try:
+        states_of_transformers(tiny_gpt2, batch.tokens, batch.mask)
+    finally:
+        handle.remove()
+    evidence = observe_hidden(tiny_gpt2, TEXTS, site=Site.ATTENTION)
+    assert evidence.layer == 0
+    assert worst_error(evidence.states, heard[0], batch.mask) < FLOAT32_PARITY
+
+
+def test_the_mean_of_a_text(tiny):
+    pooled = observe_hidden(tiny, TEXTS, layer=2, site=Site.MEAN)
+    states = observe_hidden(tiny, TEXTS, layer=2)
+    assert pooled.states.shape == (3, 1, tiny.width)
+    for row, text in enumerate(TEXTS):
+        mean = states.states[row, : len(text)].mean(0)
+        assert torch.allclose(pooled.states[row, 0], mean, rtol=1e-4, atol=1e-5)
+
+
+def test_all_blocks_are_the_default(tiny_gpt2):
+    assert observe_hidden(tiny_gpt2, TEXTS).layer == tiny_gpt2.num_blocks
+
+
+@pytest.mark.parametrize(("site", "layer"), [("final_norm", 2), ("attention", NUM_BLOCKS)])
+def test_a_layer_that_a_site_lacks_is_refused(tiny_gpt2, site, layer):
+    with pytest.raises(InputError, match="layer must"):
+        observe_hidden(tiny_gpt2, TEXTS, site=site, layer=layer)

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from unmask.attacks.gradients.decoder import DecoderAttack
 from unmask.attacks.gradients.encoder import EncoderAttack
+from unmask.attacks.outputs.encoder_prompt import EncoderPromptAttack
+from unmask.attacks.outputs.first_attention import FirstAttentionAttack
+from unmask.attacks.outputs.pooled import PooledAttack
+from unmask.attacks.outputs.prompt import PromptAttack
 from unmask.attacks.progress import Progress, silent
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
+from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery
 
+TextAttack = Callable[[Any, Model, Progress], Recovery[RecoveredTexts]]
+
 
 def recover_text(
-    evidence: GradientEvidence,
+    evidence: GradientEvidence | HiddenEvidence,
     model: Model,
     *,
     progress: Progress = silent,
     confirm: bool = False,
     seed: int = 0,
 ) -> Recovery[RecoveredTexts]:
-    """Recover the texts behind an update, of decoders and encoders.
+    """Recover the texts behind an update or behind hidden states, of decoders and encoders.
 
-    The model must be the one that the client started from; evidence of another one is refused. With `confirm`, every
-    prefix of a decoder's texts is tested again in block 1.
+    The model must be the one that the client started from, or that the service runs; evidence of another one is
+    refused. With `confirm`, every prefix of a decoder's texts is tested again in block 1 (updates only).
     """
-    if not isinstance(evidence, GradientEvidence):
+    if isinstance(evidence, GradientEvidence):
+        attack: TextAttack = DecoderAttack(confirm=confirm, seed=seed) if model.causal else EncoderAttack(seed=seed)
+    elif isinstance(evidence, HiddenEvidence):
+        attack = attack_on_states(evidence, model)
+    else:
         raise InputError(
-            f"texts can be recovered from gradient evidence, got {type(evidence).__name__}; "
-            "recovery from hidden states is not built yet"
+            f"texts can be recovered from gradients or hidden states, got {type(evidence).__name__}; "
+            "for one attention layer use recover_inputs"
         )
     evidence.check(model)
-    attack = DecoderAttack(confirm=confirm, seed=seed) if model.causal else EncoderAttack(seed=seed)
     return attack(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), progress)
+
+
+def attack_on_states(evidence: HiddenEvidence, model: Model) -> TextAttack:
+    """The attack for the site where states were taken."""
+    if evidence.site is Site.ATTENTION:
+        return FirstAttentionAttack()
+    if evidence.site is Site.MEAN:
+        return PooledAttack()
+    return PromptAttack() if model.causal else EncoderPromptAttack()
 
 
 def as_client_ran_it(model: Model, compute_dtype: torch.dtype) -> Model:

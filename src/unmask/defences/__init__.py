@@ -7,6 +7,7 @@ from unmask.defences.noise import add_gaussian_noise, add_laplace_noise
 from unmask.defences.prune import keep_largest, keep_random
 from unmask.defences.quantise import quantise_bf16, quantise_fp8, quantise_int8
 from unmask.defences.specs import Defence, describe_defences, parse_defence
+from unmask.defences.states import defend_states
 from unmask.defences.table import DEFENCES
 from unmask.defences.withhold import withhold
 
@@ -17,6 +18,7 @@ __all__ = [
     "add_gaussian_noise",
     "add_laplace_noise",
     "clip_norm",
+    "defend_states",
     "describe_defences",
     "keep_largest",
     "keep_random",

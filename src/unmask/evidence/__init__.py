@@ -2,6 +2,6 @@
 
 from unmask.evidence.files import load_evidence
 from unmask.evidence.gradients import GradientEvidence, Task, Update
-from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence
+from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
 
-__all__ = ["AttentionEvidence", "GradientEvidence", "HiddenEvidence", "Task", "Update", "load_evidence"]
+__all__ = ["AttentionEvidence", "GradientEvidence", "HiddenEvidence", "Site", "Task", "Update", "load_evidence"]

@@ -59,7 +59,7 @@ def storage_of(tensor: Tensor) -> Storage:
     smallest = float(nonzero.abs().min())
     levels = torch.unique(values)
     if len(levels) <= min(_MAX_LEVELS, len(nonzero) // 4):
-        step = _even_step(levels)
+        step = even_step(levels)
         if step is not None:
             return Storage(Coarseness.EVEN, step, zero_share)
         return Storage(Coarseness.DIGITS, smallest, zero_share, levels)
@@ -103,7 +103,7 @@ def _sample(tensor: Tensor) -> Float[Tensor, " n"]:
     return flat[:: max(1, len(flat) // _SAMPLE)].double()
 
 
-def _even_step(levels: Float[Tensor, " levels"]) -> float | None:
+def even_step(levels: Float[Tensor, " levels"]) -> float | None:
     """The step of a grid through zero that all levels lie on; None if there is none."""
     magnitudes = torch.unique(levels.abs())
     gaps = torch.diff(magnitudes, prepend=magnitudes.new_zeros(1))

@@ -7,7 +7,7 @@ import torch
 
 from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.first_attention import FirstAttentionAttack, value_tables
-from unmask.evidence import HiddenEvidence
+from unmask.evidence import HiddenEvidence, Site
 from unmask.models import Model
 from unmask.models.output_projection import OutputProjection
 from unmask.recovery import RecoveredTexts, Recovery, Status
@@ -45,7 +45,7 @@ def observed(
     positions = torch.arange(length).expand_as(tokens)
     stream = client.embed(tokens, positions)
     output = client.after_attention(0, torch.zeros_like(stream), client.mixed_values(0, stream, positions, mask))
-    return HiddenEvidence((output * mask[..., None]).to(dtype), mask, 1, model.fingerprint())
+    return HiddenEvidence((output * mask[..., None]).to(dtype), mask, 0, model.fingerprint(), Site.ATTENTION)
 
 
 def tokens_of(recovery: Recovery[RecoveredTexts]) -> set[tuple[int, ...]]:
@@ -100,7 +100,7 @@ def test_noise_is_not_recovered(decoder):
     evidence = observed(decoder, [TEXT])
     noise = torch.randn(evidence.states.shape, generator=torch.Generator().manual_seed(0))
     noise = noise * evidence.states.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
-    recovery = ATTACK(HiddenEvidence(noise, evidence.mask, 1, decoder.fingerprint()), decoder)
+    recovery = ATTACK(HiddenEvidence(noise, evidence.mask, 0, decoder.fingerprint(), Site.ATTENTION), decoder)
     assert recovery.status is Status.NOTHING_FOUND
     assert not recovery.certificate.holds
 
@@ -110,7 +110,7 @@ def test_what_comes_before_noise_is_kept(decoder):
     evidence = observed(decoder, [TEXT])
     states = evidence.states.clone()
     states[:, 4:] = states[:, 4:].flip(-1)
-    recovery = ATTACK(HiddenEvidence(states, evidence.mask, 1, decoder.fingerprint()), decoder)
+    recovery = ATTACK(HiddenEvidence(states, evidence.mask, 0, decoder.fingerprint(), Site.ATTENTION), decoder)
     assert recovery.status is Status.PARTIAL
     (text,) = recovery.value.texts
     assert text.tokens == tuple(TEXT[:4])
@@ -149,7 +149,7 @@ def test_real_weights_in_bfloat16(smollm2):
 def test_noise_on_real_weights(smollm2):
     evidence = observed(smollm2, [smollm2.encode(LETTER)[:4]])
     shuffled = evidence.states.flip(-1)
-    recovery = ATTACK(HiddenEvidence(shuffled, evidence.mask, 1, smollm2.fingerprint()), smollm2)
+    recovery = ATTACK(HiddenEvidence(shuffled, evidence.mask, 0, smollm2.fingerprint(), Site.ATTENTION), smollm2)
     assert recovery.status is Status.NOTHING_FOUND
 
 

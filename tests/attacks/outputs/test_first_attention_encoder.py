@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from unmask.attacks.outputs.first_attention import FirstAttentionAttack
 from unmask.attacks.outputs.first_attention_encoder import nearest_tokens, weighted_complements
-from unmask.evidence import HiddenEvidence
+from unmask.evidence import HiddenEvidence, Site
 from unmask.models import Model
 from unmask.models.output_projection import OutputProjection
 from unmask.recovery import Status
@@ -22,7 +24,7 @@ def observed(model: Model, tokens: list[int], dtype: torch.dtype) -> HiddenEvide
     ids, positions = torch.tensor([tokens]), torch.arange(len(tokens))[None]
     mask = torch.ones_like(ids, dtype=torch.bool)
     mixed = client.mixed_values(0, client.embed(ids, positions), positions, mask)
-    return HiddenEvidence(OutputProjection.of(client, 0)(mixed).to(dtype), mask, 0, model.fingerprint())
+    return HiddenEvidence(OutputProjection.of(client, 0)(mixed).to(dtype), mask, 0, model.fingerprint(), Site.ATTENTION)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -56,7 +58,7 @@ def test_noise_is_not_recovered(tiny_bert, dtype):
     evidence = observed(tiny_bert, TEXT, dtype)
     noise = torch.randn(evidence.states.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     noise = noise * evidence.states.norm() / noise.norm()
-    recovery = FirstAttentionAttack()(HiddenEvidence(noise, evidence.mask, 0, tiny_bert.fingerprint()), tiny_bert)
+    recovery = FirstAttentionAttack()(replace(evidence, states=noise), tiny_bert)
     assert recovery.status is Status.NOTHING_FOUND
     assert not recovery.certificate.holds
 

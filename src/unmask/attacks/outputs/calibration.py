@@ -15,8 +15,8 @@ from unmask.models.adapter import Model
 from unmask.shapes import TokenBatch
 
 _NUM_WRITTEN = 40
-_NUM_RANDOM = 24
 _LENGTH = 40
+_TOKENS_A_WIDTH = 8  # as many tokens in all, in units of the width: a regression has that many unknowns a coordinate
 
 
 def calibration_tokens(model: Model, seed: int = 0) -> TokenBatch:
@@ -24,7 +24,8 @@ def calibration_tokens(model: Model, seed: int = 0) -> TokenBatch:
     generator = torch.Generator().manual_seed(seed)
     length = min(_LENGTH, model.max_positions)
     writes = model.causal and model.unembedding is not None
-    random = _random_tokens(model, (_NUM_RANDOM + (0 if writes else _NUM_WRITTEN), length), generator)
+    num_sequences = max(_TOKENS_A_WIDTH * model.width // length, 2 * _NUM_WRITTEN)
+    random = _random_tokens(model, (num_sequences - (_NUM_WRITTEN if writes else 0), length), generator)
     if not writes:
         return random
     starts = _random_tokens(model, (_NUM_WRITTEN, 1), generator)

@@ -30,6 +30,12 @@ class Trial:
     keys: tuple[Float[Tensor, "k g e"], ...]
     values: tuple[Float[Tensor, "k g e"], ...]
 
+    def only(self, index: int) -> Trial:
+        """One of the candidates by itself; the others can be forgotten."""
+        one = slice(index, index + 1)
+        keys, values = (tuple(part[one].clone() for part in parts) for parts in (self.keys, self.values))
+        return Trial(self.tokens[one], self.middle[one].clone(), self.states[one].clone(), keys, values)
+
 
 @dataclass(frozen=True)
 class Continuation:
@@ -42,6 +48,7 @@ class Continuation:
     position: int
     middle_layer: int
     normed: bool
+    num_known: int
     prefixes: tuple[Prefix, ...]  # one a block: their number is the layer
 
     @classmethod
@@ -49,7 +56,7 @@ class Continuation:
         cls, model: Model, layer: int, *, position: int = 0, middle_layer: int = 0, normed: bool = False
     ) -> Continuation:
         """Nothing is known yet."""
-        return cls(model, position, middle_layer, normed, (Prefix.empty(model),) * layer)
+        return cls(model, position, middle_layer, normed, 0, (Prefix.empty(model),) * layer)
 
     @torch.no_grad()
     def trial(self, tokens: Int[Tensor, " k"]) -> Trial:
@@ -69,7 +76,7 @@ class Continuation:
         pairs = zip(self.prefixes, trial.keys, trial.values, strict=True)
         chosen = slice(index, index + 1)
         prefixes = tuple(prefix.extended(keys[chosen], values[chosen]) for prefix, keys, values in pairs)
-        return replace(self, position=self.position + 1, prefixes=prefixes)
+        return replace(self, position=self.position + 1, num_known=self.num_known + 1, prefixes=prefixes)
 
     @torch.no_grad()
     def run(self, tokens: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n d"], tuple[Prefix, ...]]:
@@ -93,7 +100,8 @@ class Continuation:
             Prefix(longer.keys[: len(old) + num_tokens], longer.values[: len(old) + num_tokens])
             for old, longer in zip(self.prefixes, prefixes, strict=True)
         )
-        return replace(self, position=self.position + num_tokens, prefixes=kept)
+        known = self.num_known + num_tokens
+        return replace(self, position=self.position + num_tokens, num_known=known, prefixes=kept)
 
     def read(self, stream: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
         """What is seen of the stream that leaves the last of the blocks."""

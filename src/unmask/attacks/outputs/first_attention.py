@@ -39,7 +39,7 @@ from unmask.attacks.outputs.attention_module import FAR, AttentionReading, Choic
 from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.first_attention_encoder import read_encoder
 from unmask.attacks.progress import Progress, silent
-from unmask.evidence.outputs import HiddenEvidence
+from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.linalg.gap import Gap
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
@@ -66,6 +66,12 @@ class FirstAttentionAttack:
     def __call__(self, evidence: HiddenEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
         started = time.perf_counter()
+        if evidence.site is not Site.ATTENTION or evidence.layer != 0:
+            why = (
+                f"this attack reads the attention module of block 0, but the states were taken at "
+                f"'{evidence.site.value}' of layer {evidence.layer}"
+            )
+            return _nothing(Status.NOT_APPLICABLE, why, started)
         precise = model.to(dtype=torch.float64, num_blocks=1)
         read = self.read if model.causal else self._read_encoder
         readings = [

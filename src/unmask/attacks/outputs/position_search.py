@@ -5,8 +5,10 @@
     3. again from there; where the closest stays the same, further down the order, in growing batches, to the last token
 
 A candidate is accepted when its recomputed state agrees with the one seen as far as rounding lets it; then its distance
-is decades below all others. Where none agrees, noise may have been added: then the closest candidate is accepted if
-what it leaves is white (whiteness.py) and if it beats its neighbours, which were tested too, by likelihood.
+is decades below all others. Where none of the whole vocabulary agrees, noise may have been added: then the closest
+candidate is accepted if what it leaves is white (whiteness.py) and if it beats all others by likelihood. Once noise is
+established in a text, later positions need not try every token: the neighbours of the closest one will do; and once a
+position agreed, noise is excluded.
 
 Notation: distance = ‖h(v) − h‖/‖h‖.
 Limits: finds the token if the table's order is good or if the budget is the whole vocabulary; never accepts another one
@@ -17,7 +19,7 @@ Source: SipIt (arXiv 2510.15511) tests candidates in the order of a gradient's g
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
@@ -42,7 +44,8 @@ class Sighting:
     state: Float[Tensor, " d"]
     tolerance: float  # on the relative distance
     noise_variance: float  # of a coordinate
-    confirm: bool  # noise is so strong that the runner-up must be beaten by likelihood
+    confirm: bool  # rounding is so strong that the runner-up must be beaten by likelihood
+    noisy: bool | None  # whether noise was established at earlier positions of the text; None: there are none
 
 
 @dataclass(frozen=True)
@@ -51,43 +54,51 @@ class SearchSettings:
 
     first: int = 8
     refined: int = 16
-    max_linearisations: int = 3
+    max_linearisations: int = 8
     max_candidates: int | None = None  # None: the whole vocabulary
 
 
 @dataclass
 class Tested:
-    """All candidates that were tested at a position, in the order of testing."""
+    """What is kept of the candidates that were tested at a position: all distances, and the closest one whole."""
 
-    trials: list[Trial] = field(default_factory=list)
-    distances: list[Tensor] = field(default_factory=list)
+    tokens: Int[Tensor, " k"]
+    distances: Float[Tensor, " k"]
+    offsets: Float[Tensor, " d"]  # sum of what streams in the middle have beyond their expectation
+    best: Trial | None = None
     num_jacobians: int = 0
 
-    @property
-    def tokens(self) -> Int[Tensor, " k"]:
-        """Every candidate so far."""
-        return torch.cat([trial.tokens for trial in self.trials])
+    @classmethod
+    def none(cls, like: Tensor) -> Tested:
+        """Nothing was tested yet."""
+        return cls(torch.zeros(0, dtype=torch.long, device=like.device), like.new_zeros(0), torch.zeros_like(like))
+
+    def add(self, trial: Trial, distances: Float[Tensor, " k"], offsets: Float[Tensor, " d"]) -> None:
+        """Further candidates."""
+        if self.best is None or float(distances.min()) < self.distance:
+            self.best = trial.only(int(distances.argmin()))
+        self.tokens = torch.cat([self.tokens, trial.tokens])
+        self.distances = torch.cat([self.distances, distances])
+        self.offsets = self.offsets + offsets
 
     @property
-    def middle(self) -> Float[Tensor, "k d"]:
-        """Their streams in the middle."""
-        return torch.cat([trial.middle for trial in self.trials])
+    def token(self) -> int:
+        """The closest candidate."""
+        assert self.best is not None
+        return int(self.best.tokens[0])
 
     @property
-    def best(self) -> tuple[Trial, int, float]:
-        """The closest candidate: its batch, its place there, its distance."""
-        closest = min(range(len(self.trials)), key=lambda batch: float(self.distances[batch].min()))
-        place = int(self.distances[closest].argmin())
-        return self.trials[closest], place, float(self.distances[closest][place])
+    def distance(self) -> float:
+        """How close it is."""
+        return float(self.distances.min())
 
     @property
     def runner_up(self) -> float:
         """The second smallest distance; infinite where there is none."""
-        ordered = torch.cat(self.distances).sort().values
-        return float(ordered[1]) if len(ordered) > 1 else float("inf")
+        return float(self.distances.topk(2, largest=False).values[1]) if len(self) > 1 else float("inf")
 
     def __len__(self) -> int:
-        return sum(len(trial.tokens) for trial in self.trials)
+        return len(self.tokens)
 
 
 class Standing(Enum):
@@ -127,7 +138,7 @@ def find_token(
     settings: SearchSettings,
 ) -> FoundToken:
     """Test candidates until one is accepted or none is left."""
-    search = _Search(seen, text, templates, prior, Tested())
+    search = _Search(seen, text, templates, prior, Tested.none(seen.state))
     scores, batch = first_scores.clone(), settings.first
     limit = min(settings.max_candidates or len(scores), len(scores))
     while len(search.tested) < limit:
@@ -157,42 +168,52 @@ class _Search:
 
     @property
     def table(self) -> TokenStates:
-        """Templates of the middle: those without a prefix for the first position."""
-        is_first = bool(self.text.prefixes) and len(self.text.prefixes[0]) == 0
-        return self.templates.alone if is_first else self.templates.middle
+        """What is known of the stream in the middle."""
+        return (self.templates.in_context if self.text.num_known else self.templates.alone).middle
 
     @property
     def is_at_best(self) -> bool:
         """Whether the linear map was made at the closest candidate."""
-        trial, place, _ = self.tested.best
-        return int(trial.tokens[place]) == self.near_token
+        return self.tested.token == self.near_token
 
     def test(self, tokens: Int[Tensor, " k"]) -> None:
         """Run candidates and compare."""
         trial = self.text.trial(tokens)
-        self.tested.trials.append(trial)
-        self.tested.distances.append((trial.states - self.seen.state).norm(dim=1) / self.seen.state.norm())
+        distances = (trial.states - self.seen.state).norm(dim=1) / self.seen.state.norm()
+        self.tested.add(trial, distances, (trial.middle - self.table.means(tokens)).sum(0))
+
+    def linearise(self) -> Linearisation:
+        """The linear map at the closest candidate."""
+        assert self.tested.best is not None
+        middle = self.tested.best.middle[0]
+        self.near = Linearisation(middle, *self.text.jacobian(middle))
+        self.near_token, self.white = self.tested.token, None
+        self.tested.num_jacobians += 1
+        return self.near
 
     def ranked(self) -> Float[Tensor, " vocab"]:
-        """All tokens through the linear map at the closest candidate; the context's shift is measured on all tested."""
-        trial, place, _ = self.tested.best
-        self.near = Linearisation(trial.middle[place], *self.text.jacobian(trial.middle[place]))
-        self.near_token, self.white = int(trial.tokens[place]), None
-        self.tested.num_jacobians += 1
-        shift = (self.tested.middle - self.table.templates[self.tested.tokens]).mean(0)
-        scores = linearised_scores(self.table, shift, self.seen.state, self.near, self.seen.noise_variance)
+        """All tokens through that map; the context's shift is measured on all that were tested."""
+        shift = self.tested.offsets / len(self.tested)
+        scores = linearised_scores(self.table, shift, self.seen.state, self.linearise(), self.seen.noise_variance)
         return posterior(scores, self.prior)
 
     @property
     def standing(self) -> Standing:
         """What is known of the closest candidate by now."""
-        distance = self.tested.best[2]
-        if distance <= self.seen.tolerance and not self.seen.confirm:
+        if self.tested.distance <= self.seen.tolerance and not self.seen.confirm:
             return Standing.AGREES
+        everything = len(self.tested) == len(self.prior)
+        if everything and not self.is_at_best:
+            self.linearise()
         if not self.is_at_best or self.near is None:
             return Standing.NONE_AGREES
-        if distance <= self.seen.tolerance:
+        if self.tested.distance <= self.seen.tolerance:
             return Standing.AGREES if self._gain(self.seen.noise_variance) >= _CLEAR else Standing.IN_DOUBT
+        may_be_noise = everything if self.seen.noisy is None else self.seen.noisy
+        return self._standing_in_noise() if may_be_noise else Standing.NONE_AGREES
+
+    def _standing_in_noise(self) -> Standing:
+        assert self.near is not None
         if self.white is None:
             self.white = whiteness(self.seen.state - self.near.state, self.near.jacobian, self.table.spread())
         if not self.white.is_white:
@@ -203,7 +224,7 @@ class _Search:
     def _gain(self, variance: float) -> float:
         """By how much the best candidate is likelier than the runner-up, in logarithms."""
         square = float(self.seen.state.square().sum())
-        return (self.tested.runner_up**2 - self.tested.best[2] ** 2) * square / (2 * variance)
+        return (self.tested.runner_up**2 - self.tested.distance**2) * square / (2 * variance)
 
     @property
     def _relative_noise(self) -> float:
@@ -212,14 +233,14 @@ class _Search:
 
     def found(self) -> FoundToken:
         """The closest candidate."""
-        trial, place, distance = self.tested.best
+        assert self.tested.best is not None
         return FoundToken(
-            token=int(trial.tokens[place]),
+            token=self.tested.token,
             standing=self.standing,
-            distance=distance,
+            distance=self.tested.distance,
             runner_up=self.tested.runner_up,
             noise=self._relative_noise,
-            continuation=self.text.accepted(trial, place),
+            continuation=self.text.accepted(self.tested.best, 0),
             num_candidates=len(self.tested),
             num_jacobians=self.tested.num_jacobians,
         )

@@ -12,8 +12,8 @@ were seen need only be sent through the blocks that they have not passed.
 
 Notation: l the layer seen, d the width, V the vocabulary; distance = ‖h(v) − h‖/‖h‖.
 Limits: all positions of a text must be seen. Noise beyond half of a state's norm leaves guesses.
-Cost: one scan of the vocabulary for a model and a layer (templates.py, kept on disk), then some tens of candidates a
-token at the last layer of SmolLM2, one or two at a low one.
+Cost: some 20 seconds to fit a layer of SmolLM2 (templates.py; kept in the process), then a few candidates a token, some
+tens at the last layer.
 Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, prior and tables: research notes, section 4, and
 new here: the linear map with its covariance, and the prior at every layer.
 """
@@ -30,7 +30,7 @@ from unmask.attacks.outputs.position_search import SearchSettings
 from unmask.attacks.outputs.prompt_reader import PromptReader, ReadText
 from unmask.attacks.outputs.prompt_verdict import prompt_recovery, unreadable
 from unmask.attacks.outputs.state_noise import computing_error
-from unmask.attacks.outputs.template_cache import templates_for
+from unmask.attacks.outputs.templates import templates_for
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
@@ -43,7 +43,7 @@ class PromptAttack:
 
     first: int = 8
     refined: int = 16
-    max_linearisations: int = 3
+    max_linearisations: int = 8
     max_candidates: int | None = None
 
     def __call__(self, evidence: HiddenEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:

@@ -62,6 +62,7 @@ class _Progressed:
     noise: list[float] = field(default_factory=list)
     num_candidates: int = 0
     num_jacobians: int = 0
+    is_noisy: bool = False
     window: int = 4
 
 
@@ -78,8 +79,13 @@ class PromptReader:
 
     @cached_property
     def metric(self) -> Metric:
-        """The table of the layer seen, whitened."""
-        return direct_metric(self.templates.seen)
+        """States of the layer seen, whitened."""
+        return direct_metric(self.templates.in_context.seen)
+
+    @cached_property
+    def first_metric(self) -> Metric:
+        """The same for a text's first token."""
+        return direct_metric(self.templates.alone.seen)
 
     @torch.no_grad()
     def read(self, states: Float[Tensor, "n d"], position: int, number: int, progress: Progress) -> ReadText:
@@ -121,8 +127,8 @@ class PromptReader:
         return even.log()
 
     def _scores(self, states: Tensor, features: Tensor | None, where: Int[Tensor, " k"]) -> Float[Tensor, "k vocab"]:
-        direct = self.metric.scores(states[where] @ self.metric.whiten.T)
-        return posterior(direct, self._log_prior(features, where))
+        metric = self.metric if bool((where > 0).all()) else self.first_metric
+        return posterior(metric.scores(states[where] @ metric.whiten.T), self._log_prior(features, where))
 
     def _guess_ahead(self, text: _Progressed, states: Tensor, noise: StateNoise, features: Tensor | None) -> bool:
         """Test a window of guesses at once and keep those that agree; False if the first one does not."""
@@ -151,26 +157,20 @@ class PromptReader:
             tolerance=float(noise.tolerances[index]),
             noise_variance=float(noise.variances[index]),
             confirm=relative > _CONFIRM,
+            noisy=text.is_noisy if text.tokens else None,
         )
         prior = self._log_prior(features, where)[0]
-        # Without a prefix the table says nothing: any tokens serve to linearise at.
-        first = self._scores(states, features, where)[0] if index else prior + _spread(prior, self.settings.first)
+        first = self._scores(states, features, where)[0]
         found = find_token(sighting, text.continuation, self.templates, first, prior, self.settings)
         text.num_candidates += found.num_candidates
         text.num_jacobians += found.num_jacobians
         text.noise.append(found.noise)
+        text.is_noisy |= found.standing in (Standing.WHITE, Standing.IN_DOUBT)
         if found.standing is Standing.NONE_AGREES:
             return False
         text.continuation = found.continuation
         text.tokens.append(_read_token(found, sighting))
         return True
-
-
-def _spread(prior: Float[Tensor, " vocab"], count: int) -> Float[Tensor, " vocab"]:
-    """A bonus for a few tokens that lie evenly in the vocabulary."""
-    bonus = torch.zeros_like(prior)
-    bonus[torch.linspace(0, len(prior) - 1, count, device=prior.device).long()] = 1
-    return bonus
 
 
 def _read_token(found: FoundToken, seen: Sighting) -> ReadToken:

@@ -28,7 +28,7 @@ def prompt_recovery(
         reason=_reason(texts, evidence),
         certificate=_certificate(texts) if status.conclusive else Certificate.none("no token agrees with its state"),
         cost=Cost(seconds=seconds, candidates=sum(text.num_candidates for text in texts)),
-        used=(f"states after {evidence.layer} blocks ({evidence.site.value})",),
+        used=("states",),
     )
 
 

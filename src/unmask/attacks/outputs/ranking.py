@@ -1,16 +1,17 @@
 """Which token is it? Candidates in order of their probability, given a state, a table of templates and a prior.
 
-Near a stream x₀ in the middle, the state is h(x) ≈ h(x₀) + J (x − x₀), and the stream of token v is N(T[v] + shift, Σ),
-so the state of token v is normal too:
+Near a stream x₀ in the middle, the state is h(x) ≈ h(x₀) + J (x − x₀), and the stream of token v is N(T[v] + s, Σ), so
+the state of token v is normal too:
 
-    h | v ~ N( h(x₀) + J (T[v] + shift − x₀),  J Σ Jᵀ + s²I ),    s² = noise² + (c·‖h − h(x₀)‖)²/d
+    h | v ~ N( h(x₀) + J (T[v] + s − x₀),  J Σ Jᵀ + τ²I ),    τ² = noise² + (c·‖h − h(x₀)‖)²/d
 
 The last term stands for what a linear map leaves out. Directions in which J says nothing count for nothing by
 themselves; to invert J and to look for the nearest template would be led astray by exactly those.
 
     score(v) = −½·κ·(h − mean_v)ᵀ cov⁻¹ (h − mean_v) + log p(v)
 
-Notation: J = ∂h/∂x at x₀; κ < 1 because coordinates are not as independent as the covariance says.
+Notation: T[v] = φ(v)·A + b, the expected stream of token v (templates.py), s this context's shift; J = ∂h/∂x at x₀;
+κ < 1 because coordinates are not as independent as the covariance says.
 Limits: an order, not a proof. Without linearisation (the table of the layer seen): J = I, x₀ = 0.
 Cost: V·d² flops a ranking, and one Jacobian.
 Source: an extended Kalman filter's update, with a discrete unknown. c = 0.3 and κ = 0.2 were chosen by experiment.
@@ -29,7 +30,6 @@ from unmask.attacks.outputs.templates import TokenStates
 _TEMPER = 0.2
 _LEFT_OUT = 0.3
 _RIDGE = 1e-6
-_CHUNK = 8192
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Metric:
     """A whitening of the state's coordinates, and the table of templates seen through it."""
 
     whiten: Float[Tensor, "d d"]  # L⁻¹·J
-    rows: Float[Tensor, "vocab d"]  # (T[v] + shift)·whitenᵀ
+    rows: Float[Tensor, "vocab d"]  # T[v]·whitenᵀ, shifted
     squares: Float[Tensor, " vocab"]  # half of their squared norms
 
     def scores(self, whitened: Float[Tensor, "n d"]) -> Float[Tensor, "n vocab"]:
@@ -59,7 +59,7 @@ def direct_metric(table: TokenStates, ridge: float = 0.1) -> Metric:
     variances, directions = torch.linalg.eigh(table.covariance.double())
     floor = ridge * variances.median().clamp_min(_RIDGE)
     whiten = (directions / (variances.clamp_min(0) + floor).sqrt()).T.to(table.shift)
-    return _metric(table, whiten, table.shift)
+    return _metric(table, whiten, torch.zeros_like(table.shift))
 
 
 def linearised_scores(
@@ -91,6 +91,5 @@ def posterior(scores: Float[Tensor, "*n vocab"], prior: Float[Tensor, "*n vocab"
 
 
 def _metric(table: TokenStates, whiten: Float[Tensor, "d d"], shift: Float[Tensor, " d"]) -> Metric:
-    parts = table.templates.split(_CHUNK)
-    rows = torch.cat([(part.to(shift) + shift) @ whiten.T for part in parts])
+    rows = table.features @ (table.slope @ whiten.T) + (table.shift + shift) @ whiten.T
     return Metric(whiten, rows, rows.square().sum(1) / 2)

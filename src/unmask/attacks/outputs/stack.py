@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +30,7 @@ from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.blocks import BlockInversion, BlockInverter
 from unmask.attacks.progress import Progress, silent
 from unmask.errors import InputError
-from unmask.evidence.outputs import HiddenEvidence
+from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.linalg.gap import Gap
 from unmask.models.adapter import Model
 from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
@@ -91,17 +91,18 @@ def invert_stack(
 class StackAttack:
     """Texts from the stream after some blocks, by inverting them one by one.
 
-    `min_gap_decades`: how much worse than the token the next best one must explain the evidence.
+    `max_steps`: of the damped method, for each row and start. `min_gap_decades`: how much worse than the token the next
+    best one must explain the evidence.
     """
 
-    inverter: BlockInverter = field(default_factory=BlockInverter)
+    max_steps: int = 40
     min_gap_decades: float = 1.0
 
     def __call__(self, evidence: HiddenEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
         started = time.perf_counter()
-        if not model.causal:
-            why = "blocks are inverted position by position, which needs a causal model"
+        if not model.causal or evidence.site is not Site.STREAM:
+            why = "blocks are inverted position by position, which needs the stream of a causal model"
             return Recovery(
                 RecoveredTexts(), Status.NOT_APPLICABLE, why, Certificate.none(why), _cost(started), ("states",)
             )
@@ -117,7 +118,13 @@ class StackAttack:
         """One text: the blocks above the first one, then tokens, then the check of the whole forward pass."""
         rows, rounding = seen.double(), max(_NEAR, torch.finfo(seen.dtype).eps)
         stack = invert_stack(
-            model, rows, top=layer, bottom=min(layer, 1), positions=positions, inverter=self.inverter, progress=progress
+            model,
+            rows,
+            top=layer,
+            bottom=min(layer, 1),
+            positions=positions,
+            inverter=BlockInverter(self.max_steps),
+            progress=progress,
         )
         tokens, others = list[int](), list[int]()
         step = BlockStep.first(model, 0, positions[0])
@@ -144,7 +151,7 @@ class StackAttack:
         usual = table.norm(dim=1).median()
         found: dict[int, float] = {}
         for start in (row, row * (usual / row.norm())):
-            preimage, _ = self.inverter.invert_row(step, row, start)
+            preimage, _ = BlockInverter(self.max_steps).invert_row(step, row, start)
             near = (table - preimage.row).norm(dim=1).topk(min(_NEAREST, len(table)), largest=False).indices
             errors = (step(table[near]) - row).norm(dim=1) / row.norm()
             found |= dict(zip(near.tolist(), errors.tolist(), strict=True))

@@ -1,0 +1,71 @@
+"""One door to the benchmarks of the outputs channel: the mode says which script runs, and it gets all the options.
+
+python benchmarks/outputs.py MODE [options]        python benchmarks/outputs.py MODE --help
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from unittest.mock import patch
+
+MODES = {
+    "outputs_paper": {
+        "hessian": "the paper's Hessian in closed form against torch.func.hessian",
+        "gamma": "how far the paper's regulariser moves the minimum away from the input",
+        "bounds": "the paper's bounds over the largest values found",
+        "iterations": "Newton steps against the logarithm of the accuracy",
+        "sketch": "sampled rows of the Hessian: error and failure rate against matrix Chernoff",
+    },
+    "outputs_solvers": {
+        "definite": "inputs of one attention layer, sym(W) positive definite",
+        "indefinite": "distinct pre-images, and whether the true one is among them",
+        "unique": "is RECOVERED ever said where a second pre-image exists?",
+        "causal": "one causal attention layer, position by position",
+        "peers": "our solvers against scipy's and torch's",
+        "slopes": "seconds against the number of tokens and the width",
+    },
+    "outputs_blocks": {
+        "stack": "twelve random blocks of GPT-2's shape, inverted block by block",
+        "trained": "single trained blocks: zero residual, and is it the client's row?",
+        "first-attention": "tokens from the first attention module's output",
+    },
+    "outputs_prompts": {
+        "exact": "prompts from hidden states: exact, candidates, tokens a second",
+        "against-gradient": "prompts: ours against SipIt-style search and a vocabulary scan",
+        "coarse": "prompts from states that were stored coarsely or have noise",
+        "control": "noise instead of states: nothing may be claimed",
+    },
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Pass everything on to the script of the mode."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(listing())
+        return
+    script = script_of(arguments[0])
+    with patch.object(sys, "argv", [f"{script}.py", *arguments]):  # not every script's main takes arguments
+        importlib.import_module(script).main()
+
+
+def script_of(mode: str) -> str:
+    """The script that knows the mode."""
+    for script, modes in MODES.items():
+        if mode in modes:
+            return script
+    raise SystemExit(f"no mode '{mode}'; choose one of these:\n\n{listing()}")
+
+
+def listing() -> str:
+    """All modes, one line each, by script."""
+    lines = [__doc__.strip()]
+    for script, modes in MODES.items():
+        lines += ["", f"{script}.py", *(f"  {mode:<18}{sentence}" for mode, sentence in modes.items())]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

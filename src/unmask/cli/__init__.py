@@ -1,0 +1,94 @@
+"""The command line. Commands import what they need when they run, so that `--help` answers at once.
+
+Exit codes: 0 done · 1 a gate of a plan crossed · 2 bad input or tool error · 3 inconclusive · 4 usage.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+try:
+    from typer import _click as click  # newer typers carry a click of their own, whose exceptions are not click's
+except ImportError:
+    import click  # type: ignore[no-redef]
+
+from unmask.cli.observe import observe
+from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, JsonOption
+from unmask.cli.recover import recover
+from unmask.errors import UnmaskError
+
+app = typer.Typer(
+    name="unmask",
+    help="Shows, exactly, what a transformer gives away. For auditing your own models and systems, with consent.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    add_completion=False,
+)
+app.add_typer(observe, name="observe")
+app.add_typer(recover, name="recover")
+
+
+@app.command()
+def models(json: JsonOption = False) -> None:
+    """List the real weights that install without a model hub.
+
+    Example: [bold]unmask models[/bold]
+    """
+    from unmask.models.catalog import list_models
+    from unmask.show import print_models
+
+    print_models(list_models(), json)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the evidence and the result.")] = Path(
+        "runs/demo"
+    ),
+    num_texts: Annotated[int, typer.Option(min=1, max=16, help="How many texts the client holds.")] = 8,
+) -> None:
+    """Take a client's gradients on real weights and recover its texts, with controls.
+
+    Example: [bold]unmask demo --out runs/demo[/bold]
+    """
+    from unmask.demo import run_demo
+
+    raise typer.Exit(EXIT_DONE if run_demo(out, num_texts) else EXIT_ERROR)
+
+
+def main() -> None:
+    """Entry point: callers' mistakes become one paragraph and an exit code, never a traceback."""
+    try:
+        code = app(standalone_mode=False)
+    except UnmaskError as error:
+        code = _complain(str(error), EXIT_ERROR)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = EXIT_USAGE
+    except click.ClickException as error:
+        error.show()
+        code = EXIT_USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        code = EXIT_INTERRUPTED
+    except MemoryError:
+        code = _complain("out of memory; use fewer texts or a smaller model", EXIT_ERROR)
+    except OSError as error:
+        code = _complain(f"the system refused: {error}", EXIT_ERROR)
+    if code == EXIT_INTERRUPTED:
+        _complain("stopped; nothing that was written is lost", code)
+    sys.exit(code if isinstance(code, int) else EXIT_DONE)
+
+
+def _complain(message: str, code: int) -> int:
+    from rich.console import Console
+    from rich.text import Text
+
+    from unmask.show import printable
+
+    Console(stderr=True).print(Text.assemble(("unmask: ", "bold red"), printable(message, longest=4000)))
+    return code

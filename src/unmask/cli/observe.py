@@ -1,0 +1,144 @@
+"""`unmask observe`: make evidence."""
+
+from __future__ import annotations
+
+import functools
+from typing import Annotated
+
+import typer
+
+from unmask.cli.options import (
+    DefenceOption,
+    DeviceOption,
+    DtypeName,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    OutOption,
+    PaddingOption,
+    Side,
+    SiteName,
+    TaskName,
+    TextOption,
+    load,
+)
+from unmask.cli.texts import read_pairs, read_texts
+from unmask.errors import InputError
+
+observe = typer.Typer(help="Make evidence: what an adversary would see.", no_args_is_help=True)
+
+
+@observe.command("gradients")
+def observe_gradients_command(
+    model: ModelOption,
+    text: TextOption,
+    out: OutOption,
+    task: Annotated[TaskName, typer.Option(help="What the client trains for.")] = TaskName.next_token,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
+    padding: PaddingOption = Side.right,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Cut texts to N tokens.")] = None,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Lines are pairs of texts, a tab between; of a .tsv two columns.")
+    ] = False,
+    parameters: Annotated[
+        list[str] | None, typer.Option("--keep", help="Keep only gradients whose name contains this; repeatable.")
+    ] = None,
+    train_mode: Annotated[bool, typer.Option("--train-mode", help="Keep dropout on, as in real training.")] = False,
+    protocol: Annotated[
+        str, typer.Option(help="How the client makes its update: fedsgd, fedavg:…, dpsgd:…, lora:…")
+    ] = "fedsgd",
+    defence: DefenceOption = None,
+    clients: Annotated[
+        int, typer.Option(min=1, help="Deal the texts to N clients; only the sum of their updates is seen.")
+    ] = 1,
+    dtype: DtypeOption = DtypeName.float32,
+    device: DeviceOption = "cpu",
+    seed: Annotated[int, typer.Option(help="Seeds labels, masks, dropout, a fresh head and defences.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Make a client's update: the gradients that a federated-learning server sees.
+
+    Example: [bold]unmask observe gradients -m smollm2-135m -t texts.txt -o update.safetensors[/bold]
+
+    Another: [bold]… --protocol fedavg:local_steps=4,learning_rate=0.01 --defence clip:norm=1 --defence int8[/bold]
+    """
+    import torch
+
+    from unmask.defences import parse_defence, secure_aggregate
+    from unmask.protocols.specs import parse_protocol
+    from unmask.show import print_observation, working
+
+    client = parse_protocol(protocol)
+    defences = [parse_defence(part) for part in defence or ()]
+    texts = read_pairs(text, batch_size) if pairs else read_texts(text, batch_size)
+    if clients > len(texts) or (clients > 1 and client.name == "dpsgd"):
+        raise InputError(
+            f"--clients {clients} needs as many texts, and the file has {len(texts)}; with dpsgd it cannot be used, as "
+            "clients of one seed would draw the same noise"
+        )
+    with working("loading the model"):
+        loaded = load(model, dtype, device)
+    with working(f"computing gradients of {len(texts)} texts"):
+        options = {} if parameters is None else {"parameters": parameters}
+        generator, sent = torch.Generator().manual_seed(seed), []
+        for number in range(clients):
+            update = client(
+                loaded,
+                texts[number::clients],
+                task=task.value.replace("-", "_"),
+                padding_side=padding.value,
+                max_length=max_length,
+                train_mode=train_mode,
+                seed=seed,
+                **options,
+            )
+            sent.append(functools.reduce(lambda seen, step: step(seen, generator), defences, update.evidence))
+        evidence = sent[0] if clients == 1 else secure_aggregate(sent)
+        evidence.save(out)
+    budget = f"; ε = {update.epsilon:.3g} at δ = {update.delta:g}" if update.delta else ""
+    print_observation(out, f"{len(evidence.gradients)} tensors of {len(texts)} texts{budget}", json)
+
+
+@observe.command("hidden")
+def observe_hidden_command(
+    model: ModelOption,
+    text: TextOption,
+    out: OutOption,
+    layer: Annotated[
+        int | None, typer.Option("--layer", "-l", min=0, help="After this many blocks; 0: embeddings. All by default.")
+    ] = None,
+    site: Annotated[
+        SiteName, typer.Option(help="The stream, behind the final norm, one attention module, or the mean of a text.")
+    ] = SiteName.stream,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
+    padding: PaddingOption = Side.right,
+    defence: DefenceOption = None,
+    dtype: DtypeOption = DtypeName.float32,
+    device: DeviceOption = "cpu",
+    seed: Annotated[int, typer.Option(help="Seeds defences.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Make a dump of hidden states, as a split-inference service hands them out.
+
+    Example: [bold]unmask observe hidden -m smollm2-135m -t texts.txt -l 6 -o states.safetensors[/bold]
+
+    Another: [bold]… --site final-norm --defence int8 --defence noise:sigma=0.05,relative=true[/bold]
+    """
+    import torch
+
+    from unmask.defences import defend_states, parse_defence
+    from unmask.protocols import observe_hidden
+    from unmask.show import print_observation, working
+
+    defences = [parse_defence(part) for part in defence or ()]
+    texts = read_texts(text, batch_size)
+    with working("loading the model"):
+        loaded = load(model, dtype, device)
+    with working(f"computing states of {len(texts)} texts"):
+        place = site.value.replace("-", "_")
+        evidence = observe_hidden(loaded, texts, layer=layer, site=place, padding_side=padding.value)
+        generator = torch.Generator().manual_seed(seed)
+        for step in defences:
+            evidence = defend_states(evidence, step, generator)
+        evidence.save(out)
+    print_observation(out, f"states of {len(texts)} texts after {evidence.layer} blocks ({place})", json)

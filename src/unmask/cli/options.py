@@ -1,0 +1,81 @@
+"""Options that commands share, exit codes, and the model that an option names."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unmask.errors import InputError
+
+if TYPE_CHECKING:
+    from unmask.models import Model
+
+EXIT_DONE, EXIT_ERROR, EXIT_INCONCLUSIVE, EXIT_USAGE = 0, 2, 3, 4
+EXIT_INTERRUPTED = 130  # as shells say it
+
+
+class TaskName(StrEnum):
+    """Tasks by their command-line names."""
+
+    next_token = "next-token"
+    classification = "classification"
+    masked_token = "masked-token"
+
+
+class DtypeName(StrEnum):
+    """Precisions that a client may train in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float64 = "float64"
+
+
+class SiteName(StrEnum):
+    """Places of a model where states are taken."""
+
+    stream = "stream"
+    final_norm = "final-norm"
+    attention = "attention"
+    mean = "mean"
+
+
+class Side(StrEnum):
+    """Sides of padding."""
+
+    right = "right"
+    left = "left"
+
+
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", help="Catalogue name, folder or Hugging Face name (see `unmask models`).")
+]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Evidence file to write (safetensors).")]
+TextOption = Annotated[
+    Path, typer.Option("--text", "-t", help="UTF-8 file, one text a line; of a .tsv file the first column.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, for machines.")]
+DeviceOption = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 …")]
+DtypeOption = Annotated[DtypeName, typer.Option(help="Precision in which the client runs its model.")]
+DefenceOption = Annotated[
+    list[str] | None,
+    typer.Option("--defence", help="What the evidence goes through, in order; repeatable: noise:sigma=1e-4, int8 …"),
+]
+PaddingOption = Annotated[Side, typer.Option(help="Side on which shorter texts are padded.")]
+
+
+def load(name: str, dtype: DtypeName, device: str) -> Model:
+    """The model of `--model`, on the device that was asked for."""
+    import torch
+
+    from unmask.models import load_model
+
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise InputError(f"--device must be cpu, cuda or cuda:N, got {device!r}") from None
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"--device {device} was asked for, but torch sees no CUDA device here; use --device cpu")
+    return load_model(name, dtype=getattr(torch, dtype.value), device=device)

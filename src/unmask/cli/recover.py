@@ -1,0 +1,80 @@
+"""`unmask recover`: evidence in, secret out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask.cli.options import (
+    EXIT_DONE,
+    EXIT_INCONCLUSIVE,
+    DeviceOption,
+    DtypeName,
+    JsonOption,
+    ModelOption,
+    load,
+)
+from unmask.errors import InputError
+
+recover = typer.Typer(help="Recover the secret from evidence.", no_args_is_help=True)
+
+
+@recover.command("text")
+def recover_text_command(
+    evidence: Annotated[Path, typer.Argument(help="Evidence file: gradients or hidden states.")],
+    model: ModelOption,
+    device: DeviceOption = "cpu",
+    confirm: Annotated[bool, typer.Option("--confirm", help="Test every prefix again in a later block.")] = False,
+    seed: Annotated[int, typer.Option(help="Seeds the attack's random probes.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Recover texts from a client's update or from hidden states. Exit code 3: it could not tell, which is not 'safe'.
+
+    Example: [bold]unmask recover text update.safetensors -m smollm2-135m[/bold]
+
+    Another: [bold]unmask recover text states.safetensors -m smollm2-135m --json[/bold]
+    """
+    from unmask.attacks.text import recover_text
+    from unmask.evidence import load_evidence
+    from unmask.show import print_text_recovery, progress_bar, working
+
+    seen = load_evidence(evidence)
+    with working("loading the model"):
+        loaded = load(model, DtypeName.float32, device)
+    with progress_bar() as progress:
+        recovery = recover_text(seen, loaded, progress=progress, confirm=confirm, seed=seed)
+    print_text_recovery(recovery, loaded, json)
+    raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
+
+
+@recover.command("inputs")
+def recover_inputs_command(
+    evidence: Annotated[Path, typer.Argument(help="Evidence file of one attention layer: W, V and its output.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the pre-images (safetensors).")] = None,
+    seed: Annotated[int, typer.Option(help="Seeds the starts of the search.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Recover the inputs of an attention layer from its output. Exit code 3: it could not tell.
+
+    A file is made in Python: [bold]unmask.AttentionEvidence(W=W, V=V, output=B).save("layer.safetensors")[/bold]
+
+    Example: [bold]unmask recover inputs layer.safetensors --out inputs.safetensors[/bold]
+    """
+    from unmask.attacks.outputs.inputs import recover_inputs
+    from unmask.evidence import AttentionEvidence, load_evidence
+    from unmask.show import print_inputs_recovery, progress_bar, write_preimages
+
+    seen = load_evidence(evidence)
+    if not isinstance(seen, AttentionEvidence):
+        raise InputError(
+            f"{evidence} holds {type(seen).__name__}, but inputs are recovered from AttentionEvidence; use "
+            "`unmask recover text` for gradients and hidden states"
+        )
+    with progress_bar() as progress:
+        recovery = recover_inputs(seen, progress=progress, seed=seed)
+    if out is not None:
+        write_preimages(recovery, out)
+    print_inputs_recovery(recovery, out, json)
+    raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
