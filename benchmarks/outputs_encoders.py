@@ -69,7 +69,8 @@ def cut(tokens: list[int], length: int) -> list[int]:
 def prompts(model: Model, texts: list[list[int]], layers: list[int]) -> list[dict]:
     """One row a layer."""
     lengths = sorted(map(len, texts))
-    print(f"\n{len(texts)} texts of {lengths[0]} to {lengths[-1]} tokens\nlayer  exact  certain  tokens  runs/text  s/text  fit s")
+    print(f"\n{len(texts)} texts of {lengths[0]} to {lengths[-1]} tokens")
+    print("layer  exact  certain  tokens  runs/text  s/text  fit s")
     rows = []
     for layer in layers:
         started = time.perf_counter()
@@ -120,9 +121,8 @@ def pooled(model: Model, lines: list[str], layers: list[int], lengths: list[int]
         for length in lengths:
             texts = [stream[start : start + length] for start in range(0, count * length, length)]
             found = [one_bag(model, text, layer) for text in texts if len(text) == length]
-            row = {"layer": layer, "length": length, "texts": len(found)} | {
-                key: sum(one[key] for one in found) / len(found) for key in ("recall", "precision", "certain", "seconds")
-            }
+            means = {key: sum(one[key] for one in found) / len(found) for key in found[0]}
+            row = {"layer": layer, "length": length, "texts": len(found)} | means
             rows.append(row)
             print(
                 f"{layer:>5} {length:>7} {row['recall']:>7.2f} {row['precision']:>10.2f} {row['certain']:>13.2f} "

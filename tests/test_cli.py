@@ -29,12 +29,8 @@ SENTENCE = "the spare key lies under blue pot biopsy was positive and treatment 
 WORDS = SENTENCE.split()
 TEXTS = ("the spare key lies under the blue pot", "the biopsy was positive", "wire the money now")
 COMMANDS = (
-    ("models",),
-    ("demo",),
-    ("observe", "gradients"),
-    ("observe", "hidden"),
-    ("recover", "text"),
-    ("recover", "inputs"),
+    *(("models",), ("demo",), ("observe", "gradients"), ("observe", "hidden")),
+    *(("recover", "text"), ("recover", "inputs")),
 )
 SCRIPT = Path(sys.executable).parent / "unmask"
 

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-PROMISES = {"gradients_to_text.py": "score: 100% exact, 0 false"}
+PROMISES = {
+    "gradients_to_text.py": "score: 100% exact, 0 false",
+    "outputs_to_inputs.py": "RECOVERED: 'The spare key lies under the blue flower pot behind the garage.'",
+}
 
 
 def test_every_example_is_listed():

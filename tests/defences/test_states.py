@@ -23,7 +23,7 @@ def defended(evidence: HiddenEvidence, text: str, seed: int = 0) -> HiddenEviden
     return defend_states(evidence, parse_defence(text), torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("text", ["noise:sigma=0.1", "int8", "fp8", "bf16", "topk:share=0.5", "clip:norm=1"])
+@pytest.mark.parametrize("text", ["noise:sigma=0.1", "int8", "fp8", "bf16", "random:share=0.5", "clip:norm=1"])
 def test_real_tokens_change_and_padding_stays_zero(evidence, text):
     before = evidence.states.clone()
     after = defended(evidence, text)
@@ -42,7 +42,7 @@ def test_each_token_has_a_scale_of_its_own(evidence):
 def test_relative_noise_is_relative_to_each_token(evidence):
     errors = (defended(evidence, "noise:sigma=0.1,relative=true").states - evidence.states).norm(dim=2)
     shares = errors[evidence.mask] / evidence.states.norm(dim=2)[evidence.mask]
-    assert ((0.06 < shares) & (shares < 0.14)).all()  # 64 coordinates: 9 % of 0.1, four times
+    assert ((shares > 0.06) & (shares < 0.14)).all()  # 64 coordinates: 9 % of 0.1, four times
 
 
 def test_a_seed_gives_the_same_noise(evidence):

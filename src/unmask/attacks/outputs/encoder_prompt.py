@@ -9,10 +9,11 @@ In both directions every state depends on every token, so nothing is proven befo
 whole text, recomputed, gives the states seen at *every* position, while each token replaced by the likeliest other one
 does not.
 
-Notation: h_i the state seen at position i, H_i(g) that of a guess, mean(v) = φ(v)·A + b; distance = ‖H_i(g) − h_i‖/‖h_i‖.
-Limits: all positions must be seen, of one text with token types 0 (not a pair). Coarse storage is allowed for; noise
-that was added on purpose leaves a guess without a proof. A text that is not found within the budget is handed out as a
-guess, with no token certain.
+Notation: h_i the state seen at position i, H_i(g) that of a guess g, mean(v) = φ(v)·A + b the one expected of token v;
+distance = ‖H_i(g) − h_i‖/‖h_i‖.
+Limits: all positions must be seen, of one text with token types 0 (not a pair). Coarse storage is allowed for
+(float16 that was cast to float32 is not recognised); noise that was added on purpose leaves a guess without a proof. A
+text that is not found within the budget is handed out as a guess, with no token certain.
 Cost: one fit a layer (kept), then one text through l blocks where the first guess holds, 64 and more a repair.
 Source: new here. For causal models see prompt.py.
 """
@@ -41,8 +42,8 @@ _GROWTH, _MOST = 4, 256  # candidates at a position that was tried in vain
 _CROWDED_SHARE = 8  # one candidate in so many may be crowded
 _CLEAR = 3.0  # another token must be off by more than this many tolerances
 _CLAIM = (
-    "Every state of a certain text, recomputed from all of its recovered tokens, equals the one that was seen; with any "
-    "one token replaced by the likeliest other one, a state is at least `rejected` away."
+    "Every state of a certain text, recomputed from all of its recovered tokens, equals the one that was seen; with "
+    "any one token replaced by the likeliest other one, a state is at least `rejected` away."
 )
 
 
@@ -62,7 +63,7 @@ class EncoderPromptAttack:
             return _unreadable(evidence, model)
         templates = encoder_templates_for(model, evidence.layer, progress)
         reader = EncoderReader(self, model, templates, direct_metric(templates.states))
-        error = computing_error(model, evidence.compute_dtype, evidence.layer)
+        error = computing_error(model, evidence.compute_dtype, evidence.layer) + _storing_error(evidence.states.dtype)
         texts = []
         for number, (states, mask) in enumerate(zip(evidence.states, evidence.mask, strict=True)):
             progress("reading texts", number, len(evidence.mask))
@@ -251,6 +252,11 @@ class _Search:
         return min(float(guess.distances.max()) for guess in self.run(texts))
 
 
+def _storing_error(dtype: torch.dtype) -> float:
+    """Of states that are handed out in half precision: a number is off by up to half a step."""
+    return torch.finfo(dtype).eps / 2 if torch.finfo(dtype).bits == 16 else 0.0
+
+
 def _likeliest(scores: Float[Tensor, " vocab"], count: int) -> Int[Tensor, " k"]:
     best = scores.topk(min(count, len(scores)))
     return best.indices[best.values > -torch.inf]
@@ -266,19 +272,21 @@ def _recovery(
         for text in sorted(texts, key=lambda text: not text.certain)
         for ids in [tuple(text.tokens.tolist())]
     ]
-    if certain:
-        status = Status.RECOVERED if len(certain) == len(texts) else Status.PARTIAL
-    else:
-        status = Status.NOTHING_FOUND
     runs = sum(text.num_texts for text in texts)
     return Recovery(
         value=RecoveredTexts(tuple(recovered), frozenset(token for text in certain for token in text.tokens.tolist())),
-        status=status,
+        status=_status(len(certain), len(texts)),
         reason=_reason(texts, len(certain)),
         certificate=_certificate(certain) if certain else Certificate.none("no text gives all of the states seen"),
         cost=Cost(seconds=seconds, candidates=runs, forward_passes=runs),
         used=(f"states after {evidence.layer} blocks ({evidence.site.value})",),
     )
+
+
+def _status(num_certain: int, num_texts: int) -> Status:
+    if num_certain == 0:
+        return Status.NOTHING_FOUND
+    return Status.RECOVERED if num_certain == num_texts else Status.PARTIAL
 
 
 def _certificate(certain: list[EncoderText]) -> Certificate:

@@ -1,6 +1,6 @@
 """What a token's state looks like in an encoder before its context is known: a linear model, fitted once for a layer.
 
-    h⁽ˡ⁾ at a position that holds token v  ~  N(φ(v)·A + b, Σ),    φ(v) = the stream of v at position 0 that enters block 0
+    h⁽ˡ⁾ at a position that holds token v  ~  N(φ(v)·A + b, Σ),    φ(v) = the embedding of v at position 0
 
 A, b and Σ are a ridge regression over random tokens in texts of several lengths, in the frame ([CLS], [SEP]) that the
 tokenizer puts around every text. φ costs a row of the embedding; neither the stream after one block nor both
@@ -14,8 +14,8 @@ tests a few of them at a time instead of all of them first.
 Notation: l the layer that was seen, V the vocabulary, d the width.
 Limits: a guess, never a proof. One text, not a pair: token types are 0.
 Cost: 32·d tokens through l blocks and one regression: about 5 seconds for MiniLM on one core.
-Source: as templates.py. A scan of '[CLS] v [SEP]' through all blocks (research notes, section 4) ranks worse: at MiniLM's
-layer 6 it has the right token first at 27 % of the positions, this model at 76 %.
+Source: as templates.py. A scan of '[CLS] v [SEP]' through all blocks (research notes, section 4) ranks worse: at
+MiniLM's layer 6 it has the right token first at 27 % of the positions, this model at 76 %.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -39,9 +40,10 @@ _RIDGE = 1e-3  # in units of the median variance
 _NEARLY_WHOLE = 0.2  # a count may be so far off before it is rounded and tested
 _CLEAR = 3.0  # another token must be off by more than this many tolerances
 _SHARE = 8  # rows taken at once: one, and one more for so many that were taken
+_KEPT: WeakKeyDictionary[Model, dict[int, Rows]] = WeakKeyDictionary()
 _CLAIM = (
-    "The mean over the embeddings of the tokens of `token_set`, with whole counts, is the state that was seen; with any "
-    "one token exchanged for the nearest other one it is at least `rejected` away. Their order is unknown."
+    "The mean over the embeddings of the tokens of `token_set`, with whole counts, is the state that was seen; with "
+    "any one token exchanged for the nearest other one it is at least `rejected` away. Their order is unknown."
 )
 
 
@@ -78,13 +80,13 @@ class PooledAttack:
         """A bag for every text."""
         started = time.perf_counter()
         if evidence.site is not Site.MEAN:
-            why = f"states taken at '{evidence.site.value}' are not means over a text; this attack needs '{Site.MEAN.value}'"
+            why = f"states taken at '{evidence.site.value}' are not means over a text ('{Site.MEAN.value}')"
             return Recovery(RecoveredTexts(), Status.NOT_APPLICABLE, why, Certificate.none(why), Cost())
         means = evidence.states[evidence.mask].to(device=model.device, dtype=model.dtype)
         error = computing_error(model, evidence.compute_dtype, evidence.layer)
         tolerances = measure_rounding(means, error).tolerances.tolist()
         exact = evidence.layer == 0 and _is_sum(model)
-        rows = Rows.of_embeddings(model) if exact else Rows.expected(model, evidence.layer, progress)
+        rows = Rows.kept(model, evidence.layer, exact, progress)
         bags = []
         for number, (mean, tolerance) in enumerate(zip(means.double(), tolerances, strict=True)):
             progress("reading pooled states", number, len(means))
@@ -115,6 +117,14 @@ class Rows:
     centre: Float[Tensor, " d"]  # subtracted from rows and means: coefficients sum to 1
     whiten: Float[Tensor, "d d"]  # float64
     units: Float[Tensor, "vocab d"]  # centred, whitened, of length 1
+
+    @classmethod
+    def kept(cls, model: Model, layer: int, exact: bool, progress: Progress) -> Rows:
+        """The rows of a layer, made once and kept while the model lives."""
+        kept = _KEPT.setdefault(model, {})
+        if layer not in kept:
+            kept[layer] = cls.of_embeddings(model) if exact else cls.expected(model, layer, progress)
+        return kept[layer]
 
     @classmethod
     def of_embeddings(cls, model: Model) -> Rows:

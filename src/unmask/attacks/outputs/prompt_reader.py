@@ -133,7 +133,7 @@ class PromptReader:
     def _guess_ahead(self, text: _Progressed, states: Tensor, noise: StateNoise, features: Tensor | None) -> bool:
         """Test a window of guesses at once and keep those that agree; False if the first one does not."""
         done = len(text.tokens)
-        if done == 0 or bool((noise.relative(states)[done : done + text.window] > _CONFIRM).any()):
+        if done == 0 or text.is_noisy or bool((noise.relative(states)[done : done + text.window] > _CONFIRM).any()):
             return False
         where = torch.arange(done, min(done + text.window, len(states)), device=states.device)
         guess = self._scores(states, features, where).argmax(1)
@@ -156,7 +156,7 @@ class PromptReader:
             state=states[index],
             tolerance=float(noise.tolerances[index]),
             noise_variance=float(noise.variances[index]),
-            confirm=relative > _CONFIRM,
+            confirm=relative > (_CONFIRM if index else 0),  # first states are long, and so close to each other
             noisy=text.is_noisy if text.tokens else None,
         )
         prior = self._log_prior(features, where)[0]
