@@ -144,7 +144,7 @@ class Rows:
         else:
             states = encoder_templates_for(model, layer, progress).states
         table = _all_means(states)
-        return cls._whitened(table, table.double().mean(0), states.covariance.double(), sink)
+        return cls._whitened(table, table.double().mean(0), states.spread().double(), sink)
 
     @classmethod
     def _whitened(cls, table: Tensor, centre: Tensor, covariance: Tensor, ignored: Tensor | None = None) -> Rows:
@@ -219,8 +219,10 @@ class Rows:
         if not chosen:
             return Bag({}, float("inf"), 0.0, None)
         coefficients, residual = self._solved(seen, chosen)
+        counts = (coefficients / coefficients.median()).round().clamp_min(1)
         order = coefficients.argsort(descending=True).tolist()
-        return Bag({chosen[place]: 1 for place in order}, float(residual.norm() / seen.norm()), 0.0, None)
+        found = {chosen[place]: int(counts[place]) for place in order}
+        return Bag(found, float(residual.norm() / seen.norm()), 0.0, None)
 
 
 def _all_means(states: TokenStates) -> Float[Tensor, "vocab d"]:

@@ -5,10 +5,10 @@
     3. again from there; where the closest stays the same, further down the order, in growing batches, to the last token
 
 A candidate is accepted when its recomputed state agrees with the one seen as far as rounding lets it; then its distance
-is decades below all others. Where none of the whole vocabulary agrees, noise may have been added: then the closest
-candidate is accepted if what it leaves is white (whiteness.py) and if it beats all others by likelihood. Once noise is
-established in a text, later positions need not try every token: the neighbours of the closest one will do; and once a
-position agreed, noise is excluded.
+is decades below all others. Where none agrees, noise may have been added: then the closest candidate is accepted if
+what it leaves is white (whiteness.py) and if it beats its neighbours, which were tested too, by likelihood. That is
+believed where the test tells the tested tokens apart, or where the whole vocabulary was tried; and once a position of a
+text has agreed, noise is excluded there.
 
 Notation: distance = ‖h(v) − h‖/‖h‖.
 Limits: finds the token if the table's order is good or if the budget is the whole vocabulary; never accepts another one
@@ -29,10 +29,11 @@ from torch import Tensor
 from unmask.attacks.outputs.continuation import Continuation, Trial
 from unmask.attacks.outputs.ranking import Linearisation, linearised_scores, posterior
 from unmask.attacks.outputs.templates import Templates, TokenStates
-from unmask.attacks.outputs.whiteness import Whiteness, whiteness
+from unmask.attacks.outputs.whiteness import Whiteness, WhitenessTest
 
 _CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
 _LOUDEST = 0.5  # noise of more than this share of a state's norm: nothing is claimed
+_NUM_KEPT = 64
 _GROWTH = 4
 _LARGEST_BATCH = 2048
 
@@ -65,13 +66,15 @@ class Tested:
     tokens: Int[Tensor, " k"]
     distances: Float[Tensor, " k"]
     offsets: Float[Tensor, " d"]  # sum of what streams in the middle have beyond their expectation
+    states: Float[Tensor, "k d"]  # of the first candidates, a few hundred at most
     best: Trial | None = None
     num_jacobians: int = 0
 
     @classmethod
     def none(cls, like: Tensor) -> Tested:
         """Nothing was tested yet."""
-        return cls(torch.zeros(0, dtype=torch.long, device=like.device), like.new_zeros(0), torch.zeros_like(like))
+        nothing = torch.zeros(0, dtype=torch.long, device=like.device)
+        return cls(nothing, like.new_zeros(0), torch.zeros_like(like), like.new_zeros(0, len(like)))
 
     def add(self, trial: Trial, distances: Float[Tensor, " k"], offsets: Float[Tensor, " d"]) -> None:
         """Further candidates."""
@@ -80,6 +83,8 @@ class Tested:
         self.tokens = torch.cat([self.tokens, trial.tokens])
         self.distances = torch.cat([self.distances, distances])
         self.offsets = self.offsets + offsets
+        if len(self.states) < _NUM_KEPT:
+            self.states = torch.cat([self.states, trial.states])
 
     @property
     def token(self) -> int:
@@ -165,6 +170,7 @@ class _Search:
     near: Linearisation | None = None
     near_token: int | None = None
     white: Whiteness | None = None
+    test_tells: bool = False
 
     @property
     def table(self) -> TokenStates:
@@ -208,18 +214,25 @@ class _Search:
         if not self.is_at_best or self.near is None:
             return Standing.NONE_AGREES
         if self.tested.distance <= self.seen.tolerance:
-            return Standing.AGREES if self._gain(self.seen.noise_variance) >= _CLEAR else Standing.IN_DOUBT
-        may_be_noise = everything if self.seen.noisy is None else self.seen.noisy
-        return self._standing_in_noise() if may_be_noise else Standing.NONE_AGREES
+            return Standing.AGREES if self._is_clear(self.seen.noise_variance) else Standing.IN_DOUBT
+        return Standing.NONE_AGREES if self.seen.noisy is False else self._standing_in_noise(everything)
 
-    def _standing_in_noise(self) -> Standing:
+    def _standing_in_noise(self, everything: bool) -> Standing:
         assert self.near is not None
         if self.white is None:
-            self.white = whiteness(self.seen.state - self.near.state, self.near.jacobian, self.table.spread())
-        if not self.white.is_white:
+            test = WhitenessTest.of(self.near.jacobian, self.table.spread())
+            residual = self.seen.state - self.near.state
+            others = self.tested.states - self.near.state
+            # Shorter differences than the noise are not told apart by any test; likelihood decides on those.
+            self.white = test(residual)
+            self.test_tells = test.tells(others[others.norm(dim=1) > residual.norm() / 2])
+        if not self.white.is_white or not (self.test_tells or everything or self.seen.noisy):
             return Standing.NONE_AGREES
-        is_clear = self._gain(self.white.noise_variance) >= _CLEAR and self._relative_noise <= _LOUDEST
-        return Standing.WHITE if is_clear else Standing.IN_DOUBT
+        return Standing.WHITE if self._is_clear(self.white.noise_variance) else Standing.IN_DOUBT
+
+    def _is_clear(self, variance: float) -> bool:
+        """Whether the best candidate beats the runner-up, in noise that leaves something to see."""
+        return self._gain(variance) >= _CLEAR and self._relative_noise <= _LOUDEST
 
     def _gain(self, variance: float) -> float:
         """By how much the best candidate is likelier than the runner-up, in logarithms."""

@@ -7,7 +7,11 @@ difference in it:
 
     ν = mean of the squared quiet coordinates of r,    ‖r‖² ≤ (1 + slack)·d·ν   ⇔   r is white
 
-Notation: r = h − h(v); C the covariance between tokens' templates, Σ around them; J the map to the state.
+The test is only as good as the quiet half is quiet, and the candidates that were tested tell: the differences of their
+states must not look white themselves.
+
+Notation: r = h − h(v); C the covariance between tokens' templates, Σ around them; J the map to the state;
+excess = ‖r‖²/(d·ν), 1 for white noise.
 Limits: noise that is shaped like the differences of tokens is taken for one.
 Cost: an eigendecomposition, d³.
 """
@@ -21,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _SLACK = 0.3  # the quiet half of 576 coordinates tells the variance to 6 %, four times over 24 %
+_CLEARLY_COLOURED = 2.0
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,29 @@ class Whiteness:
         return self.excess <= 1 + _SLACK
 
 
-def whiteness(residual: Float[Tensor, " d"], jacobian: Float[Tensor, "d d"], spread: Float[Tensor, "d d"]) -> Whiteness:
-    """Measure the noise in the quiet directions and compare it with all of the residual."""
-    J = jacobian.double()
-    _, directions = torch.linalg.eigh(J @ spread.double() @ J.T)  # ascending
-    coordinates = directions.T @ residual.double()
-    quiet = float(coordinates[: len(coordinates) // 2].square().mean())
-    total = float(coordinates.square().mean())
-    return Whiteness(quiet, total / quiet if quiet > 0 else float("inf"))
+@dataclass(frozen=True)
+class WhitenessTest:
+    """Directions in which states of two tokens differ, the quiet ones first."""
+
+    directions: Float[Tensor, "d d"]
+
+    @classmethod
+    def of(cls, jacobian: Float[Tensor, "d d"], spread: Float[Tensor, "d d"]) -> WhitenessTest:
+        """The test behind a linear map of tokens' streams."""
+        J = jacobian.double()
+        return cls(torch.linalg.eigh(J @ spread.double() @ J.T)[1])  # ascending
+
+    def __call__(self, residual: Float[Tensor, " d"]) -> Whiteness:
+        """Measure the noise in the quiet directions and compare it with all of the residual."""
+        quiet, total = (float(part) for part in self._mean_squares(residual[None]))
+        return Whiteness(quiet, total / quiet if quiet > 0 else float("inf"))
+
+    def tells(self, differences: Float[Tensor, "k d"]) -> bool:
+        """Whether differences of tokens' states are never taken for noise."""
+        quiet, total = self._mean_squares(differences)
+        return len(differences) > 0 and bool((total >= _CLEARLY_COLOURED * quiet).all())
+
+    def _mean_squares(self, rows: Float[Tensor, "k d"]) -> tuple[Tensor, Tensor]:
+        """Of the quiet coordinates, and of all."""
+        squares = (rows.double() @ self.directions).square()
+        return squares[:, : squares.shape[1] // 2].mean(1), squares.mean(1)
