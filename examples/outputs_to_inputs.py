@@ -15,7 +15,9 @@ states = unmask.observe_hidden(model, [PROMPT])
 recovery = unmask.recover_text(states, model)
 print(f"{recovery.status.name}: {recovery.value.texts[0].text!r}")
 print(f"  worst distance of a recomputed state {recovery.certificate.residual:.1e}")
-print(f"  {recovery.cost.candidates / len(recovery.value.texts[0].tokens):.0f} candidates a token of {model.vocab_size:,}")
+print(
+    f"  {recovery.cost.candidates / len(recovery.value.texts[0].tokens):.0f} candidates a token of {model.vocab_size:,}"
+)
 
 # One attention layer with known weights W, V: its output determines its input.
 generator = torch.Generator().manual_seed(0)

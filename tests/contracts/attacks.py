@@ -12,7 +12,9 @@ from unmask.attacks.gradients.bag_of_words import BagOfWordsAttack
 from unmask.attacks.gradients.dager import Dager
 from unmask.attacks.gradients.decoder import DecoderAttack
 from unmask.attacks.gradients.encoder import EncoderAttack
+from unmask.attacks.outputs.encoder_prompt import EncoderPromptAttack
 from unmask.attacks.outputs.first_attention import FirstAttentionAttack
+from unmask.attacks.outputs.pooled import PooledAttack
 from unmask.attacks.outputs.prompt import PromptAttack
 from unmask.attacks.outputs.stack import StackAttack
 from unmask.evidence import GradientEvidence, HiddenEvidence
@@ -112,6 +114,9 @@ ROWS = (
     Row("prompt, llama", PromptAttack(), "tiny_llama", (STREAM, 2), BATCH, WHOLE),
     Row("prompt, llama, final norm", PromptAttack(), "tiny_llama", ("final_norm", 3), BATCH, WHOLE),
     Row("prompt, smollm2", PromptAttack(max_candidates=512), "smollm2", (STREAM, 4), SENTENCES, WHOLE),
+    Row("encoder prompt, bert", EncoderPromptAttack(), "tiny_bert", (STREAM, 1), FRAMED, WHOLE),
+    Row("encoder prompt, minilm", EncoderPromptAttack(), "minilm", (STREAM, 3), SENTENCES, WHOLE),
+    Row("pooled, llama", PooledAttack(), "tiny_llama", ("mean", 0), BATCH[:1], PART),
     Row("stack, gpt2", StackAttack(), "tiny_gpt2", (STREAM, 1), FRAMED, WHOLE),
     Row("first attention, gpt2", FirstAttentionAttack(), "tiny_gpt2", ("attention", 0), BATCH, WHOLE),
     Row("first attention, llama", FirstAttentionAttack(), "tiny_llama", ("attention", 0), BATCH, WHOLE),

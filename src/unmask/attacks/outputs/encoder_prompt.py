@@ -279,7 +279,7 @@ def _recovery(
         reason=_reason(texts, len(certain)),
         certificate=_certificate(certain) if certain else Certificate.none("no text gives all of the states seen"),
         cost=Cost(seconds=seconds, candidates=runs, forward_passes=runs),
-        used=(f"states after {evidence.layer} blocks ({evidence.site.value})",),
+        used=("states",),
     )
 
 

@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.attacks.outputs.templates import TokenStates, _fitted
+from unmask.attacks.outputs.templates import TokenStates, fitted_states
 from unmask.attacks.progress import Progress, silent
 from unmask.models.adapter import Model
 from unmask.shapes import TokenBatch
@@ -70,7 +70,7 @@ def measure_encoder_templates(model: Model, layer: int, progress: Progress = sil
         inner = slice(1, -1)  # frames are known; where there are none, two tokens a text are lost
         tokens.append(texts[:, inner].flatten())
         states.append(model.hidden_states(texts, num_blocks=layer)[layer][:, inner].flatten(0, 1))
-    fitted = _fitted(features, torch.cat(tokens), torch.cat(states))
+    fitted = fitted_states(features, torch.cat(tokens), torch.cat(states))
     return EncoderTemplates(layer, fitted, crowded_tokens(features))
 
 

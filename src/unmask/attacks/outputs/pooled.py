@@ -260,6 +260,6 @@ def _recovery(bags: list[Bag], model: Model, evidence: HiddenEvidence, seconds: 
         status=Status.PARTIAL if certain else Status.NOTHING_FOUND,
         reason="; ".join(parts) + ".",
         certificate=certificate,
-        cost=Cost(seconds=seconds),
-        used=(f"the mean of states after {evidence.layer} blocks",),
+        cost=Cost(seconds=seconds, candidates=len(bags) * model.vocab_size),
+        used=("states",),
     )

@@ -6,9 +6,9 @@
 
 A candidate is accepted when its recomputed state agrees with the one seen as far as rounding lets it; then its distance
 is decades below all others. Where none agrees, noise may have been added: then the closest candidate is accepted if
-what it leaves is white (whiteness.py) and if it beats its neighbours, which were tested too, by likelihood. That is
-believed where the test tells the tested tokens apart, or where the whole vocabulary was tried; and once a position of a
-text has agreed, noise is excluded there.
+what it leaves is white (whiteness.py) and if it beats its neighbours, which were tested too, by likelihood. In a text's
+first position, where states are long and close to each other, noise and coarse rounding must beat the whole vocabulary;
+and once a position of a text has agreed, noise is excluded in it.
 
 Notation: distance = ‖h(v) − h‖/‖h‖.
 Limits: finds the token if the table's order is good or if the budget is the whole vocabulary; never accepts another one
@@ -33,7 +33,6 @@ from unmask.attacks.outputs.whiteness import Whiteness, WhitenessTest
 
 _CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
 _LOUDEST = 0.5  # noise of more than this share of a state's norm: nothing is claimed
-_NUM_KEPT = 64
 _GROWTH = 4
 _LARGEST_BATCH = 2048
 
@@ -46,6 +45,7 @@ class Sighting:
     tolerance: float  # on the relative distance
     noise_variance: float  # of a coordinate
     confirm: bool  # rounding is so strong that the runner-up must be beaten by likelihood
+    against_all: bool  # and with it every other token of the vocabulary
     noisy: bool | None  # whether noise was established at earlier positions of the text; None: there are none
 
 
@@ -66,15 +66,13 @@ class Tested:
     tokens: Int[Tensor, " k"]
     distances: Float[Tensor, " k"]
     offsets: Float[Tensor, " d"]  # sum of what streams in the middle have beyond their expectation
-    states: Float[Tensor, "k d"]  # of the first candidates, a few hundred at most
     best: Trial | None = None
     num_jacobians: int = 0
 
     @classmethod
     def none(cls, like: Tensor) -> Tested:
         """Nothing was tested yet."""
-        nothing = torch.zeros(0, dtype=torch.long, device=like.device)
-        return cls(nothing, like.new_zeros(0), torch.zeros_like(like), like.new_zeros(0, len(like)))
+        return cls(torch.zeros(0, dtype=torch.long, device=like.device), like.new_zeros(0), torch.zeros_like(like))
 
     def add(self, trial: Trial, distances: Float[Tensor, " k"], offsets: Float[Tensor, " d"]) -> None:
         """Further candidates."""
@@ -83,8 +81,6 @@ class Tested:
         self.tokens = torch.cat([self.tokens, trial.tokens])
         self.distances = torch.cat([self.distances, distances])
         self.offsets = self.offsets + offsets
-        if len(self.states) < _NUM_KEPT:
-            self.states = torch.cat([self.states, trial.states])
 
     @property
     def token(self) -> int:
@@ -118,6 +114,9 @@ class Standing(Enum):
     def is_proven(self) -> bool:
         """Whether this is the token beyond doubt."""
         return self in (Standing.AGREES, Standing.WHITE)
+
+
+_UNDECIDED = Standing.NONE_AGREES  # while there are candidates left
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,6 @@ class _Search:
     near: Linearisation | None = None
     near_token: int | None = None
     white: Whiteness | None = None
-    test_tells: bool = False
 
     @property
     def table(self) -> TokenStates:
@@ -184,6 +182,7 @@ class _Search:
 
     def test(self, tokens: Int[Tensor, " k"]) -> None:
         """Run candidates and compare."""
+        self.white = None  # it was that of the closest candidate so far
         trial = self.text.trial(tokens)
         distances = (trial.states - self.seen.state).norm(dim=1) / self.seen.state.norm()
         self.tested.add(trial, distances, (trial.middle - self.table.means(tokens)).sum(0))
@@ -206,43 +205,37 @@ class _Search:
     @property
     def standing(self) -> Standing:
         """What is known of the closest candidate by now."""
-        if self.tested.distance <= self.seen.tolerance and not self.seen.confirm:
+        agrees = self.tested.distance <= self.seen.tolerance
+        if agrees and not self.seen.confirm:
             return Standing.AGREES
         everything = len(self.tested) == len(self.prior)
         if everything and not self.is_at_best:
             self.linearise()
         if not self.is_at_best or self.near is None:
             return Standing.NONE_AGREES
-        if self.tested.distance <= self.seen.tolerance:
-            return Standing.AGREES if self._is_clear(self.seen.noise_variance) else Standing.IN_DOUBT
-        return Standing.NONE_AGREES if self.seen.noisy is False else self._standing_in_noise(everything)
-
-    def _standing_in_noise(self, everything: bool) -> Standing:
-        assert self.near is not None
-        if self.white is None:
+        if agrees:
+            return self._against_others(Standing.AGREES) if everything or not self.seen.against_all else _UNDECIDED
+        may_be_noise = everything if self.seen.noisy is None else self.seen.noisy
+        if may_be_noise and self.white is None:
             test = WhitenessTest.of(self.near.jacobian, self.table.spread())
-            residual = self.seen.state - self.near.state
-            others = self.tested.states - self.near.state
-            # Shorter differences than the noise are not told apart by any test; likelihood decides on those.
-            self.white = test(residual)
-            self.test_tells = test.tells(others[others.norm(dim=1) > residual.norm() / 2])
-        if not self.white.is_white or not (self.test_tells or everything or self.seen.noisy):
-            return Standing.NONE_AGREES
-        return Standing.WHITE if self._is_clear(self.white.noise_variance) else Standing.IN_DOUBT
+            self.white = test(self.seen.state - self.near.state)
+        return self._against_others(Standing.WHITE) if self.white and self.white.is_white else _UNDECIDED
 
-    def _is_clear(self, variance: float) -> bool:
-        """Whether the best candidate beats the runner-up, in noise that leaves something to see."""
-        return self._gain(variance) >= _CLEAR and self._relative_noise <= _LOUDEST
-
-    def _gain(self, variance: float) -> float:
-        """By how much the best candidate is likelier than the runner-up, in logarithms."""
+    def _against_others(self, proven: Standing) -> Standing:
+        """Proven if the best candidate beats the runner-up, in noise that leaves something to see."""
         square = float(self.seen.state.square().sum())
-        return (self.tested.runner_up**2 - self.tested.distance**2) * square / (2 * variance)
+        gain = (self.tested.runner_up**2 - self.tested.distance**2) * square / (2 * self.noise_variance)
+        return proven if gain >= _CLEAR and self.relative_noise <= _LOUDEST else Standing.IN_DOUBT
 
     @property
-    def _relative_noise(self) -> float:
-        variance = self.seen.noise_variance if self.white is None else self.white.noise_variance
-        return float((variance * len(self.seen.state)) ** 0.5 / self.seen.state.norm())
+    def noise_variance(self) -> float:
+        """Of a coordinate: as measured in what the closest candidate leaves, or as its rounding tells."""
+        return self.seen.noise_variance if self.white is None else self.white.noise_variance
+
+    @property
+    def relative_noise(self) -> float:
+        """The noise's length by the state's."""
+        return float((self.noise_variance * len(self.seen.state)) ** 0.5 / self.seen.state.norm())
 
     def found(self) -> FoundToken:
         """The closest candidate."""
@@ -252,7 +245,7 @@ class _Search:
             standing=self.standing,
             distance=self.tested.distance,
             runner_up=self.tested.runner_up,
-            noise=self._relative_noise,
+            noise=self.relative_noise,
             continuation=self.text.accepted(self.tested.best, 0),
             num_candidates=len(self.tested),
             num_jacobians=self.tested.num_jacobians,

@@ -65,6 +65,11 @@ class _Progressed:
     is_noisy: bool = False
     window: int = 4
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether every token so far is."""
+        return all(token.certain for token in self.tokens)
+
 
 @dataclass(frozen=True)
 class PromptReader:
@@ -143,7 +148,8 @@ class PromptReader:
         text.num_candidates += len(where)
         text.continuation = text.continuation.advanced(prefixes, held)
         for token, distance, index in zip(guess[:held], distances[:held], where[:held], strict=True):
-            text.tokens.append(ReadToken(int(token), True, float(distance), float(noise.tolerances[index])))
+            tolerance = float(noise.tolerances[index])
+            text.tokens.append(ReadToken(int(token), text.is_certain, float(distance), tolerance))
         text.window = min(2 * text.window, _WIDEST_WINDOW) if held == len(where) else max(1, held)
         return held > 0
 
@@ -156,7 +162,8 @@ class PromptReader:
             state=states[index],
             tolerance=float(noise.tolerances[index]),
             noise_variance=float(noise.variances[index]),
-            confirm=relative > (_CONFIRM if index else 0),  # first states are long, and so close to each other
+            confirm=relative > (_CONFIRM if index else 0),
+            against_all=index == 0 and relative > _CONFIRM,
             noisy=text.is_noisy if text.tokens else None,
         )
         prior = self._log_prior(features, where)[0]
@@ -169,10 +176,12 @@ class PromptReader:
         if found.standing is Standing.NONE_AGREES:
             return False
         text.continuation = found.continuation
-        text.tokens.append(_read_token(found, sighting))
+        text.tokens.append(_read_token(found, sighting, text.is_certain))
         return True
 
 
-def _read_token(found: FoundToken, seen: Sighting) -> ReadToken:
+def _read_token(found: FoundToken, seen: Sighting, behind_certain: bool) -> ReadToken:
+    """What was found; nothing is certain behind a token in doubt, as states depend on all tokens before them."""
     tolerance = max(seen.tolerance, found.distance) if found.standing is Standing.WHITE else seen.tolerance
-    return ReadToken(found.token, found.standing.is_proven, found.distance, tolerance, found.runner_up)
+    certain = found.standing.is_proven and behind_certain
+    return ReadToken(found.token, certain, found.distance, tolerance, found.runner_up)

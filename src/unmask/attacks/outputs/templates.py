@@ -100,12 +100,12 @@ def measure_templates(model: Model, layer: int, normed: bool = False, progress: 
     seen = model.final_norm(states[layer]) if normed else states[layer]
     used = tokens[:, _FIRST_USED:].flatten()
     in_context = Tables(
-        _fitted(features, used, seen[:, _FIRST_USED:].flatten(0, 1)),
-        _fitted(features, used, states[middle][:, _FIRST_USED:].flatten(0, 1)),
+        fitted_states(features, used, seen[:, _FIRST_USED:].flatten(0, 1)),
+        fitted_states(features, used, states[middle][:, _FIRST_USED:].flatten(0, 1)),
     )
     without = Tables(
-        _fitted(features, alone.tokens, alone.states),
-        _fitted(features, alone.tokens, alone.middle),
+        fitted_states(features, alone.tokens, alone.states),
+        fitted_states(features, alone.tokens, alone.middle),
     )
     return Templates(layer, middle, in_context, without)
 
@@ -122,7 +122,9 @@ def token_features(model: Model, progress: Progress = silent) -> Float[Tensor, "
     return torch.cat(parts)
 
 
-def _fitted(features: Float[Tensor, "vocab d"], tokens: Int[Tensor, " n"], states: Float[Tensor, "n d"]) -> TokenStates:
+def fitted_states(
+    features: Float[Tensor, "vocab d"], tokens: Int[Tensor, " n"], states: Float[Tensor, "n d"]
+) -> TokenStates:
     """Ridge regression of states on features, in float64, each feature in units of its deviation."""
     x, y = features[tokens].double(), states.double()
     x_mean, y_mean = x.mean(0), y.mean(0)
