@@ -31,6 +31,10 @@ MODES = {
         "trained": "single trained blocks: zero residual, and is it the client's row?",
         "first-attention": "tokens from the first attention module's output",
     },
+    "outputs_encoders": {
+        "prompts": "texts from hidden states of an encoder, layer by layer",
+        "pooled": "bags of words from means of states",
+    },
     "outputs_prompts": {
         "exact": "prompts from hidden states: exact, candidates, tokens a second",
         "against-gradient": "prompts: ours against SipIt-style search and a vocabulary scan",

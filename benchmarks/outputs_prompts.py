@@ -50,7 +50,7 @@ MANY = 500  # candidates at one position that are worth a line
 DEFAULTS = {
     "exact": {"layers": [6, 15, 30], "prompts": 20, "random": 4, "tokens": 30},
     "against-gradient": {"layers": [30], "prompts": 3, "random": 0, "tokens": 30},
-    "coarse": {"layers": [6, 15, 30], "prompts": 3, "random": 0, "tokens": 6, "max_candidates": 512},
+    "coarse": {"layers": [6, 15, 30], "prompts": 3, "random": 0, "tokens": 6},
     "control": {"layers": [6, 15, 30], "prompts": 4, "random": 0, "tokens": 6, "max_candidates": 2048},
 }
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
     print(machine(), flush=True)
-    model = load_model(options.model)
+    model = load_model(options.model, device=options.device)
     kept = {name: value for name, value in vars(options).items() if name not in ("data", "out")}
     kept["data"] = options.data and options.data.name
     rows: list[dict] = []
@@ -85,13 +85,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--max-candidates",
         type=int,
-        help="the attack's budget a position; default: coarse 512, control 2048, otherwise none",
+        help="the attack's budget a position; default: control 2048, otherwise none",
     )
     parser.add_argument("--baseline-positions", type=int, default=8, help="against-gradient: spread over each prompt")
     parser.add_argument("--baseline-steps", type=int, default=200, help="against-gradient: most steps a position")
     parser.add_argument("--step-sizes", type=float, nargs="+", default=[0.5, 1.0, 2.0], help="against-gradient")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--states", nargs="+", choices=DISTORTIONS, help="coarse: only these; all by default")
     parser.add_argument("--out", type=Path)
     known, _ = parser.parse_known_args(arguments)
     name = f"outputs_prompts_{known.mode.replace('-', '_')}.json"
@@ -329,7 +331,8 @@ def spread(length: int, count: int) -> list[int]:
 def coarse(model: Model, options: argparse.Namespace) -> Iterator[dict]:
     """Each way of storing states, at each layer."""
     for layer in options.layers:
-        for name, distort in DISTORTIONS.items():
+        for name in options.states or DISTORTIONS:
+            distort = DISTORTIONS[name]
             yield {"layer": layer, "states": name, **distorted(model, layer, distort, options)}
 
 
@@ -385,7 +388,7 @@ def gaussian(share: float) -> Distortion:
     """Noise whose expected norm is a share of each token's."""
 
     def distort(states: Tensor, generator: torch.Generator) -> Tensor:
-        noise = torch.randn(states.shape, generator=generator) / states.shape[2] ** 0.5
+        noise = torch.randn(states.shape, generator=generator).to(states) / states.shape[2] ** 0.5
         return states + share * states.norm(dim=2, keepdim=True) * noise
 
     return distort
@@ -393,7 +396,7 @@ def gaussian(share: float) -> Distortion:
 
 def nothing_but_noise(states: Tensor, generator: torch.Generator) -> Tensor:
     """Each token's norm is kept, and nothing else."""
-    noise = torch.randn(states.shape, generator=generator)
+    noise = torch.randn(states.shape, generator=generator).to(states)
     return noise * (states.norm(dim=2) / noise.norm(dim=2))[..., None]
 
 
