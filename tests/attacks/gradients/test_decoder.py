@@ -15,9 +15,9 @@ from unmask.attacks.gradients.decoder import DecoderAttack
 from unmask.attacks.text import recover_text
 from unmask.defences import secure_aggregate
 from unmask.errors import EvidenceError, InputError
-from unmask.evidence import GradientEvidence, HiddenEvidence
+from unmask.evidence import AttentionEvidence, GradientEvidence
 from unmask.models import Model, adapt
-from unmask.protocols import observe_gradients, observe_hidden
+from unmask.protocols import observe_gradients
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
 ROTARY = ("tiny_llama", "tiny_qwen2", "tiny_mistral")  # grouped queries; biases and a tied head; wide heads
@@ -513,11 +513,10 @@ def test_evidence_of_another_model_is_refused(tiny_gpt2, tiny_llama):
         recover_text(evidence, other)
 
 
-def test_hidden_states_are_refused_by_name(tiny_gpt2):
-    states = observe_hidden(tiny_gpt2, [A], layer=1)
-    assert isinstance(states, HiddenEvidence)
-    with pytest.raises(InputError, match="HiddenEvidence"):
-        recover_text(states, tiny_gpt2)  # type: ignore[arg-type]
+def test_one_attention_layer_is_refused_by_name(tiny_gpt2):
+    layer = AttentionEvidence(W=torch.eye(4), V=torch.eye(4), output=torch.ones(3, 4))
+    with pytest.raises(InputError, match=r"AttentionEvidence.*recover_inputs"):
+        recover_text(layer, tiny_gpt2)  # type: ignore[arg-type]
 
 
 def test_a_body_without_a_language_head_is_attacked_too(tiny_gpt2):

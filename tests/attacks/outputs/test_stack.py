@@ -6,7 +6,6 @@ import pytest
 import torch
 from tests.attacks.outputs.shaped_models import gpt2, llama
 
-from unmask.attacks.outputs.blocks import BlockInverter
 from unmask.attacks.outputs.stack import StackAttack, invert_stack
 from unmask.errors import InputError
 from unmask.evidence import HiddenEvidence
@@ -66,7 +65,7 @@ def test_blocks_that_do_not_exist_are_refused(model):
 def test_real_weights_are_honest(smollm2):
     """Two trained blocks: whatever is claimed is right, and nothing is called recovered on a residual alone."""
     tokens = smollm2.encode("Stock fell")
-    recovery = StackAttack(BlockInverter(max_steps=5))(observe_hidden(smollm2, [tokens], layer=2), smollm2)
+    recovery = StackAttack(max_steps=5)(observe_hidden(smollm2, [tokens], layer=2), smollm2)
     for text in recovery.value.texts:
         assert text.tokens == tuple(tokens[: len(text.tokens)])
     assert recovery.status is not Status.RECOVERED or recovery.value.certain

@@ -48,7 +48,7 @@ def measure_rounding(states: Float[Tensor, "n d"], computing_error: float) -> St
 
 
 def computing_error(model: Model, dtype: torch.dtype, layer: int) -> float:
-    """How far states of a layer are off where the model runs in `dtype`: the 99th percentile of relative errors."""
+    """How far states of a layer are off where the model runs in `dtype`: the largest relative error of a sample."""
     if dtype in _ROUNDING:
         return 0.0
     generator = torch.Generator().manual_seed(0)
@@ -56,7 +56,7 @@ def computing_error(model: Model, dtype: torch.dtype, layer: int) -> float:
     with torch.no_grad():
         coarse = model.to(dtype=dtype).hidden_states(few, num_blocks=layer)[layer].to(model.dtype)
         fine = model.hidden_states(few, num_blocks=layer)[layer]
-    return float(((coarse - fine).norm(dim=2) / fine.norm(dim=2)).flatten().quantile(0.99))
+    return float(((coarse - fine).norm(dim=2) / fine.norm(dim=2)).max())
 
 
 def _stored_variance(row: Float[Tensor, " d"]) -> Tensor:
