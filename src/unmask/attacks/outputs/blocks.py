@@ -26,10 +26,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.outputs.block_step import BlockStep
-from unmask.attacks.outputs.chord import Chord
 from unmask.attacks.progress import Progress, silent
 from unmask.models.adapter import Model
 from unmask.shapes import Rows
+from unmask.solvers.chord import Chord
 from unmask.solvers.iterate import Ending, iterate
 from unmask.solvers.levenberg_marquardt import LevenbergMarquardt
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.attacks.outputs.chord import Chord
+from unmask.solvers.chord import Chord
 from unmask.solvers.iterate import Ending, iterate
 
 
