@@ -36,7 +36,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch, model: Model) -> ModuleType:
     """The benchmark with the tiny model."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     module = importlib.import_module("outputs_prompts")
-    monkeypatch.setattr(module, "load_model", lambda name: model)
+    monkeypatch.setattr(module, "load_model", lambda name, device: model)
     return module
 
 
