@@ -56,7 +56,7 @@ class AttentionAttack:
 
     tolerance: float = 1e-12
     residual_tolerance: float = 1e-10
-    num_starts: int = 48
+    num_starts: int = 160
     num_large_starts: int = 30
     num_row_starts: int = 144
     least_power: float = 0.8
