@@ -64,6 +64,13 @@ def test_a_text_of_one_token(decoder):
     assert_exact(PromptAttack()(observe_hidden(decoder, [[123]], layer=3), decoder), [[123]])
 
 
+def test_a_text_without_tokens_is_left_out(tiny_llama):
+    evidence = observe_hidden(tiny_llama, TEXTS, layer=2)
+    mask = evidence.mask.clone()
+    mask[1] = False
+    assert_exact(PromptAttack()(replace(evidence, mask=mask), tiny_llama), [TEXTS[0], TEXTS[2]])
+
+
 def test_float64_states(tiny_gpt2):
     model = tiny_gpt2.to(dtype=torch.float64)
     recovery = PromptAttack()(observe_hidden(model, TEXTS, layer=3), model)

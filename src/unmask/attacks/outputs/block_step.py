@@ -127,9 +127,9 @@ class BlockStep:
         x = row.detach()[None]
         with torch.no_grad():
             stream = model.after_attention(block, x, self._attend(x).mixed)
-        upper = _pulled_back(lambda rows: model.mlp_hidden(block, rows), stream, down.T)
+        upper = pulled_back(lambda rows: model.mlp_hidden(block, rows), stream, down.T)
         upper.diagonal().add_(1)
-        return upper + _pulled_back(lambda rows: self._attend(rows).mixed, x, upper @ out.T)
+        return upper + pulled_back(lambda rows: self._attend(rows).mixed, x, upper @ out.T)
 
     def _attend(self, rows: Tensor) -> Attended:
         """Scores against the shared prefix and against the row itself, one softmax over both."""
@@ -150,7 +150,7 @@ class BlockStep:
         return weight.detach()
 
 
-def _pulled_back(
+def pulled_back(
     function: Callable[[Tensor], Tensor], at: Float[Tensor, "1 d"], matrix: Float[Tensor, "m p"]
 ) -> Float[Tensor, "m d"]:
     """M·J of a function of one row: a vector–Jacobian product for each row of M, all in one batch."""

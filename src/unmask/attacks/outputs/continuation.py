@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.func import vjp, vmap
 
-from unmask.attacks.outputs.block_step import BlockStep, Prefix
+from unmask.attacks.outputs.block_step import BlockStep, Prefix, pulled_back
 from unmask.models.adapter import Model
 
 
@@ -115,7 +114,6 @@ class Continuation:
             jacobian = step.jacobian(x[0]) @ jacobian
             x = step(x)
         if self.normed:
-            seen, pull = vjp(self.read, x)  # type: ignore[misc]
-            upper = vmap(lambda row: pull(row[None])[0][0])(torch.eye(len(middle)).to(middle))
-            return seen[0].detach(), (upper @ jacobian).detach()
-        return x[0], jacobian
+            jacobian = pulled_back(self.read, x, torch.eye(len(middle)).to(middle)) @ jacobian
+        with torch.no_grad():
+            return self.read(x)[0], jacobian

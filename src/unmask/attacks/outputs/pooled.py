@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.outputs.encoder_templates import encoder_templates_for
+from unmask.attacks.outputs.kept import once
 from unmask.attacks.outputs.state_noise import computing_error, measure_rounding
 from unmask.attacks.outputs.templates import TokenStates, templates_for
 from unmask.attacks.progress import Progress, silent
@@ -40,7 +40,6 @@ _RIDGE = 1e-3  # in units of the median variance
 _NEARLY_WHOLE = 0.2  # a count may be so far off before it is rounded and tested
 _CLEAR = 3.0  # another token must be off by more than this many tolerances
 _SHARE = 8  # rows taken at once: one, and one more for so many that were taken
-_KEPT: WeakKeyDictionary[Model, dict[int, Rows]] = WeakKeyDictionary()
 _CLAIM = (
     "The mean over the embeddings of the tokens of `token_set`, with whole counts, is the state that was seen; with "
     "any one token exchanged for the nearest other one it is at least `rejected` away. Their order is unknown."
@@ -121,10 +120,8 @@ class Rows:
     @classmethod
     def kept(cls, model: Model, layer: int, exact: bool, progress: Progress) -> Rows:
         """The rows of a layer, made once and kept while the model lives."""
-        kept = _KEPT.setdefault(model, {})
-        if layer not in kept:
-            kept[layer] = cls.of_embeddings(model) if exact else cls.expected(model, layer, progress)
-        return kept[layer]
+        make = cls.of_embeddings if exact else lambda model: cls.expected(model, layer, progress)
+        return once(model, ("pooled rows", layer), lambda: make(model))
 
     @classmethod
     def of_embeddings(cls, model: Model) -> Rows:

@@ -32,7 +32,7 @@ from unmask.attacks.outputs.templates import Templates, TokenStates
 from unmask.attacks.outputs.whiteness import Whiteness, WhitenessTest
 
 _CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
-_LOUDEST = 0.5  # noise of more than this share of a state's norm: nothing is claimed
+LOUDEST = 0.5  # noise of more than this share of a state's norm: nothing is claimed
 _GROWTH = 4
 _LARGEST_BATCH = 2048
 
@@ -225,7 +225,7 @@ class _Search:
         """Proven if the best candidate beats the runner-up, in noise that leaves something to see."""
         square = float(self.seen.state.square().sum())
         gain = (self.tested.runner_up**2 - self.tested.distance**2) * square / (2 * self.noise_variance)
-        return proven if gain >= _CLEAR and self.relative_noise <= _LOUDEST else Standing.IN_DOUBT
+        return proven if gain >= _CLEAR and self.relative_noise <= LOUDEST else Standing.IN_DOUBT
 
     @property
     def noise_variance(self) -> float:

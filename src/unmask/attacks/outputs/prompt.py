@@ -62,7 +62,8 @@ class PromptAttack:
             computing_error=computing_error(model, evidence.compute_dtype, evidence.layer),
         )
         texts: list[ReadText] = []
-        for number, (states, mask) in enumerate(zip(evidence.states, evidence.mask, strict=True)):
+        pairs = zip(evidence.states, evidence.mask, strict=True)
+        for number, (states, mask) in enumerate((states, mask) for states, mask in pairs if mask.any()):
             texts.append(reader.read(_real(states, mask, model), int(mask.int().argmax()), number, progress))
         return prompt_recovery(texts, model, evidence, time.perf_counter() - started)
 

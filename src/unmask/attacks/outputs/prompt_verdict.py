@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unmask.attacks.outputs.position_search import LOUDEST
 from unmask.attacks.outputs.prompt_reader import ReadText
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
@@ -76,13 +77,13 @@ def _reason(texts: Sequence[ReadText], evidence: HiddenEvidence) -> str:
     if stopped:
         number, text = stopped[0]
         parts.append(
-            f"text {number} ends after {len(text.tokens)} of {text.length} tokens, as no token of the vocabulary "
-            "agrees with the next state"
+            f"text {number} ends after {len(text.tokens)} of {text.length} tokens, as none of the tokens that "
+            "were tested agrees with the next state"
         )
     doubtful = sum(not token.certain for text in texts for token in text.tokens)
     if doubtful:
         parts.append(f"{doubtful} tokens are the closest that were tested, but noise leaves doubt")
-    if noise > 0.5:
+    if noise > LOUDEST:
         parts.append(f"the states hold noise of {noise:.0%} of their norm, beyond which nothing can be claimed")
     elif noise > 0:
         parts.append(f"the states are rounded or noisy, by {noise:.1%} of their norm")

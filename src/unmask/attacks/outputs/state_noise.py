@@ -35,7 +35,7 @@ class StateNoise:
 
     def relative(self, states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """The noise's length by the state's."""
-        return (self.variances * states.shape[1]).sqrt() / states.norm(dim=1)
+        return _relative(self.variances, states)
 
 
 def measure_rounding(states: Float[Tensor, "n d"], computing_error: float) -> StateNoise:
@@ -43,8 +43,7 @@ def measure_rounding(states: Float[Tensor, "n d"], computing_error: float) -> St
     stored = torch.stack([_stored_variance(row) for row in states])
     computed = (computing_error * states.norm(dim=1)).square() / states.shape[1]
     variances = stored + computed
-    relative = (variances * states.shape[1]).sqrt() / states.norm(dim=1)
-    return StateNoise(variances, _ROUNDING.get(states.dtype, 1e-4) + _SPREAD * relative)
+    return StateNoise(variances, _ROUNDING.get(states.dtype, 1e-4) + _SPREAD * _relative(variances, states))
 
 
 def computing_error(model: Model, dtype: torch.dtype, layer: int) -> float:
@@ -57,6 +56,10 @@ def computing_error(model: Model, dtype: torch.dtype, layer: int) -> float:
         coarse = model.to(dtype=dtype).hidden_states(few, num_blocks=layer)[layer].to(model.dtype)
         fine = model.hidden_states(few, num_blocks=layer)[layer]
     return float(((coarse - fine).norm(dim=2) / fine.norm(dim=2)).max())
+
+
+def _relative(variances: Float[Tensor, " n"], states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    return (variances * states.shape[1]).sqrt() / states.norm(dim=1)
 
 
 def _stored_variance(row: Float[Tensor, " d"]) -> Tensor:
