@@ -13,7 +13,8 @@ from unmask.attacks.gradients.endings import Ending
 from unmask.attacks.gradients.prefix_search import Forest
 from unmask.attacks.gradients.sites import Site
 from unmask.attacks.gradients.token_filter import Candidates
-from unmask.attacks.gradients.verdict import Findings, bag_of_words, no_result, verdict
+from unmask.attacks.gradients.verdict import Findings, bag_of_words, verdict
+from unmask.attacks.no_result import no_result
 from unmask.evidence import GradientEvidence, Task
 from unmask.linalg.gap import Gap
 from unmask.linalg.subspace import Span

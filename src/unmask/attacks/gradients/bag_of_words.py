@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from unmask.attacks.gradients.candidates import BagOfWords, find_candidates
-from unmask.attacks.gradients.verdict import bag_of_words, no_result
+from unmask.attacks.gradients.verdict import bag_of_words
+from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from unmask.attacks.gradients.dager_spans import SequenceCheck, query_layers, span_distance, take_spans
 from unmask.attacks.gradients.dager_verdict import Accepted, TokenSets, dager_verdict, judge, tokens_only
-from unmask.attacks.gradients.verdict import no_result
+from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model

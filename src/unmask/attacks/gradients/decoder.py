@@ -30,7 +30,8 @@ from unmask.attacks.gradients.node_rows import last_block_rows, site_rows
 from unmask.attacks.gradients.prefix_search import Forest, Node, PrefixSearch, is_repetition
 from unmask.attacks.gradients.sites import Site, prefix_sites, second_input_site
 from unmask.attacks.gradients.token_filter import Candidates
-from unmask.attacks.gradients.verdict import Findings, bag_of_words, no_result, verdict
+from unmask.attacks.gradients.verdict import Findings, bag_of_words, verdict
+from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.linalg.gap import widest_gap

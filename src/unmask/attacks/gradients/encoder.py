@@ -26,7 +26,8 @@ from unmask.attacks.gradients.encoder_search import EncoderSearch
 from unmask.attacks.gradients.encoder_verdict import Findings, encoder_verdict
 from unmask.attacks.gradients.endings import last_down_projection
 from unmask.attacks.gradients.masked import find_originals
-from unmask.attacks.gradients.verdict import bag_of_words, no_result
+from unmask.attacks.gradients.verdict import bag_of_words
+from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model

@@ -97,12 +97,6 @@ def bag_of_words(
     return Recovery(RecoveredTexts(guesses, candidates.tokens), Status.PARTIAL, reason, certificate, cost, tuple(used))
 
 
-def no_result(status: Status, reason: str, used: Sequence[str], started: float) -> Recovery[RecoveredTexts]:
-    """Nothing can be claimed."""
-    cost = Cost(seconds=time.perf_counter() - started)
-    return Recovery(RecoveredTexts(), status, reason, Certificate.none(reason), cost, tuple(used))
-
-
 def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText]:
     labelled = evidence.task is not Task.CLASSIFICATION
     endings = findings.endings

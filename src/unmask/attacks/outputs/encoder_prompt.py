@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unmask.attacks.no_result import no_result
 from unmask.attacks.outputs.encoder_templates import EncoderTemplates, encoder_templates_for
 from unmask.attacks.outputs.ranking import Metric, direct_metric
 from unmask.attacks.outputs.state_noise import StateNoise, computing_error, measure_rounding
@@ -60,7 +61,7 @@ class EncoderPromptAttack:
         """Read every text of the evidence."""
         started = time.perf_counter()
         if model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
-            return _unreadable(evidence, model)
+            return _unreadable(evidence, model, started)
         templates = encoder_templates_for(model, evidence.layer, progress)
         reader = EncoderReader(self, model, templates, direct_metric(templates.states))
         error = computing_error(model, evidence.compute_dtype, evidence.layer) + _storing_error(evidence.states.dtype)
@@ -310,9 +311,9 @@ def _reason(texts: list[EncoderText], num_certain: int) -> str:
     return "; ".join(parts) + "."
 
 
-def _unreadable(evidence: HiddenEvidence, model: Model) -> Recovery[RecoveredTexts]:
+def _unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recovery[RecoveredTexts]:
     why = (
         f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model: this "
         f"attack needs the stream of a bidirectional model ('{Site.STREAM.value}' or '{Site.FINAL_NORM.value}')"
     )
-    return Recovery(RecoveredTexts(), Status.NOT_APPLICABLE, why, Certificate.none(why), Cost())
+    return no_result(Status.NOT_APPLICABLE, why, ("states",), started)

@@ -35,6 +35,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unmask.attacks.no_result import no_result
 from unmask.attacks.outputs.attention_module import FAR, AttentionReading, Choice, zero_error
 from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.first_attention_encoder import read_encoder
@@ -47,6 +48,7 @@ from unmask.models.output_projection import OutputProjection
 from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
 from unmask.shapes import Rows
 
+_USED = ("states",)
 _SHORTLISTS = (16, 1024)  # tokens of the ranking that are sent through the module, the longer one if need be
 _KNOWN = 1e-4  # of a value's squared norm: less than this outside the known values is nothing (float32)
 _CHUNK = 8192  # tokens at once where all are tried
@@ -71,7 +73,7 @@ class FirstAttentionAttack:
                 f"this attack reads the attention module of block 0, but the states were taken at "
                 f"'{evidence.site.value}' of layer {evidence.layer}"
             )
-            return _nothing(Status.NOT_APPLICABLE, why, started)
+            return no_result(Status.NOT_APPLICABLE, why, _USED, started)
         precise = model.to(dtype=torch.float64, num_blocks=1)
         read = self.read if model.causal else self._read_encoder
         readings = [
@@ -144,7 +146,7 @@ class FirstAttentionAttack:
             why = "no token explains the first row of any text clearly better than all others do"
             if not model.causal:
                 why += f"; an encoder's text must be shorter than its heads are wide ({model.head_width})"
-            return _nothing(Status.NOTHING_FOUND, why, started)
+            return no_result(Status.NOTHING_FOUND, why, _USED, started)
         residual, rejected = max(choice.error for choice in certain), min(choice.rejected for choice in certain)
         certificate = Certificate(
             claim="each token's recomputed row of the module's output is the one seen, and no other token's is",
@@ -161,7 +163,7 @@ class FirstAttentionAttack:
         texts.sort(key=lambda text: (not text.certain, text.residual))
         value = RecoveredTexts(tuple(texts), frozenset(choice.token for choice in certain))
         cost = Cost(time.perf_counter() - started, num_tested, len(readings))
-        return Recovery(value, Status.RECOVERED if whole else Status.PARTIAL, reason, certificate, cost, ("states",))
+        return Recovery(value, Status.RECOVERED if whole else Status.PARTIAL, reason, certificate, cost, _USED)
 
 
 @dataclass(frozen=True)
@@ -234,8 +236,3 @@ def _text(reading: AttentionReading, model: Model) -> RecoveredText:
     tokens = tuple(choice.token for choice in reading.choices)
     residual = max(choice.error for choice in reading.choices)
     return RecoveredText(tokens, model.decode(tokens), reading.num_certain == reading.length, residual)
-
-
-def _nothing(status: Status, why: str, started: float) -> Recovery[RecoveredTexts]:
-    cost = Cost(time.perf_counter() - started)
-    return Recovery(RecoveredTexts(), status, why, Certificate.none(why), cost, ("states",))

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.no_result import no_result
 from unmask.attacks.outputs.encoder_templates import encoder_templates_for
 from unmask.attacks.outputs.kept import once
 from unmask.attacks.outputs.state_noise import computing_error, measure_rounding
@@ -80,7 +81,7 @@ class PooledAttack:
         started = time.perf_counter()
         if evidence.site is not Site.MEAN:
             why = f"states taken at '{evidence.site.value}' are not means over a text ('{Site.MEAN.value}')"
-            return Recovery(RecoveredTexts(), Status.NOT_APPLICABLE, why, Certificate.none(why), Cost())
+            return no_result(Status.NOT_APPLICABLE, why, ("states",), started)
         means = evidence.states[evidence.mask].to(device=model.device, dtype=model.dtype)
         error = computing_error(model, evidence.compute_dtype, evidence.layer)
         tolerances = measure_rounding(means, error).tolerances.tolist()

@@ -50,7 +50,7 @@ class PromptAttack:
         """Read every text of the evidence."""
         started = time.perf_counter()
         if not model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
-            return unreadable(evidence, model)
+            return unreadable(evidence, model, started)
         normed = evidence.site is Site.FINAL_NORM
         templates = templates_for(model, evidence.layer, normed, progress)
         reader = PromptReader(

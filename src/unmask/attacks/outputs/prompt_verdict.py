@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unmask.attacks.no_result import no_result
 from unmask.attacks.outputs.position_search import LOUDEST
 from unmask.attacks.outputs.prompt_reader import ReadText
 from unmask.evidence.outputs import HiddenEvidence, Site
@@ -33,14 +34,14 @@ def prompt_recovery(
     )
 
 
-def unreadable(evidence: HiddenEvidence, model: Model) -> Recovery[RecoveredTexts]:
+def unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recovery[RecoveredTexts]:
     """Evidence that this attack does not apply to."""
     why = (
         f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model are not "
         f"read position by position; this attack needs the stream of a causal model ('{Site.STREAM.value}' or "
         f"'{Site.FINAL_NORM.value}')"
     )
-    return Recovery(RecoveredTexts(), Status.NOT_APPLICABLE, why, Certificate.none(why), Cost())
+    return no_result(Status.NOT_APPLICABLE, why, ("states",), started)
 
 
 def _recovered(text: ReadText, model: Model) -> RecoveredText:

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unmask.attacks.no_result import no_result
 from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.blocks import BlockInversion, BlockInverter
 from unmask.attacks.progress import Progress, silent
@@ -36,6 +37,7 @@ from unmask.models.adapter import Model
 from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
 from unmask.shapes import Rows
 
+_USED = ("states",)
 _FAR = 0.1  # a relative error that only a wrong token has
 _NEAR = 1e-3  # what rounding leaves of a zero in a forward pass of float32, generously; coarser evidence: its own
 _NEAREST = 8  # tokens around a pre-image that are sent through block 0
@@ -103,9 +105,7 @@ class StackAttack:
         started = time.perf_counter()
         if not model.causal or evidence.site is not Site.STREAM:
             why = "blocks are inverted position by position, which needs the stream of a causal model"
-            return Recovery(
-                RecoveredTexts(), Status.NOT_APPLICABLE, why, Certificate.none(why), _cost(started), ("states",)
-            )
+            return no_result(Status.NOT_APPLICABLE, why, _USED, started)
         precise = model.to(dtype=torch.float64, num_blocks=max(evidence.layer, 1))
         readings = [
             self._read(precise, states[mask], mask.nonzero()[:, 0].tolist(), evidence.layer, progress)
@@ -226,7 +226,7 @@ def _recovery(readings: list[Reading], model: Model, started: float) -> Recovery
     chain = f"exact pre-images reach the bottom for {exact:.0%} of the rows of the worst text"
     if not texts:
         why = f"{chain}, but no row there is one of a token: a zero residual is not a recovery"
-        return Recovery(RecoveredTexts(), Status.NOTHING_FOUND, why, Certificate.none(why), _cost(started), ("states",))
+        return no_result(Status.NOTHING_FOUND, why, _USED, started)
     whole = num_certain == num_tokens
     reason = f"{num_certain} of {num_tokens} tokens, leading ones of each text, reproduce the states; {chain}"
     refused = min(float(reading.refused[: reading.num_certain].min()) for reading in readings if reading.num_certain)
@@ -240,7 +240,7 @@ def _recovery(readings: list[Reading], model: Model, started: float) -> Recovery
     )
     value = RecoveredTexts(tuple(texts), frozenset(token for text in texts for token in text.tokens))
     status = Status.RECOVERED if whole else Status.PARTIAL
-    return Recovery(value, status, reason, certificate, _cost(started, num_tokens, len(readings)), ("states",))
+    return Recovery(value, status, reason, certificate, _cost(started, num_tokens, len(readings)), _USED)
 
 
 def _counts(readings: list[Reading]) -> tuple[list[int], list[int]]:
