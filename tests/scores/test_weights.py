@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask.errors import InputError
-from unmask.scores import HeadWeights, canonical_heads, score_heads, score_up_to_linear_map
+from unmask.linalg.heads import HeadWeights, canonical_heads
+from unmask.scores import score_heads, score_up_to_linear_map
 
 quick = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)

@@ -6,20 +6,12 @@ not compute it.
 
 from unmask.scores.inputs import InputScore, score_inputs
 from unmask.scores.tokens import TextScore, rouge_l, rouge_n, score_texts
-from unmask.scores.weights import (
-    HeadWeights,
-    WeightScore,
-    canonical_heads,
-    score_heads,
-    score_up_to_linear_map,
-)
+from unmask.scores.weights import WeightScore, score_heads, score_up_to_linear_map
 
 __all__ = [
-    "HeadWeights",
     "InputScore",
     "TextScore",
     "WeightScore",
-    "canonical_heads",
     "rouge_l",
     "rouge_n",
     "score_heads",

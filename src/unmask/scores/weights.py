@@ -6,42 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from scipy.optimize import linear_sum_assignment
-from scipy.sparse.csgraph import connected_components
-from torch import Tensor
 
 from unmask.errors import InputError
-from unmask.scores.inputs import paired_matrices, relative_error, to_float64
+from unmask.linalg.heads import EQUAL_TOLERANCE, HeadWeights, canonical_heads
+from unmask.scores.inputs import paired_matrices, relative_error
 from unmask.shapes import Rows
-
-# Rounding to float32 moves a head by 6e-8 of its norm and recovery in float32 by about 5e-7, while trained
-# heads differ by the order of 1. So heads closer than this are one head, and sums smaller than this are 0.
-EQUAL_TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True, eq=False)
-class HeadWeights:
-    """The heads of an attention layer with scalar output, f(X) = Σ_h Σ_i softmax_i(x_iᵀ W_h x_n)·v_hᵀ x_i."""
-
-    W: Float[Tensor, "h d d"]
-    v: Float[Tensor, "h d"]
-
-    def __post_init__(self) -> None:
-        """Check that the shapes fit together."""
-        if self.v.ndim != 2 or self.W.shape != (*self.v.shape, self.v.shape[-1]):
-            raise InputError(
-                "W must be (heads, width, width) and v (heads, width), "
-                f"got W {tuple(self.W.shape)} and v {tuple(self.v.shape)}."
-            )
-
-    def __len__(self) -> int:
-        """The number of heads."""
-        return len(self.v)
-
-    def select(self, kept: Tensor) -> HeadWeights:
-        """The heads where `kept` is true."""
-        return HeadWeights(W=self.W[kept], v=self.v[kept])
 
 
 @dataclass(frozen=True)
@@ -57,32 +27,6 @@ class WeightScore:
     num_extra: int  # recovered heads without a partner
 
 
-def canonical_heads(heads: HeadWeights, tolerance: float = EQUAL_TOLERANCE) -> HeadWeights:
-    """The shortest list of heads with the same function: equal W merged, v = 0 dropped; in float64.
-
-        (W, v₁), (W, v₂) → (W, v₁ + v₂);   (W, 0) → nothing
-
-    Notation: W and v as in `HeadWeights`; equal means ‖W_g − W_h‖ ≤ tolerance·max(‖W_g‖, ‖W_h‖), zero means
-    ‖v‖ ≤ tolerance·max_h ‖v_h‖; both are Frobenius norms.
-    Limits: closeness is chained, so a row of close heads becomes one head with their mean W.
-    Source: Bhattamishra et al., arXiv 2601.16873, Prop. 7.1 (what is not identifiable); Kim et al.,
-    arXiv 2608.03294 (the canonical form is unique up to order).
-    """
-    W, v = to_float64(heads.W), to_float64(heads.v)
-    if len(heads) == 0:
-        return HeadWeights(W=W, v=v)
-    flat = W.flatten(1)
-    norm = torch.linalg.vector_norm(flat, dim=1)
-    # The other modes of cdist expand the square and see no difference below 1e-8.
-    distance = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
-    is_equal = distance <= tolerance * torch.maximum(norm[:, None], norm[None, :])
-    num_groups, group = connected_components(is_equal.numpy(), directed=False)
-    member = torch.from_numpy(group == np.arange(num_groups)[:, None]).to(torch.float64)  # (groups, heads)
-    merged = HeadWeights(W=(member @ flat / member.sum(dim=1, keepdim=True)).reshape(-1, *W.shape[1:]), v=member @ v)
-    largest = torch.linalg.vector_norm(v, dim=1).max()
-    return merged.select(torch.linalg.vector_norm(merged.v, dim=1) > tolerance * largest)
-
-
 def score_heads(recovered: HeadWeights, true: HeadWeights, tolerance: float = EQUAL_TOLERANCE) -> WeightScore:
     """Compare two lists of heads modulo their order, the splitting of a head, and heads that do nothing.
 
@@ -95,11 +39,13 @@ def score_heads(recovered: HeadWeights, true: HeadWeights, tolerance: float = EQ
     head that is not finite is extra.
     Source: as for `canonical_heads`.
     """
-    if recovered.v.shape[1] != true.v.shape[1]:
-        raise InputError(f"recovered must have the width of true, {true.v.shape[1]}, got {recovered.v.shape[1]}.")
+    if recovered.v.shape[1:] != true.v.shape[1:]:
+        raise InputError(
+            f"recovered must have the width of true, {tuple(true.v.shape[1:])}, got {tuple(recovered.v.shape[1:])}."
+        )
     if not (true.W.isfinite().all() and true.v.isfinite().all()):
         raise InputError("true holds values that are not finite; a secret must be finite to compare with.")
-    is_finite = recovered.W.isfinite().all(dim=(1, 2)) & recovered.v.isfinite().all(dim=1)
+    is_finite = recovered.W.isfinite().all(dim=(1, 2)) & recovered.v.flatten(1).isfinite().all(dim=1)
     found = canonical_heads(recovered.select(is_finite), tolerance)
     heads = canonical_heads(true, tolerance)
 

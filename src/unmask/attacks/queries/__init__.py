@@ -1,0 +1,1 @@
+"""Queries → weights: somebody may only ask a model."""

@@ -1,0 +1,200 @@
+"""Before anything is learned: what kind of answers the oracle gives, how noisy, how exact, and for which tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.evidence.oracles import OracleEvidence, Refused
+
+_NUM_REPEATS = 6
+_NUM_SCALES = 12
+_MOST_DECIMALS = 12
+_LARGEST_NORM = 1e12  # more is never needed, and float32 squares it without overflow
+_SUMMED_ANOTHER_WAY = 1e-14  # of an answer: what float64 sums differ by when a batch is cut differently
+_LINEAR = 0.05  # of an answer: the coarsest arithmetic in use, float8, is off by 0.06 at most; chance by the order of 1
+
+
+@dataclass(frozen=True)
+class OracleProfile:
+    """What probing tells of an oracle.
+
+    `noise` is the standard deviation of a repeated answer, `step` the grid that answers are rounded to (0: none),
+    both in units of an answer; `precision` is what its arithmetic loses, relative to an answer. `max_norm` is the
+    largest norm of a token that is answered as smaller ones are. `is_linear`: answers to one token grow with it, as
+    those of attention layers do.
+    """
+
+    num_outputs: int  # 0: one number
+    signs_only: bool
+    is_linear: bool
+    noise: float
+    step: float
+    precision: float
+    max_norm: float
+    num_queries: int
+
+    @property
+    def absolute_error(self) -> float:
+        """The standard deviation of what is added to an answer whatever its size."""
+        return math.hypot(self.noise, self.step / math.sqrt(12))
+
+    def boost(self, answer_scale: float, token_norm: float) -> float:
+        """R of the symmetry (u, y) → (R·u, y/R) that makes added errors as small as those of the arithmetic.
+
+        Limits: at most what the norms of tokens allow; 1 where nothing is added to answers.
+        """
+        if self.absolute_error == 0 or answer_scale == 0:
+            return 1.0
+        wanted = self.absolute_error / (answer_scale * max(self.precision, 1e-15))
+        return max(1.0, min(wanted, self.max_norm / token_norm))
+
+    def describe(self) -> list[str]:
+        """What a person wants to know, a sentence each."""
+        kind = "signs only" if self.signs_only else f"vectors of {self.num_outputs}" if self.num_outputs else "numbers"
+        lines = [f"answers: {kind}"]
+        if not self.signs_only:
+            lines += [
+                f"noise of a repeated answer: {self.noise:.1e}" if self.noise else "repeated answers are the same",
+                f"answers are rounded to multiples of {self.step:g}" if self.step else "answers are not rounded",
+                f"relative precision of its arithmetic: {self.precision:.1e}",
+            ]
+        bound = "none found" if math.isinf(self.max_norm) else f"{self.max_norm:.3g}"
+        return [*lines, f"largest token norm that is answered faithfully: {bound}"]
+
+
+def probe_oracle(evidence: OracleEvidence, generator: torch.Generator) -> OracleProfile:
+    """Ask about forty questions whose answers are known up to a factor: one token at many lengths, and repetitions.
+
+    f([λx]) = λ·f([x]) for every attention layer, with or without a network that is positively homogeneous behind it.
+    Deviations tell the arithmetic's precision; where they begin, the bound on norms; repetitions, the noise.
+
+    Limits: rounding is seen if it is to a decimal place, to 12 places at most. Noise that depends on the sequence and
+    not on chance cannot be told from a function, and shows in the certificate only.
+    Cost: about 40 queries.
+    """
+    before = evidence.ledger.num_asked
+    direction = torch.randn(evidence.width, generator=generator, dtype=torch.float64)
+    direction = (direction / direction.norm()).to(evidence.device)
+    largest = _LARGEST_NORM if evidence.max_norm is None else evidence.max_norm
+
+    unit = min(1.0, largest)
+    first = _answers(evidence, direction, [unit])
+    if first is None:
+        unit = _first_norm(evidence, direction, unit)
+        first = _answers(evidence, direction, [unit])
+    assert first is not None
+    num_outputs = first.shape[1] if first.ndim == 2 else 0
+    scales = unit * (0.2 + 0.8 * torch.rand(_NUM_SCALES, generator=generator, dtype=torch.float64))
+    answers = _answers(evidence, direction, scales.tolist())
+    assert answers is not None
+
+    if _are_signs(answers) and _stays_a_sign(evidence, direction, min(1e3, largest)):
+        asked = evidence.ledger.num_asked - before
+        return OracleProfile(num_outputs, True, True, 0.0, 0.0, 0.0, largest_of(evidence), asked)
+
+    noise = _repeated(evidence, direction * unit)
+    step = 0.0 if noise > 0 else _grid(answers)
+    added = math.hypot(noise, step / math.sqrt(12))
+    max_norm, slope, is_linear = _reach(evidence, direction, unit, largest, added)
+    relative_noise = _repeated(evidence, direction * min(max_norm, _LARGEST_NORM)) if noise > 0 else 0.0
+    size = float(slope.norm()) * min(max_norm, _LARGEST_NORM)
+    is_relative = size > 0 and relative_noise > 30 * noise
+    deviation = _deviation(evidence, direction, slope, min(max_norm, _LARGEST_NORM))
+    precision = max(math.sqrt(max(0.0, deviation**2 - (added / size) ** 2)) if size else 0.0, 1.1e-16)
+    if is_relative:
+        precision, noise = max(precision, relative_noise / size), 0.0
+    step = step if step > precision * float(answers.abs().mean()) else 0.0  # few binary digits look like decimals
+    is_linear = is_linear and precision <= _LINEAR
+    asked = evidence.ledger.num_asked - before
+    bound = math.inf if max_norm >= _LARGEST_NORM and evidence.max_norm is None else max_norm
+    return OracleProfile(num_outputs, False, is_linear, noise, step, precision, bound, asked)
+
+
+def largest_of(evidence: OracleEvidence) -> float:
+    """The bound on norms that is known beforehand, if any."""
+    return math.inf if evidence.max_norm is None else evidence.max_norm
+
+
+def _answers(evidence: OracleEvidence, direction: Tensor, norms: list[float]) -> Float[Tensor, "b *p"] | None:
+    """f([λ·direction]) for every λ; None where the oracle refuses."""
+    scales = torch.tensor(norms, dtype=torch.float64, device=direction.device)
+    try:
+        return evidence.ask((scales[:, None] * direction)[:, None])
+    except Refused:
+        return None
+
+
+def _first_norm(evidence: OracleEvidence, direction: Tensor, unit: float) -> float:
+    """The largest power of ten below `unit` that is answered; its refusal is raised where none is."""
+    for place in range(1, 9):
+        if _answers(evidence, direction, [unit * 10.0**-place]) is not None:
+            return unit * 10.0**-place
+    evidence.ask((unit * direction)[None, None])
+    raise AssertionError("the oracle answered what it had refused before")
+
+
+def _stays_a_sign(evidence: OracleEvidence, direction: Tensor, norm: float) -> bool:
+    answers = _answers(evidence, direction, [norm, -norm])
+    return answers is not None and _are_signs(answers)
+
+
+def _are_signs(answers: Float[Tensor, "b *p"]) -> bool:
+    return bool((answers.abs().eq(1) | answers.eq(0)).all() and answers.any())
+
+
+def _repeated(evidence: OracleEvidence, token: Float[Tensor, " d"]) -> float:
+    """The standard deviation of one answer, asked several times."""
+    answers = torch.stack([evidence.ask(token[None, None], repetition)[0] for repetition in range(_NUM_REPEATS)])
+    deviation, size = float(answers.std(0).square().mean().sqrt()), float(answers.square().mean().sqrt())
+    return deviation if deviation > _SUMMED_ANOTHER_WAY * size else 0.0
+
+
+def _grid(answers: Float[Tensor, "b *p"]) -> float:
+    """The coarsest decimal place that all answers are rounded to; 0 where there is none."""
+    for place in range(_MOST_DECIMALS + 1):
+        counts = answers * 10.0**place
+        if bool(((counts - counts.round()).abs() <= 1e-13 * counts.abs().clamp_min(1)).all()) and counts.any():
+            return 10.0**-place
+    return 0.0
+
+
+def _reach(
+    evidence: OracleEvidence, direction: Tensor, unit: float, largest: float, added: float
+) -> tuple[float, Float[Tensor, "*p"], bool]:
+    """How far answers grow with the token: the largest norm, the answer to a unit token, and whether they do at all."""
+    norm, last = unit, evidence.ask((unit * direction)[None, None])
+
+    def follows(longer: float) -> Tensor | None:
+        """The answer at a longer token, if it is what the last one lets expect."""
+        answer = _answers(evidence, direction, [longer])
+        if answer is None:
+            return None
+        expected = last * (longer / norm)
+        allowed = _LINEAR * float(expected.norm()) + 6 * added * (1 + longer / norm)
+        return answer if float((answer - expected).norm()) <= allowed else None
+
+    is_linear = follows(unit / 2) is not None
+    factor = 10.0
+    while norm < largest and factor > 1.05:
+        longer = min(norm * factor, largest)
+        answer = follows(longer)
+        if answer is None:
+            factor = math.sqrt(factor)
+        else:
+            norm, last = longer, answer
+    return norm, last[0] / norm, is_linear and norm > unit / 2
+
+
+def _deviation(evidence: OracleEvidence, direction: Tensor, slope: Float[Tensor, "*p"], norm: float) -> float:
+    """The relative deviation from growing with the token, at norms near the largest, where added errors are small."""
+    norms = norm * torch.tensor([0.31, 0.47, 0.59, 0.73, 0.83, 0.91], dtype=torch.float64)
+    answers = _answers(evidence, direction, norms.tolist())
+    if answers is None or not bool(slope.any()):
+        return 0.0
+    slopes = torch.cat([answers / norms.to(answers.device).reshape(-1, *[1] * (answers.ndim - 1)), slope[None]])
+    return float((slopes - slopes.mean(0)).square().mean().sqrt() / slope.square().mean().sqrt())
