@@ -39,7 +39,7 @@ def score_heads(recovered: HeadWeights, true: HeadWeights, tolerance: float = EQ
     head that is not finite is extra.
     Source: as for `canonical_heads`.
     """
-    if recovered.v.shape[1:] != true.v.shape[1:]:
+    if len(recovered) and recovered.v.shape[1:] != true.v.shape[1:]:
         raise InputError(
             f"recovered must have the width of true, {tuple(true.v.shape[1:])}, got {tuple(recovered.v.shape[1:])}."
         )

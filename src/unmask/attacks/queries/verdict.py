@@ -21,6 +21,7 @@ FRESH_LENGTH = 6
 # Learning amplifies an oracle's error: isolated heads by 10³ at 8 heads, 10⁴ at 32 (benchmarks/queries.py). A head
 # that is missed shows at its share of the answers. Between the two lies what is allowed.
 AMPLIFICATION = 1e4
+_CLOSE_ENOUGH = 1e-9  # of an answer: whatever the oracle's precision, nobody agrees to nine digits by chance
 _LOOSEST = 1e-2  # what amplified noise may excuse, unless the noise alone is larger
 
 
@@ -47,6 +48,7 @@ def fresh_sequences(
     sizes = torch.linalg.matrix_norm(heads.W).clamp_min(1e-30) / width  # the score of two random unit tokens
     turn = torch.arange(NUM_FRESH, device=X.device) % len(heads)
     norm = (2 / sizes[turn]).sqrt() if len(heads) else torch.ones(NUM_FRESH, device=X.device, dtype=X.dtype)
+    boost = max(1.0, min(boost, max_norm / float(norm.max())))
     X = X / X.norm(dim=2, keepdim=True) * norm.clamp(max=max_norm / boost)[:, None, None]
     return torch.cat([X[:, :-1] * boost, X[:, -1:] / boost], dim=1)
 
@@ -57,10 +59,11 @@ def certified(
     learned: Callable[[Sequences], Answers],
     fresh: Sequences,
     what: str,
+    amplification: float = AMPLIFICATION,
 ) -> Certificate:
     """The error on fresh sequences, against what the oracle's own error explains.
 
-        residual = max |f − f̂| / rms f,    tolerance = A·(ε + τ/rms f)
+        residual = max |f − f̂| / rms f,    tolerance = max(A·(ε + τ/rms f), 10⁻⁹)
 
     Notation: f the oracle, f̂ what was learned; ε the precision of its arithmetic, τ what it adds to answers; A the
     amplification by learning, cut where it would excuse more than a hundredth of an answer.
@@ -71,7 +74,7 @@ def certified(
         return Certificate.none("The oracle answers 0 to everything, so there is nothing to compare with.")
     own = profile.precision + profile.absolute_error / size
     residual = float((answers - learned(fresh)).abs().max()) / size
-    tolerance = max(6 * own, min(AMPLIFICATION * own, _LOOSEST))
+    tolerance = max(6 * own, min(amplification * own, _LOOSEST), _CLOSE_ENOUGH)
     claim = f"{what} {len(fresh)} fresh random sequences of {fresh.shape[1]} tokens are answered as the oracle does."
     return Certificate(claim, residual, tolerance, details={"oracle_error": own})
 
@@ -101,12 +104,13 @@ def judged(
     boost: float,
     generator: torch.Generator,
     reason: str,
+    amplification: float = AMPLIFICATION,
 ) -> Recovery[HeadWeights]:
     """The recovery of heads that were learned whole: certified on fresh sequences, or withdrawn."""
     max_norm = min(profile.max_norm, 1e12)
     fresh = fresh_sequences(heads, boost, max_norm, generator)
     certificate, cost = billed(
-        evidence, certified(evidence, profile, heads, fresh, "With these weights"), bill, len(fresh)
+        evidence, certified(evidence, profile, heads, fresh, "With these weights", amplification), bill, len(fresh)
     )
     if certificate.holds:
         return Recovery(heads, Status.RECOVERED, reason, certificate, cost, ("answers",))

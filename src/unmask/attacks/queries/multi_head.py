@@ -1,0 +1,165 @@
+"""Any number of heads, of any rank, from sequences of two tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from unmask.attacks.progress import Progress, silent
+from unmask.attacks.queries.columns import Columns
+from unmask.attacks.queries.opening import SILENT, Layer, not_applicable, opened_layer
+from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.resolution import NoPlane
+from unmask.attacks.queries.splitting import split
+from unmask.attacks.queries.verdict import AMPLIFICATION, Bill, judged, refused
+from unmask.attacks.queries.verdict import started as new_bill
+from unmask.attacks.queries.view import MoreHeadsThanWidth, View, view
+from unmask.evidence.ledger import BudgetSpent
+from unmask.evidence.oracles import OracleEvidence
+from unmask.linalg.heads import HeadWeights, canonical_heads
+from unmask.recovery import Recovery, Status
+
+_CLUSTER_LOSS = 1e4  # digits that a further head of a cluster costs (benchmarks/queries_repetition.py: 10³ a head)
+
+
+@dataclass(frozen=True)
+class MultiHeadAttack:
+    """Heads in general: none of them orthogonal, low in rank or known in number.
+
+        f(X) = Σ_h Σ_i softmax_i(x_iᵀ W_h x_n)·v_hᵀ x_i
+
+    1. At a random y, a circle of first tokens far out crosses the border of every head once: number, v_h, W_h y.
+    2. With W_h y known, a point turns all heads off but one; there F = v_hᵀu·σ(uᵀW_h y) is read to the last digit.
+    3. Small steps of y keep others off: the columns of W_h, each checked by predictions; once the columns' rank is
+       seen, only their span is probed.
+
+    Notation: h heads, d the width, r the rank of a head; degrees of freedom h·(d² + d), or h·(r·(2d − r) + d).
+    Limits: the canonical form is returned, as no query tells more: equal W are merged, v = 0 is not seen. Heads whose
+    W are positive multiples of one another are told apart by repeated tokens, up to three of them; opposite W and
+    W = 0 by two copies of a token. At most d heads; tokens must be as long as gating needs.
+    Cost: 1.04 to 1.1 times the degrees of freedom from d = 64 on; twice that with `polish`, for a digit, which is also
+    tried where the certificate fails.
+    Source: our own. arXiv 2601.16873 leaves it open (§7). arXiv 2608.03294 repeats tokens: 4hd² − 2h + 1 queries of
+    length up to 2h + 1 in exact arithmetic, with a condition number that grows about 10³ a head.
+    """
+
+    max_planes: int = 15
+    polish: bool = False
+    seed: int = 0
+
+    def __call__(
+        self, evidence: OracleEvidence, progress: Progress = silent, profile: OracleProfile | None = None
+    ) -> Recovery[HeadWeights]:
+        """Learn the heads; `profile`, if the oracle was probed before."""
+        generator = torch.Generator().manual_seed(self.seed)
+        bill, columns = new_bill(evidence, 0), None
+        try:
+            profile = profile or probe_oracle(evidence, generator)
+            bill = new_bill(evidence, 0, profile.num_queries)
+            if profile.num_outputs or profile.signs_only or not profile.is_linear:
+                return refused(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
+            layer = opened_layer(evidence, profile, generator)
+            if layer is None:
+                return refused(evidence, bill, Status.NOT_IDENTIFIABLE, SILENT)
+            seen = self.view(layer, generator, progress)
+            if seen is None:
+                return judged(evidence, profile, _still(layer), bill, layer.pairs.boost, generator, _STILL)
+            columns = Columns(seen, generator)
+            columns.learn(progress)
+            recovery = self._judged(layer, profile, columns, bill, generator)
+            if self.polish or not recovery.certificate.holds:
+                columns.polish(progress)
+                recovery = self._judged(layer, profile, columns, bill, generator)
+            return recovery
+        except MoreHeadsThanWidth as ending:
+            return refused(evidence, bill, Status.NOT_APPLICABLE, str(ending))
+        except NoPlane as ending:
+            return refused(evidence, bill, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
+        except BudgetSpent as ending:
+            return _unfinished(evidence, bill, columns, ending)
+
+    def _judged(
+        self, layer: Layer, profile: OracleProfile, columns: Columns, bill: Bill, generator: torch.Generator
+    ) -> Recovery[HeadWeights]:
+        heads = split_heads(columns)
+        bill = replace(bill, unknowns=_unknowns(columns, heads))
+        amplification = AMPLIFICATION * _CLUSTER_LOSS ** (columns.view.units.v.shape[1] - 1)
+        reason, evidence = _learned(columns, heads), layer.pairs.evidence
+        return judged(evidence, profile, heads, bill, layer.pairs.boost, generator, reason, amplification)
+
+    def view(self, layer: Layer, generator: torch.Generator, progress: Progress) -> View | None:
+        """The heads at the first random y that shows them all."""
+        width = len(layer.pairs.sum_v)
+        unit = torch.eye(1, width, dtype=torch.float64)[0]
+        for plane in range(self.max_planes):
+            progress("looking for heads", plane, self.max_planes)
+            aside = torch.randn(width, generator=generator, dtype=torch.float64)
+            aside[0] = 0
+            y = unit if width == 1 else (unit + aside / aside.norm()) / math.sqrt(2)
+            try:
+                return view(layer.pairs, y.to(layer.pairs.sum_v.device), layer.resolution, generator)
+            except NoPlane as ending:
+                last = ending
+        raise NoPlane(f"{last}, in {self.max_planes} random planes")
+
+
+def _still(layer: Layer) -> HeadWeights:
+    """One head with W = 0."""
+    v = layer.pairs.sum_v[None]
+    return HeadWeights(W=v.new_zeros(1, v.shape[1], v.shape[1]), v=v)
+
+
+def split_heads(columns: Columns) -> HeadWeights:
+    """The heads of all units in canonical form."""
+    view, W = columns.view, columns.W
+    units = view.units
+    if view.pairs.linear is None:
+        scaled = units.slopes[:, :, None, None] * W[:, None]
+        present = units.v.norm(dim=2) > 0
+        return canonical_heads(HeadWeights(W=scaled[present], v=units.v[present]), _same(view))
+    plus, minus, still = split(view.pairs, view.y, view.isolation)
+    v = torch.cat([plus, minus, still[None]])
+    W = torch.cat([W, -W, torch.zeros_like(W[:1])])
+    is_there = v.norm(dim=1) > _same(view) * float(v.norm(dim=1).max())
+    return canonical_heads(HeadWeights(W=W[is_there], v=v[is_there]), _same(view))
+
+
+def _same(view: View) -> float:
+    """What precision leaves of equal heads, or of v = 0; relative."""
+    return 1e3 * view.isolation.resolution.precision
+
+
+_STILL = "No head turns on or off, however long a token is: W = 0, and answers are means of vᵀx."
+
+
+def _unfinished(
+    evidence: OracleEvidence, bill: Bill, columns: Columns | None, ending: BudgetSpent
+) -> Recovery[HeadWeights]:
+    """What is known when the budget ends: whole columns of W and v of every unit, or nothing."""
+    if columns is None:
+        reason = f"The budget ended before heads were told apart: {ending}."
+        return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+    known = int(columns.W[0, 0].isfinite().sum())
+    reason = (
+        f"The budget ended: {ending}. Known are v of {len(columns.W)} heads and {known} of {evidence.width} columns of "
+        "each W; the rest is NaN."
+    )
+    heads = HeadWeights(W=columns.W, v=columns.view.units.total)
+    return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
+
+
+def _unknowns(columns: Columns, heads: HeadWeights) -> int:
+    """Degrees of freedom: r·(2d − r) of every W that is no multiple of another, and d of every v."""
+    width = heads.v.shape[1]
+    return sum(rank * (2 * width - rank) for rank in columns.ranks) + len(heads) * width
+
+
+def _learned(columns: Columns, heads: HeadWeights) -> str:
+    width, ranks = heads.v.shape[1], columns.ranks
+    low = f" of rank {min(ranks)} to {max(ranks)}" if ranks and min(ranks) < width else ""
+    return (
+        f"{len(heads)} heads{low} in canonical form: heads with equal W are one, with the sum of their v, and heads "
+        "with v = 0 are not seen; no query can tell more."
+    )

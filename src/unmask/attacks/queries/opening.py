@@ -1,0 +1,60 @@
+"""The first questions to a layer: what one token gives, how long tokens should be, and what can be read at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.attacks.queries.pairs import Pairs
+from unmask.attacks.queries.profile import OracleProfile
+from unmask.attacks.queries.resolution import Resolution
+from unmask.attacks.queries.verdict import is_zero
+from unmask.evidence.oracles import OracleEvidence
+
+_LONGEST = 1e12  # norm of a token where errors are added to answers and no bound was found
+_LONG_TOKEN = 1e6  # at which one-token queries are asked where errors are added to answers
+SILENT = (
+    "The oracle answers 0 to every sequence: v = 0 for every head that could be there, and then no answer depends on W."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """How a layer is asked in pairs of tokens, and how finely its answers can be read."""
+
+    pairs: Pairs
+    resolution: Resolution
+
+    def projected(self, direction: Float[Tensor, " p"]) -> Layer:
+        """The same layer with the answers' component in one direction for its answer."""
+        return Layer(replace(self.pairs, direction=direction.to(self.pairs.sum_v.device)), self.resolution)
+
+
+def opened_layer(evidence: OracleEvidence, profile: OracleProfile, generator: torch.Generator) -> Layer | None:
+    """Σ_h v_h from one-token queries, and the boost against added errors; None where all answers are 0.
+
+    Cost: width + 4 queries.
+    """
+    long = min(_LONG_TOKEN, profile.max_norm) if profile.absolute_error else 1.0
+    sum_v = evidence.ask(long * torch.eye(evidence.width, dtype=torch.float64, device=evidence.device)[:, None]) / long
+    far = torch.randn(4, 2, evidence.width, generator=generator, dtype=torch.float64).to(evidence.device)
+    far = long * far / far.norm(dim=2, keepdim=True)
+    answers = evidence.ask(far)
+    if is_zero(sum_v * long, profile) and is_zero(answers, profile):
+        return None
+    size = max(float(sum_v.norm()), float(answers.abs().max()) / long)
+    longest = min(profile.max_norm, _LONGEST) if profile.absolute_error else profile.max_norm
+    boost = profile.boost(size, token_norm=1.0)
+    error = profile.precision + profile.absolute_error / (size * min(boost, longest / 2))
+    return Layer(Pairs(evidence, sum_v, boost, longest), Resolution(error))
+
+
+def not_applicable(profile: OracleProfile, needed: str) -> str:
+    """Why an attack that reads numbers, or vectors, cannot begin."""
+    kind = "; ".join(profile.describe())
+    if profile.is_linear:
+        return f"This attack reads answers that are {needed} ({kind})."
+    return f"Answers to one token do not grow with it, as those of an attention layer do ({kind})."
