@@ -4,6 +4,16 @@ from unmask.defences.aggregate import secure_aggregate
 from unmask.defences.clip import clip_norm
 from unmask.defences.distortion import Distortion, measure_distortion
 from unmask.defences.noise import add_gaussian_noise, add_laplace_noise
+from unmask.defences.oracles import (
+    BoundedNormOracle,
+    NoisyOracle,
+    OracleDefence,
+    RateLimitedOracle,
+    RoundedOracle,
+    SignOracle,
+    TopKOracle,
+    parse_oracle_defence,
+)
 from unmask.defences.prune import keep_largest, keep_random
 from unmask.defences.quantise import quantise_bf16, quantise_fp8, quantise_int8
 from unmask.defences.specs import Defence, describe_defences, parse_defence
@@ -13,8 +23,15 @@ from unmask.defences.withhold import withhold
 
 __all__ = [
     "DEFENCES",
+    "BoundedNormOracle",
     "Defence",
     "Distortion",
+    "NoisyOracle",
+    "OracleDefence",
+    "RateLimitedOracle",
+    "RoundedOracle",
+    "SignOracle",
+    "TopKOracle",
     "add_gaussian_noise",
     "add_laplace_noise",
     "clip_norm",
@@ -24,6 +41,7 @@ __all__ = [
     "keep_random",
     "measure_distortion",
     "parse_defence",
+    "parse_oracle_defence",
     "quantise_bf16",
     "quantise_fp8",
     "quantise_int8",

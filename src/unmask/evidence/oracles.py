@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from unmask.errors import InputError, UnmaskError
@@ -100,30 +100,38 @@ class OracleEvidence:
 
         def ask(places: list[int]) -> Iterator[tuple[list[int], np.ndarray]]:
             for within, answers in self.oracle.pieces(sequences[places]):
-                yield [places[place] for place in within], _checked(answers, len(within))
+                values = _checked(answers, len(within))
+                is_finite = np.isfinite(values).reshape(len(values), -1).all(1)
+                # What was paid for is kept before the others are complained about.
+                yield [places[place] for place, kept in zip(within, is_finite, strict=True) if kept], values[is_finite]
+                refuse_unless_finite(is_finite)
 
-        answers = self.ledger.fetch(_keys(sequences, repetition), ask)  # type: ignore[arg-type]
+        answers = self.ledger.fetch(question_keys(sequences, repetition), ask)  # type: ignore[arg-type]
         return torch.from_numpy(np.array(answers)).to(self.device)
 
 
-def _keys(sequences: Sequences, repetition: int) -> list[bytes]:
-    rows = sequences.cpu().contiguous().numpy()
+def question_keys(sequences: Sequences, repetition: int = 0) -> list[bytes]:
+    """A name for each question: equal for equal numbers, lengths and repetitions, and for nothing else."""
+    rows = sequences.detach().double().cpu().contiguous().numpy()
     salt = f"{repetition} {rows.shape[1]} {rows.shape[2]}".encode()
     return [hashlib.blake2b(row.tobytes(), digest_size=16, key=salt).digest() for row in rows]
 
 
-def _checked(answers: Answers, num_asked: int) -> np.ndarray:
-    """Answers as float64; refused if one is missing or is not a number."""
+def refuse_unless_finite(is_finite: Bool[np.ndarray, " b"]) -> None:
+    """Complain about the answers that are no numbers."""
+    if not is_finite.all():
+        raise Refused(
+            f"the oracle's answer to {int((~is_finite).sum())} of {len(is_finite)} sequences is not a finite number; "
+            "its arithmetic overflowed, or it is broken"
+        )
+
+
+def _checked(answers: Answers, num_asked: int) -> Float[np.ndarray, "b *p"]:
+    """Answers as float64; refused if one is missing."""
     values = answers.detach().double().cpu().numpy()
     if values.ndim not in (1, 2) or len(values) != num_asked:
         raise UnmaskError(
             f"the oracle was asked {num_asked} sequences and answered with an array of shape {values.shape}; it must "
             "answer one number, or one vector, for each"
-        )
-    if not np.isfinite(values).all():
-        num_bad = int((~np.isfinite(values)).reshape(len(values), -1).any(1).sum())
-        raise Refused(
-            f"the oracle's answer to {num_bad} of {num_asked} sequences is not a finite number; its arithmetic "
-            "overflowed, or it is broken"
         )
     return values

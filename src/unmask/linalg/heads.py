@@ -52,6 +52,10 @@ class HeadWeights:
             answers = answers + torch.einsum("bn,bnd->bd", scores.softmax(1), X) @ v
         return answers
 
+    def cpu(self) -> HeadWeights:
+        """The same heads in ordinary memory."""
+        return HeadWeights(W=self.W.cpu(), v=self.v.cpu())
+
     def select(self, kept: Tensor) -> HeadWeights:
         """The heads where `kept` is true."""
         return HeadWeights(W=self.W[kept], v=self.v[kept])
@@ -68,7 +72,7 @@ def canonical_heads(heads: HeadWeights, tolerance: float = EQUAL_TOLERANCE) -> H
     Source: Bhattamishra et al., arXiv 2601.16873, Prop. 7.1 (what is not identifiable); Kim et al.,
     arXiv 2608.03294 (the canonical form is unique up to order).
     """
-    W, v = heads.W.detach().double().cpu(), heads.v.detach().double().cpu()
+    W, v = heads.W.detach().double(), heads.v.detach().double()
     if len(heads) == 0:
         return HeadWeights(W=W, v=v)
     flat, values = W.flatten(1), v.flatten(1)
@@ -76,8 +80,8 @@ def canonical_heads(heads: HeadWeights, tolerance: float = EQUAL_TOLERANCE) -> H
     # The other modes of cdist expand the square and see no difference below 1e-8.
     distance = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
     is_equal = distance <= tolerance * torch.maximum(norm[:, None], norm[None, :])
-    num_groups, group = connected_components(is_equal.numpy(), directed=False)
-    member = torch.from_numpy(group == np.arange(num_groups)[:, None]).to(torch.float64)  # (groups, heads)
+    num_groups, group = connected_components(is_equal.cpu().numpy(), directed=False)
+    member = torch.from_numpy(group == np.arange(num_groups)[:, None]).to(W)  # (groups, heads)
     merged_W = (member @ flat / member.sum(dim=1, keepdim=True)).reshape(-1, *W.shape[1:])
     merged = HeadWeights(W=merged_W, v=(member @ values).reshape(-1, *v.shape[1:]))
     largest = torch.linalg.vector_norm(values, dim=1).max()

@@ -46,8 +46,8 @@ def score_heads(recovered: HeadWeights, true: HeadWeights, tolerance: float = EQ
     if not (true.W.isfinite().all() and true.v.isfinite().all()):
         raise InputError("true holds values that are not finite; a secret must be finite to compare with.")
     is_finite = recovered.W.isfinite().all(dim=(1, 2)) & recovered.v.flatten(1).isfinite().all(dim=1)
-    found = canonical_heads(recovered.select(is_finite), tolerance)
-    heads = canonical_heads(true, tolerance)
+    found = canonical_heads(recovered.select(is_finite).cpu(), tolerance)
+    heads = canonical_heads(true.cpu(), tolerance)
 
     error = np.array([[relative_error(W_hat, W) for W_hat in found.W] for W in heads.W])
     error = error.reshape(len(heads), len(found))

@@ -15,6 +15,7 @@ from unmask.attacks.queries.view import View
 
 _BATCH_BYTES = 2**25  # of tokens that are probed with at once
 _MOST_TRIES = 14
+_MOST_MOVED = 0.05  # of W y: a second measurement that differs more from the first was disturbed by other heads
 
 
 @dataclass(eq=False)
@@ -65,7 +66,8 @@ class Columns:
                 off = isolation.misprediction(view.pairs, y[None], w, self.generator)
             except NoPlane:
                 continue
-            if float(off[0]) < view.isolation.resolution.prediction:
+            moved = float((w[0] - self.W @ y).norm() / w[0].norm())
+            if float(off[0]) < view.isolation.resolution.prediction and moved < _MOST_MOVED:
                 self.W[:, :, j] = w[0] - view.w
             progress("measuring columns again", j, width - 1)
         self.W[:, :, 0] = (view.w - self.W[:, :, 1:] @ view.y[1:]) / view.y[0]

@@ -149,7 +149,7 @@ def _orientation(plane: _Plane) -> tuple[Float[Tensor, "h 1"], Float[Tensor, " d
     The first gradient is the sum of v over heads that are on: L₀ = −Σ_h b_h·J_h with b in {0, 1}. Where it is not, a
     head with W = 0 or a pair of heads with opposite W is there; then all jumps are taken as they come.
     """
-    share = torch.linalg.lstsq(plane.jumps.T, -plane.gradients[0][:, None], driver="gelsd").solution[:, 0]
+    share = -plane.gradients[0] @ torch.linalg.pinv(plane.jumps)
     is_on_before = share.round()
     left = plane.gradients[0] + is_on_before @ plane.jumps
     is_told = (

@@ -71,7 +71,8 @@ class MultiHeadAttack:
             recovery = self._judged(layer, profile, columns, bill, generator)
             if self.polish or not recovery.certificate.holds:
                 columns.polish(progress)
-                recovery = self._judged(layer, profile, columns, bill, generator)
+                again = self._judged(layer, profile, columns, bill, generator)
+                recovery = min(again, recovery, key=lambda each: each.certificate.residual)
             return recovery
         except MoreHeadsThanWidth as ending:
             return refused(evidence, bill, Status.NOT_APPLICABLE, str(ending))

@@ -59,4 +59,4 @@ class Resolution:
     @property
     def rank(self) -> float:
         """Singular values of unit columns below this count as zero."""
-        return max(1e-7, 2000 * self.precision)
+        return max(1e-7, 2e4 * self.precision)

@@ -1,0 +1,1 @@
+"""Doors to other people's systems: services that answer over HTTP."""
