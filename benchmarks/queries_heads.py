@@ -32,6 +32,7 @@ from unmask.attacks.queries.vector_heads import VectorHeadsAttack
 from unmask.attacks.queries.weights import recover_from_answers
 from unmask.evidence.oracles import FunctionOracle, OracleEvidence
 from unmask.linalg.heads import HeadWeights
+from unmask.models.heads import layer_heads
 from unmask.recovery import Recovery
 from unmask.scores import score_heads
 
@@ -204,6 +205,12 @@ def odd(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
         yield {"layer": name} | measured(heads, function, recover_from_answers)
 
 
+def read_out(heads: HeadWeights) -> HeadWeights:
+    """Heads with one number for an answer: a random direction of theirs."""
+    generator = torch.Generator().manual_seed(0)
+    return HeadWeights(W=heads.W, v=heads.v @ torch.randn(heads.v.shape[2], generator=generator, dtype=torch.float64))
+
+
 def vectors(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """Answers in R^p: queries against d² + (H + 1)·d."""
     for num_heads, width, num_outputs in ((1, 16, 16), (4, 32, 32), (8, 64, 64), (16, 64, 64), (4, 32, 4)):
@@ -242,27 +249,11 @@ def trained(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """
     model = unmask.load_model("smollm2-135m")
     for layer in options.layers:
-        heads = smollm2_heads(model, layer)
+        heads = read_out(layer_heads(model, layer))
         for dtype in DTYPES:
             stored, function = as_dtype(heads, dtype, options.device)
             row = measured(stored, function, MultiHeadAttack(), options.device)
             yield {"layer": layer, "dtype": str(dtype).removeprefix("torch.")} | row
-
-
-def smollm2_heads(model: Any, layer: int) -> HeadWeights:
-    """W_h = Wk·Wqᵀ/√e and v_h = Wv·Wo·readout of one block, in float64."""
-    block = model.module.model.layers[layer].self_attn
-    e = block.head_dim
-    q, k, v, o = (getattr(block, f"{name}_proj").weight.detach().double() for name in "qkvo")
-    generator = torch.Generator().manual_seed(0)
-    readout = torch.randn(o.shape[0], generator=generator, dtype=torch.float64)
-    num_heads, group = q.shape[0] // e, q.shape[0] // k.shape[0]
-    W, values = [], []
-    for h in range(num_heads):
-        own, shared = slice(h * e, (h + 1) * e), slice(h // group * e, (h // group + 1) * e)
-        W.append(k[shared].T @ q[own] / math.sqrt(e))
-        values.append(v[shared].T @ (o[:, own].T @ readout))
-    return HeadWeights(W=torch.stack(W), v=torch.stack(values))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,12 @@ PROMISES = {
 }
 
 
+# These answer until they are stopped; tests of their own start them.
+SERVICES = {"attention_service.py", "openai_service.py"}
+
+
 def test_every_example_is_listed():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(PROMISES)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(PROMISES) | SERVICES
 
 
 @pytest.mark.parametrize("name", PROMISES)

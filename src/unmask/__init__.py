@@ -14,8 +14,14 @@ _HOME = {
     "AttentionEvidence": "unmask.evidence",
     "Certificate": "unmask.recovery",
     "Cost": "unmask.recovery",
+    "FunctionOracle": "unmask.evidence",
     "GradientEvidence": "unmask.evidence",
+    "HeadWeights": "unmask.linalg.heads",
     "HiddenEvidence": "unmask.evidence",
+    "HttpOracle": "unmask.integrations.http",
+    "Ledger": "unmask.evidence",
+    "ModuleOracle": "unmask.evidence",
+    "OracleEvidence": "unmask.evidence",
     "Preimages": "unmask.attacks.outputs.preimages",
     "RecoveredText": "unmask.recovery",
     "RecoveredTexts": "unmask.recovery",
@@ -34,9 +40,12 @@ _HOME = {
     "observe_hidden": "unmask.protocols",
     "observe_lora": "unmask.protocols",
     "parse_defence": "unmask.defences",
+    "parse_oracle_defence": "unmask.defences",
     "parse_protocol": "unmask.protocols.specs",
     "recover_inputs": "unmask.attacks.outputs.inputs",
     "recover_text": "unmask.attacks.text",
+    "recover_weights": "unmask.attacks.queries.weights",
+    "score_heads": "unmask.scores",
     "score_inputs": "unmask.scores",
     "score_texts": "unmask.scores",
 }
@@ -45,17 +54,25 @@ __all__ = ["__version__", *sorted(_HOME)]
 if TYPE_CHECKING:
     from unmask.attacks.outputs.inputs import recover_inputs as recover_inputs
     from unmask.attacks.outputs.preimages import Preimages as Preimages
+    from unmask.attacks.queries.weights import recover_weights as recover_weights
     from unmask.attacks.text import recover_text as recover_text
     from unmask.defences import defend_states as defend_states
     from unmask.defences import parse_defence as parse_defence
+    from unmask.defences import parse_oracle_defence as parse_oracle_defence
     from unmask.errors import UnmaskError as UnmaskError
     from unmask.evidence import AttentionEvidence as AttentionEvidence
+    from unmask.evidence import FunctionOracle as FunctionOracle
     from unmask.evidence import GradientEvidence as GradientEvidence
     from unmask.evidence import HiddenEvidence as HiddenEvidence
+    from unmask.evidence import Ledger as Ledger
+    from unmask.evidence import ModuleOracle as ModuleOracle
+    from unmask.evidence import OracleEvidence as OracleEvidence
     from unmask.evidence import Site as Site
     from unmask.evidence import Task as Task
     from unmask.evidence import Update as Update
     from unmask.evidence import load_evidence as load_evidence
+    from unmask.integrations.http import HttpOracle as HttpOracle
+    from unmask.linalg.heads import HeadWeights as HeadWeights
     from unmask.models import load_model as load_model
     from unmask.protocols import observe_dpsgd as observe_dpsgd
     from unmask.protocols import observe_fedavg as observe_fedavg
@@ -69,6 +86,7 @@ if TYPE_CHECKING:
     from unmask.recovery import RecoveredTexts as RecoveredTexts
     from unmask.recovery import Recovery as Recovery
     from unmask.recovery import Status as Status
+    from unmask.scores import score_heads as score_heads
     from unmask.scores import score_inputs as score_inputs
     from unmask.scores import score_texts as score_texts
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from unmask.defences.specs import read_spec
 from unmask.defences.table import Setting, written
 from unmask.errors import InputError, UnmaskError
 from unmask.evidence.oracles import Answers, FunctionOracle, Oracle, Refused, Sequences
@@ -273,47 +274,42 @@ class OracleDefence:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in ORACLE_DEFENCES:
-            examples = ", ".join(wrapper.example for wrapper in ORACLE_DEFENCES.values())
-            raise InputError(f"there is no defence '{self.name}' of a service; for example {examples}")
-        known = {setting.name: setting for setting in self._wrapper.settings()}
+        known = {setting.name: setting for setting in _wrapper(self.name).settings()}
         taken = {name: setting.default for name, setting in known.items() if setting.default is not None}
         for key, value in self.settings.items():
             try:
                 taken[key] = known[key].take(value)
             except (ValueError, TypeError, KeyError, OverflowError):
-                raise InputError(f"defence '{self.name}' cannot take {key}={value!r}; {self._usage}") from None
+                raise InputError(f"defence '{self.name}' cannot take {key}={value!r}; {_usage(self.name)}") from None
         if len(taken) < len(known):
             missing = next(name for name in known if name not in taken)
-            raise InputError(f"defence '{self.name}' needs '{missing}'; {self._usage}")
+            raise InputError(f"defence '{self.name}' needs '{missing}'; {_usage(self.name)}")
         object.__setattr__(self, "settings", taken)
         self(_NOBODY)
 
     def __call__(self, oracle: Oracle) -> Oracle:
         """The service as its users see it."""
-        return self._wrapper(oracle, **self.settings)
+        return _wrapper(self.name)(oracle, **self.settings)
 
     def __str__(self) -> str:
-        return self._wrapper(_NOBODY, **self.settings).text
+        return _wrapper(self.name)(_NOBODY, **self.settings).text
 
     def __hash__(self) -> int:
         return hash(str(self))
 
-    @property
-    def _wrapper(self) -> type[_Defended]:
-        return ORACLE_DEFENCES[self.name]
-
-    @property
-    def _usage(self) -> str:
-        settings = ", ".join(map(str, self._wrapper.settings())) or "none"
-        return f"its settings are {settings}; for example {self._wrapper.example}"
-
 
 def parse_oracle_defence(text: str) -> OracleDefence:
     """The defence that a text names, written as those of updates are: `round:decimals=2`."""
-    name, _, rest = (part.strip() for part in text.partition(":"))
-    pairs = [part.partition("=") for part in rest.split(",")] if rest else []
-    settings = {key.strip(): value.strip() for key, _, value in pairs}
-    if len(settings) < len(pairs):
-        raise InputError(f"defence '{name}': a setting is given twice in '{text}'")
-    return OracleDefence(name, settings)
+    return OracleDefence(*read_spec(text, _usage))
+
+
+def _wrapper(name: str) -> type[_Defended]:
+    if name not in ORACLE_DEFENCES:
+        examples = ", ".join(wrapper.example for wrapper in ORACLE_DEFENCES.values())
+        raise InputError(f"there is no defence '{name}' of a service; for example {examples}")
+    return ORACLE_DEFENCES[name]
+
+
+def _usage(name: str) -> str:
+    settings = ", ".join(map(str, _wrapper(name).settings())) or "none"
+    return f"its settings are {settings}; for example {_wrapper(name).example}"

@@ -2,6 +2,20 @@
 
 from unmask.evidence.files import load_evidence
 from unmask.evidence.gradients import GradientEvidence, Task, Update
+from unmask.evidence.ledger import Ledger
+from unmask.evidence.oracles import FunctionOracle, ModuleOracle, OracleEvidence
 from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
 
-__all__ = ["AttentionEvidence", "GradientEvidence", "HiddenEvidence", "Site", "Task", "Update", "load_evidence"]
+__all__ = [
+    "AttentionEvidence",
+    "FunctionOracle",
+    "GradientEvidence",
+    "HiddenEvidence",
+    "Ledger",
+    "ModuleOracle",
+    "OracleEvidence",
+    "Site",
+    "Task",
+    "Update",
+    "load_evidence",
+]

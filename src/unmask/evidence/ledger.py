@@ -52,13 +52,13 @@ class Ledger:
 
     def fetch(self, keys: Sequence[bytes], ask: Ask) -> Float[np.ndarray, "b *p"]:
         """The answers to questions with these keys; `ask` is called for those that were never answered."""
-        self.num_asked += len(keys)
         with self._clear_errors():
             known = {key: answer for key in set(keys) if (answer := self._recall(key)) is not None}
         first_place = {key: place for place, key in reversed(list(enumerate(keys)))}
         missing = sorted(place for key, place in first_place.items() if key not in known)
         if self.budget is not None and len(self) + len(missing) > self.budget:
             raise BudgetSpent(self.budget, len(missing), len(self))
+        self.num_asked += len(keys)
         if missing:
             for places, answers in ask(missing):
                 rows = np.ascontiguousarray(answers, dtype=np.float64)

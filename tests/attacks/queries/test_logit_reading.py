@@ -35,10 +35,10 @@ def test_carlini_section_5_differences_of_biased_log_probabilities_are_those_of_
     assert (values - (truth[:, tokens] - truth[:, [reader.anchor]])).abs().max() < FLOAT32
     # One answer reads top − 1 tokens; those whose bias must be raised are asked for again.
     least = NUM_PROMPTS * math.ceil(len(tokens) / (top - 1))
-    assert least <= evidence.ledger.num_asked - before <= 2 * least
+    assert least <= evidence.ledger.num_asked - before <= 1.1 * least
 
 
-def test_the_smallest_bias_that_shows_all_is_used():
+def test_no_larger_bias_is_used_than_prompts_need():
     evidence = LogitEvidence(FunctionLogitOracle(table, VOCAB, top=5))
     prompts, truth = prompts_and_truth(evidence)
     reader, _ = open_reader(evidence, prompts, list(range(40)))

@@ -119,7 +119,7 @@ class Columns:
             return y.new_full((1, num_units, width), torch.nan), y.new_full((1,), torch.inf)
 
     def _find_spans(self) -> None:
-        """The column space of every unit that shows one column more than its rank."""
+        """The column space of every unit that shows more columns than its rank."""
         known = self.W[0, 0].isfinite() if len(self.W) else self.W.new_zeros(0, dtype=torch.bool)
         for k in range(len(self.W)):
             columns = torch.cat([self.view.w[k][:, None], self.W[k][:, known]], dim=1)
@@ -127,7 +127,8 @@ class Columns:
                 continue
             basis, values, _ = torch.linalg.svd(columns / columns.norm(dim=0).clamp_min(1e-300), full_matrices=False)
             rank = int((values > self.view.isolation.resolution.rank * values[0]).sum())
-            self.spans[k] = basis[:, :rank] if rank < min(columns.shape) else None
+            is_seen = rank + self.view.isolation.resolution.spare_columns <= columns.shape[1] and rank < len(columns)
+            self.spans[k] = basis[:, :rank] if is_seen else None
 
     def _has_left(self, k: int, columns: Float[Tensor, "d j"]) -> bool:
         """Whether a column that was measured whole lies outside of the span."""

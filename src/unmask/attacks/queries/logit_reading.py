@@ -13,6 +13,7 @@ from unmask.evidence.logits import LogitEvidence, LogitQuestion, Prompt
 
 _NUM_TRIED = 8  # prompts on which the bias is chosen
 _NUM_HALVINGS = 4  # of the largest bias: below a sixteenth no float32 digit is won any more
+_MARGIN = 1.5  # on the bias that a few prompts needed: every answer that needs more is paid for twice
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _WORDS, _LETTERS_A_WORD = 2, 5  # of a prompt that must be text: 26¹⁰ of them, a handful of tokens each
 
@@ -29,11 +30,11 @@ class LogitReader:
 
     Notation: z the logits, p' the probabilities after the bias β on the k tokens, a the anchor.
     Limits: k ≥ 2, or values that share the prompt's constant already. β + z must exceed the other logits; tokens that
-    are not shown at the service's largest bias stay NaN. A large β costs digits of a float32 service, so the smallest
-    that shows all is used first.
+    are not shown at the service's largest bias stay NaN. A large β costs digits of a float32 service, so little
+    more than a few prompts needed is tried first.
     Cost: ⌈m/(k − 1)⌉ queries a prompt for m tokens, more where β must be raised.
-    Source: Carlini et al., arXiv 2403.06634, §5 (top-k with logit bias); the anchor among the biased tokens is theirs,
-    the choice of β ours.
+    Source: Carlini et al., arXiv 2403.06634, §5 (top-k with logit bias, differences to one token that every answer
+    shows). Here that token is biased too, so that it is always shown, and β is chosen by trying.
     """
 
     evidence: LogitEvidence
@@ -113,7 +114,7 @@ def open_reader(
             break
         bias /= 2
     anchor = first[int(best.nonzero()[0])]
-    reader = LogitReader(evidence, bias, anchor)
+    reader = LogitReader(evidence, min(_MARGIN * bias, view.max_bias), anchor)
     others = [token for token in tokens if token != anchor]
     readable = ~reader(prompts[:1], others)[0].isnan()
     return reader, [token for token, fine in zip(others, readable.tolist(), strict=True) if fine]

@@ -16,6 +16,8 @@ _NUM_SCALES = 12
 _MOST_DECIMALS = 12
 _LARGEST_NORM = 1e12  # more is never needed, and float32 squares it without overflow
 _SUMMED_ANOTHER_WAY = 1e-14  # of an answer: what float64 sums differ by when a batch is cut differently
+_BEST = 1.1e-16  # float64
+_HIDDEN = 4  # standard deviations of seven answers, at most
 _LINEAR = 0.05  # of an answer: the coarsest arithmetic in use, float8, is off by 0.06 at most; chance by the order of 1
 
 
@@ -105,7 +107,8 @@ def probe_oracle(evidence: OracleEvidence, generator: torch.Generator) -> Oracle
     size = float(slope.norm()) * min(max_norm, _LARGEST_NORM)
     is_relative = size > 0 and relative_noise > 30 * noise
     deviation = _deviation(evidence, direction, slope, min(max_norm, _LARGEST_NORM))
-    precision = max(math.sqrt(max(0.0, deviation**2 - (added / size) ** 2)) if size else 0.0, 1.1e-16)
+    # What is added to answers hides the precision of the arithmetic, where it is the larger of the two.
+    precision = deviation if size and deviation > _HIDDEN * added / size else _BEST
     if is_relative:
         precision, noise = max(precision, relative_noise / size), 0.0
     step = step if step > precision * float(answers.abs().mean()) else 0.0  # few binary digits look like decimals

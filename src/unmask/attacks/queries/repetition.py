@@ -22,7 +22,7 @@ from unmask.attacks.queries.repeated_tokens import (
     fitting_norms,
     random_vectors,
 )
-from unmask.attacks.queries.verdict import Bill, billed, certified, fresh_sequences, no_heads, refused, started
+from unmask.attacks.queries.verdict import Bill, certified, concluded, fresh_sequences, refused, started
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence
@@ -293,17 +293,11 @@ def _judged(
     tolerance = max(certificate.tolerance, min(_ALLOWED * expected, _LOOSEST))
     error = float((learned.W_error / heads.W.flatten(1).norm(dim=1)).max())
     details = {**certificate.details, "estimated_error": error, "num_heads": len(heads)}
-    certificate, cost = billed(evidence, replace(certificate, tolerance=tolerance, details=details), bill, len(fresh))
+    certificate = replace(certificate, tolerance=tolerance, details=details)
     reason = (
         f"{len(heads)} heads explain the answers to repeated tokens; the worst W is expected to be off by {error:.1e}."
     )
-    if certificate.holds:
-        return Recovery(heads, Status.RECOVERED, reason, certificate, cost, ("answers",))
-    why = (
-        f"{reason} But on fresh sequences these weights are off by {certificate.residual:.1e} of an answer, where "
-        f"{tolerance:.1e} can be explained: it is not a layer of this form, or heads were exchanged."
-    )
-    return Recovery(no_heads(evidence), Status.NOTHING_FOUND, why, certificate, cost)
+    return concluded(evidence, heads, certificate, bill, len(fresh), reason)
 
 
 def _weighted(U: Float[Tensor, "q d"], z: Float[Tensor, "q h"], weight: Float[Tensor, "q h"]) -> Float[Tensor, "h d"]:

@@ -59,4 +59,12 @@ class Resolution:
     @property
     def rank(self) -> float:
         """Singular values of unit columns below this count as zero."""
-        return max(1e-7, 2e4 * self.precision)
+        return max(1e-7, 1e4 * self.precision)
+
+    @property
+    def spare_columns(self) -> int:
+        """Columns beyond the rank that show it: as many columns as the rank may be nearly dependent by chance.
+
+        The smallest singular value of r such columns falls below a share τ of the largest with probability about 2rτ.
+        """
+        return 1 if self.rank < 1e-6 else 3

@@ -21,6 +21,7 @@ FRESH_LENGTH = 6
 # Learning amplifies an oracle's error: isolated heads by 10³ at 8 heads, 10⁴ at 32 (benchmarks/queries.py). A head
 # that is missed shows at its share of the answers. Between the two lies what is allowed.
 AMPLIFICATION = 1e4
+_OWN = 20  # times the oracle's error: the largest of 48 answers is off by three deviations, and weights by more
 _CLOSE_ENOUGH = 1e-9  # of an answer: whatever the oracle's precision, nobody agrees to nine digits by chance
 _LOOSEST = 1e-2  # what amplified noise may excuse, unless the noise alone is larger
 
@@ -74,7 +75,7 @@ def certified(
         return Certificate.none("The oracle answers 0 to everything, so there is nothing to compare with.")
     own = profile.precision + profile.absolute_error / size
     residual = float((answers - learned(fresh)).abs().max()) / size
-    tolerance = max(6 * own, min(amplification * own, _LOOSEST), _CLOSE_ENOUGH)
+    tolerance = max(_OWN * own, min(amplification * own, _LOOSEST), _CLOSE_ENOUGH)
     claim = f"{what} {len(fresh)} fresh random sequences of {fresh.shape[1]} tokens are answered as the oracle does."
     return Certificate(claim, residual, tolerance, details={"oracle_error": own})
 
@@ -107,17 +108,21 @@ def judged(
     amplification: float = AMPLIFICATION,
 ) -> Recovery[HeadWeights]:
     """The recovery of heads that were learned whole: certified on fresh sequences, or withdrawn."""
-    max_norm = min(profile.max_norm, 1e12)
-    fresh = fresh_sequences(heads, boost, max_norm, generator)
-    certificate, cost = billed(
-        evidence, certified(evidence, profile, heads, fresh, "With these weights", amplification), bill, len(fresh)
-    )
+    fresh = fresh_sequences(heads, boost, min(profile.max_norm, 1e12), generator)
+    certificate = certified(evidence, profile, heads, fresh, "With these weights", amplification)
+    return concluded(evidence, heads, certificate, bill, len(fresh), reason)
+
+
+def concluded(
+    evidence: OracleEvidence, heads: HeadWeights, certificate: Certificate, bill: Bill, num_fresh: int, reason: str
+) -> Recovery[HeadWeights]:
+    """The recovery that the certificate allows: the heads, or none."""
+    certificate, cost = billed(evidence, certificate, bill, num_fresh)
     if certificate.holds:
         return Recovery(heads, Status.RECOVERED, reason, certificate, cost, ("answers",))
     why = (
-        f"{reason} But on fresh sequences these weights are off by {certificate.residual:.1e} of an answer, where the "
-        "oracle's own error "
-        f"explains {certificate.tolerance:.1e}: it is not a layer of this form, or a head was missed."
+        f"{reason} But on fresh sequences these weights are off by {certificate.residual:.1e} of an answer, where "
+        f"{certificate.tolerance:.1e} is explained: it is not a layer of this form, or a head was missed."
     )
     return Recovery(no_heads(evidence), Status.NOTHING_FOUND, why, certificate, cost)
 

@@ -24,7 +24,7 @@ def recover_weights(
     oracle: Oracle,
     *,
     width: int,
-    ledger: Ledger | str | Path | None = None,
+    ledger: str | Path | None = None,
     budget: int | None = None,
     max_norm: float | None = None,
     progress: Progress = silent,
@@ -35,9 +35,11 @@ def recover_weights(
     `ledger` is a file that keeps every answer, so that a killed run goes on where it was and pays nothing twice;
     `budget` the number of answers that may be paid for; `max_norm` a bound on tokens, if one is known.
     """
-    if not isinstance(ledger, Ledger):
-        ledger = Ledger(ledger, budget=budget, about=f"{oracle.name}, tokens of {width}")
-    return recover_from_answers(OracleEvidence(oracle, width, ledger, max_norm), progress=progress, seed=seed)
+    book = Ledger(ledger, budget=budget, about=f"{oracle.name}, tokens of {width}")
+    try:
+        return recover_from_answers(OracleEvidence(oracle, width, book, max_norm), progress=progress, seed=seed)
+    finally:
+        book.close()
 
 
 def recover_from_answers(
