@@ -37,7 +37,6 @@ from unmask.recovery import Recovery
 from unmask.scores import score_heads
 
 SIZES = ("1x64", "1x256", "2x8", "4x32", "8x64", "16x64", "32x64", "8x64x8", "8x128x16", "16x128x8")
-DTYPES = (torch.float64, torch.float32)
 Function = Callable[[Tensor], Tensor]
 
 
@@ -49,6 +48,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=SIZES, help="heads x width [x rank]")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--layers", nargs="+", type=int, default=[0, 15, 29])
+    parser.add_argument("--dtypes", nargs="+", choices=("float64", "float32"), default=["float64", "float32"])
     parser.add_argument("--polish", action="store_true")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
@@ -64,6 +64,11 @@ def main() -> None:
         if options.out:
             content = {"machine": where, "mode": options.mode, "rows": rows}
             options.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def dtypes(options: argparse.Namespace) -> list[torch.dtype]:
+    """The precisions in which services compute."""
+    return [getattr(torch, name) for name in options.dtypes]
 
 
 def shown(value: Any) -> str:
@@ -134,7 +139,7 @@ def sizes(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """Heads, width and rank, in both precisions."""
     for case in options.cases:
         num_heads, width, *rank = map(int, case.split("x"))
-        for dtype in DTYPES:
+        for dtype in dtypes(options):
             rows = []
             for seed in range(options.seeds):
                 heads = random_heads(num_heads, width, rank[0] if rank else None, seed)
@@ -214,7 +219,7 @@ def read_out(heads: HeadWeights) -> HeadWeights:
 def vectors(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """Answers in R^p: queries against d² + (H + 1)·d."""
     for num_heads, width, num_outputs in ((1, 16, 16), (4, 32, 32), (8, 64, 64), (16, 64, 64), (4, 32, 4)):
-        for dtype in DTYPES:
+        for dtype in dtypes(options):
             heads = random_heads(num_heads, width, seed=1, num_outputs=num_outputs)
             stored, function = as_dtype(heads, dtype, options.device)
             row = measured(stored, function, VectorHeadsAttack(), options.device)
@@ -250,7 +255,7 @@ def trained(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
     model = unmask.load_model("smollm2-135m")
     for layer in options.layers:
         heads = read_out(layer_heads(model, layer))
-        for dtype in DTYPES:
+        for dtype in dtypes(options):
             stored, function = as_dtype(heads, dtype, options.device)
             row = measured(stored, function, MultiHeadAttack(), options.device)
             yield {"layer": layer, "dtype": str(dtype).removeprefix("torch.")} | row

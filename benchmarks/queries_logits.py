@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full logits, noise 0.1": FULL | {"noise": 0.1},
     "full logits, noise 1": FULL | {"noise": 1.0},
     "top 20, bias": {},
-    "top 10, bias": {"max_logprobs": 10},
+    "top 5, bias": {"max_logprobs": 5},
     "top 20, bias, 2 decimals": {"decimals": 2},
     "top 20, bias, noise 0.1": {"noise": 0.1},
     "top 1, bias": {"max_logprobs": 1},

@@ -30,7 +30,7 @@ WORDS = SENTENCE.split()
 TEXTS = ("the spare key lies under the blue pot", "the biopsy was positive", "wire the money now")
 COMMANDS = (
     *(("models",), ("demo",), ("observe", "gradients"), ("observe", "hidden")),
-    *(("recover", "text"), ("recover", "inputs")),
+    *(("recover", "text"), ("recover", "inputs"), ("recover", "weights"), ("recover", "output-layer")),
 )
 SCRIPT = Path(sys.executable).parent / "unmask"
 

@@ -10,8 +10,9 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMISES = {
-    "gradients_to_text.py": "score: 100% exact, 0 false",
-    "outputs_to_inputs.py": "RECOVERED: 'The spare key lies under the blue flower pot behind the garage.'",
+    "gradients_to_text.py": ["score: 100% exact, 0 false"],
+    "outputs_to_inputs.py": ["RECOVERED: 'The spare key lies under the blue flower pot behind the garage.'"],
+    "queries_to_weights.py": ["RECOVERED: 4 heads from", "with tokens up to a norm of 4: NOTHING_FOUND, 0 heads"],
 }
 
 
@@ -24,8 +25,9 @@ def test_every_example_is_listed():
 
 
 @pytest.mark.parametrize("name", PROMISES)
-@pytest.mark.usefixtures("smollm2")
-def test_an_example_keeps_its_promise(name):
+def test_an_example_keeps_its_promise(name, request):
+    if "smollm2" in (EXAMPLES / name).read_text():
+        request.getfixturevalue("smollm2")  # skips where it is not installed
     done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert PROMISES[name] in done.stdout
+    assert all(promise in done.stdout for promise in PROMISES[name])

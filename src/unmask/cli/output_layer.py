@@ -67,7 +67,7 @@ def _print(recovery: Recovery[OutputLayer], support: Support, json: bool) -> Non
     from rich.console import Console
     from rich.table import Table
 
-    from unmask.show import _document, _print_proof_and_cost, _print_summary, print_json, printable
+    from unmask.show import print_json, print_proof_and_cost, print_summary, printable, recovery_document
 
     layer = recovery.value
     if json:
@@ -79,13 +79,12 @@ def _print(recovery: Recovery[OutputLayer], support: Support, json: bool) -> Non
             "tokens": len(layer.tokens),
             "support": dict(support.describe()),
         }
-        print_json(_document(recovery, value))
+        print_json(recovery_document(recovery, value))
         return
     console = Console()
     table = Table("the server", "found", title="What the server supports")
     for name, found in support.describe():
         table.add_row(name, printable(found))
     console.print(table)
-    _print_summary(console, recovery)
-    _print_proof_and_cost(console, recovery)
-    console.print(f"queries: {recovery.cost.queries:,}", style="dim")
+    print_summary(console, recovery)
+    print_proof_and_cost(console, recovery)

@@ -16,9 +16,13 @@ from unmask.cli.options import (
     ModelOption,
     load,
 )
+from unmask.cli.output_layer import recover_output_layer_command
+from unmask.cli.weights import recover_weights_command
 from unmask.errors import InputError
 
 recover = typer.Typer(help="Recover the secret from evidence.", no_args_is_help=True)
+recover.command("weights")(recover_weights_command)
+recover.command("output-layer")(recover_output_layer_command)
 
 
 @recover.command("text")

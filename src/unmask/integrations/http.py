@@ -256,6 +256,8 @@ class HttpOracle:
         advice = (
             f"ask fewer than {self.per_request} sequences in a request"
             if reply.status == _TOO_LARGE
+            else "check the URL, and the width of a token"
+            if reply.status in _ABOUT_WHAT_WAS_ASKED
             else "check the URL"
         )
         raise ServiceError(f"{self.name} answered {said}; {advice}")

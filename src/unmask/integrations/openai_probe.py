@@ -15,7 +15,7 @@ from unmask.integrations.openai_client import Completion, OpenAIClient
 PROBE = "The capital of"
 AS_IDS = {"return_tokens_as_token_ids": True}  # vLLM's field: tokens come as 'token_id:17'
 ALL_LOGITS = {"full_logits": True}  # the field of examples/openai_service.py
-_TOPS = (1, 2, 5, 20, 100, 1000, 10_000, 100_000, 1_000_000)
+_TOPS = (1, 2, 3, 5, 10, 20, 50, 100, 1000, 10_000, 100_000, 1_000_000)
 _BIASES = (100.0, 50.0, 20.0, 10.0, 5.0, 1.0)
 _BATCHES = (64, 8)
 _LONG_PROMPT = 256  # words

@@ -30,7 +30,7 @@ def suspects(pairs: Pairs, y: Float[Tensor, " d"], isolation: Isolation) -> list
     at_base, moved = (
         isolation.units.scores(pairs(U, y), U, units) for U in (isolation.bases, isolation.bases + 2.5 * isolation.dual)
     )
-    is_one_head = (moved - at_base - 2.5).abs() < 10 * isolation.resolution.prediction
+    is_one_head = (moved - at_base - 2.5).abs() < 1e4 * isolation.resolution.prediction
     return units[~is_one_head].tolist()
 
 

@@ -15,6 +15,8 @@ from unmask.attacks.queries.view import View
 
 _BATCH_BYTES = 2**25  # of tokens that are probed with at once
 _MOST_TRIES = 14
+_GAP = 10.0  # between the last singular value and the first that is noise: trained heads may have none in float32
+_SHARE = 0.4  # of the step that would turn a unit on
 _MOST_MOVED = 0.05  # of W y: a second measurement that differs more from the first was disturbed by other heads
 
 
@@ -43,11 +45,10 @@ class Columns:
     def learn(self, progress: Progress) -> None:
         """All columns. What is known so far is in `W` at any time."""
         width = len(self.view.y)
-        reach = self.view.isolation.reach()
         todo, done = torch.arange(1, width, device=self.W.device), 0
         while len(todo):
             size = min(max(1, done // 8), self._most_at_once())
-            self._learn_some(todo[:size], reach)
+            self._learn_some(todo[:size], self._reach())
             todo, done = todo[size:], done + size
             self._find_spans()
             progress("learning columns of W", done, width - 1)
@@ -67,7 +68,7 @@ class Columns:
             except NoPlane:
                 continue
             moved = float((w[0] - self.W @ y).norm() / w[0].norm())
-            if float(off[0]) < view.isolation.resolution.prediction and moved < _MOST_MOVED:
+            if float(off[0]) < view.isolation.allowed and moved < _MOST_MOVED:
                 self.W[:, :, j] = w[0] - view.w
             progress("measuring columns again", j, width - 1)
         self.W[:, :, 0] = (view.w - self.W[:, :, 1:] @ view.y[1:]) / view.y[0]
@@ -76,6 +77,16 @@ class Columns:
     def ranks(self) -> list[int]:
         """The rank of every unit's W."""
         return [self.W.shape[1] if span is None else span.shape[1] for span in self.spans]
+
+    def _reach(self) -> float:
+        """δ at which most columns leave the other units off, going by the columns that are known.
+
+        A step along e_j turns a unit on where δ·(W_k e_j)ᵀw_k = −|w_k|², which is soon if W_k is nearly of rank one.
+        """
+        known = self.W[0, 0].isfinite()
+        turns = (self.W[:, :, known] * self.view.w[:, :, None]).sum(1).abs() / self.view.w.square().sum(1)[:, None]
+        often = float(turns.max(0).values.quantile(0.8)) if bool(known.any()) else 0.0
+        return min(self.view.isolation.reach(), _SHARE / max(often, 1e-300))
 
     def _most_at_once(self) -> int:
         num_units, width = self.view.w.shape
@@ -88,19 +99,18 @@ class Columns:
         eye = torch.eye(len(view.y), dtype=torch.float64, device=self.W.device)
         delta = torch.full((len(columns),), reach, dtype=torch.float64, device=self.W.device)
         todo, spans = torch.arange(len(columns), device=self.W.device), self.spans
-        for _ in range(_MOST_TRIES):
+        for attempt in range(_MOST_TRIES):
             y = view.y + delta[todo, None] * eye[columns[todo]]
             w, off = self._read(y, spans)
-            good = off < view.isolation.resolution.column_prediction
+            good = off < 2.5 * view.isolation.allowed
             change = (w - view.w) / delta[todo, None, None]
             self.W[:, :, columns[todo[good]]] = change[good].permute(1, 2, 0)
             todo = todo[~good]
             if len(todo) == 0:
                 return
-            if spans == self.spans and any(span is not None for span in spans):
+            delta[todo] *= -0.5
+            if attempt == 1:  # not the step but a span may be at fault
                 spans = [None] * len(spans)
-            else:
-                delta[todo] *= -0.5
         raise NoPlane("a column's predictions fail at any distance from y")
 
     def _read(
@@ -127,8 +137,9 @@ class Columns:
                 continue
             basis, values, _ = torch.linalg.svd(columns / columns.norm(dim=0).clamp_min(1e-300), full_matrices=False)
             rank = int((values > self.view.isolation.resolution.rank * values[0]).sum())
-            is_seen = rank + self.view.isolation.resolution.spare_columns <= columns.shape[1] and rank < len(columns)
-            self.spans[k] = basis[:, :rank] if is_seen else None
+            has_spare = rank + self.view.isolation.resolution.spare_columns <= columns.shape[1] and rank < len(columns)
+            is_clear = has_spare and float(values[rank - 1]) > _GAP * float(values[rank])
+            self.spans[k] = basis[:, :rank] if is_clear else None
 
     def _has_left(self, k: int, columns: Float[Tensor, "d j"]) -> bool:
         """Whether a column that was measured whole lies outside of the span."""

@@ -13,11 +13,13 @@ from unmask.attacks.queries.pairs import Pairs
 from unmask.attacks.queries.resolution import NoPlane, Resolution
 from unmask.attacks.queries.units import Units
 
+CLUSTER_LOSS = 1e4  # in digits, by a further head of a cluster (10³ a head in benchmarks/queries_repetition.py)
 _CENTRE = -1.5  # the score that is read best when an answer is v·u·σ(t) with an error relative to v·u
 _BEYOND = 1.1  # of the saturation: how far off the other units are
 _LEVERAGE = 0.7  # of |v||u|: what v·u is at least, where the width allows it
 _HIGHEST = 6.0  # scores above this are too close to one
 _WORST_DUAL = 1e9  # |dual|·|w| beyond which units are not told apart by their directions
+_DUAL_ROUNDING = 1e-4  # of dual·w = 1: the worst dual loses nine of sixteen digits
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,9 @@ class Isolation:
     def at(cls, units: Units, w: Float[Tensor, "k d"], resolution: Resolution) -> Isolation:
         """The points for directions that are known to a few digits."""
         dual = torch.linalg.pinv(w).T
-        if not bool((dual.norm(dim=1) * w.norm(dim=1) < _WORST_DUAL).all()):
+        # Of dependent directions the pseudo-inverse is small, but their duals meet them with less than one.
+        is_told = (dual.norm(dim=1) * w.norm(dim=1) < _WORST_DUAL) & (((dual * w).sum(1) - 1).abs() < _DUAL_ROUNDING)
+        if not bool(is_told.all()):
             raise NoPlane("the directions of two heads are too close to turn one off without the other")
         across = torch.eye(w.shape[1], dtype=w.dtype, device=w.device) - dual.T @ w
         bases, probes = torch.zeros_like(w), across.repeat(len(w), 1, 1)
@@ -109,6 +113,11 @@ class Isolation:
         shares = self.units.answers(flat, (U @ w.transpose(1, 2)).reshape(-1, num_units))
         off = (pairs(flat, y.repeat_interleave(num, 0)) - shares.sum(1)).abs() / shares.abs().sum(1)
         return off.reshape(num_y, num).max(1).values
+
+    @property
+    def allowed(self) -> float:
+        """The misprediction that precision explains; the heads of a cluster are known to fewer digits."""
+        return self.resolution.prediction * CLUSTER_LOSS ** (self.units.v.shape[1] - 1)
 
     def reach(self) -> float:
         """How far y may move in a random direction before other units are no longer off: a third of their margin."""

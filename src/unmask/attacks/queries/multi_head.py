@@ -9,7 +9,8 @@ import torch
 
 from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.columns import Columns
-from unmask.attacks.queries.opening import SILENT, Layer, not_applicable, opened_layer
+from unmask.attacks.queries.isolation import CLUSTER_LOSS
+from unmask.attacks.queries.opening import Layer, not_applicable, opened_layer, silence
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.resolution import NoPlane
 from unmask.attacks.queries.splitting import split
@@ -20,8 +21,6 @@ from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence
 from unmask.linalg.heads import HeadWeights, canonical_heads
 from unmask.recovery import Recovery, Status
-
-_CLUSTER_LOSS = 1e4  # digits that a further head of a cluster costs (benchmarks/queries_repetition.py: 10³ a head)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class MultiHeadAttack:
                 return refused(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
             layer = opened_layer(evidence, profile, generator)
             if layer is None:
-                return refused(evidence, bill, Status.NOT_IDENTIFIABLE, SILENT)
+                return refused(evidence, bill, *silence(profile))
             seen = self.view(layer, generator, progress)
             if seen is None:
                 return judged(evidence, profile, _still(layer), bill, layer.pairs.boost, generator, _STILL)
@@ -86,7 +85,7 @@ class MultiHeadAttack:
     ) -> Recovery[HeadWeights]:
         heads = split_heads(columns)
         bill = replace(bill, unknowns=_unknowns(columns, heads))
-        amplification = AMPLIFICATION * _CLUSTER_LOSS ** (columns.view.units.v.shape[1] - 1)
+        amplification = AMPLIFICATION * CLUSTER_LOSS ** (columns.view.units.v.shape[1] - 1)
         reason, evidence = _learned(columns, heads), layer.pairs.evidence
         return judged(evidence, profile, heads, bill, layer.pairs.boost, generator, reason, amplification)
 

@@ -13,12 +13,10 @@ from unmask.attacks.queries.profile import OracleProfile
 from unmask.attacks.queries.resolution import Resolution
 from unmask.attacks.queries.verdict import is_zero
 from unmask.evidence.oracles import OracleEvidence
+from unmask.recovery import Status
 
 _LONGEST = 1e12  # norm of a token where errors are added to answers and no bound was found
 _LONG_TOKEN = 1e6  # at which one-token queries are asked where errors are added to answers
-SILENT = (
-    "The oracle answers 0 to every sequence: v = 0 for every head that could be there, and then no answer depends on W."
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +48,17 @@ def opened_layer(evidence: OracleEvidence, profile: OracleProfile, generator: to
     boost = profile.boost(size, token_norm=1.0)
     error = profile.precision + profile.absolute_error / (size * min(boost, longest / 2))
     return Layer(Pairs(evidence, sum_v, boost, longest), Resolution(error))
+
+
+def silence(profile: OracleProfile) -> tuple[Status, str]:
+    """How it ends where no answer stands out."""
+    if profile.absolute_error:
+        reason = f"No answer stands out from what the oracle adds to it, about {profile.absolute_error:.1e}."
+        return Status.NOTHING_FOUND, reason
+    return (
+        Status.NOT_IDENTIFIABLE,
+        "The oracle answers 0 to every sequence: v = 0 for every head, and then no answer depends on W.",
+    )
 
 
 def not_applicable(profile: OracleProfile, needed: str) -> str:

@@ -41,7 +41,7 @@ class OutputLayerAttack:
     output layer: an output layer of lower rank shows its rank.
     Cost: n = 1.05 to 1.6·d prompts, as the growth by quarters and the noise will have it, and 48 fresh ones; an answer
     for each where all logits are shown, ⌈m/(k − 1)⌉ for m ≈ n tokens where k biased tokens are; singular values of an
-    (n × m) matrix for each growth. d = 576: 653 answers with all logits, 33,201 with 20 log-probabilities.
+    (n × m) matrix for each growth. d = 576: 653 answers with all logits, 32,286 with 20 log-probabilities.
     Source: Carlini et al., arXiv 2403.06634, §4 (rank, SVD, gauge); Finlayson et al., arXiv 2403.09539. The rank by the
     edge of noise, with a certificate on fresh prompts, is ours.
     """

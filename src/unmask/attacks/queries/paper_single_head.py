@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.boosted_probes import columns_at_once
+from unmask.attacks.queries.opening import not_applicable
 from unmask.attacks.queries.pairs import Pairs, logit
 from unmask.attacks.queries.profile import probe_oracle
 from unmask.attacks.queries.single_head import out_of_budget, unknown_head
@@ -127,9 +128,8 @@ def _learned(
     try:
         profile = probe_oracle(evidence, generator)
         bill = replace(bill, probing=profile.num_queries)
-        if profile.num_outputs or profile.signs_only:
-            reason = f"One number for each sequence is expected; {'; '.join(profile.describe())}."
-            return refused(evidence, bill, Status.NOT_APPLICABLE, reason)
+        if profile.num_outputs or profile.signs_only or not profile.is_linear:
+            return refused(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
         heads.v[0] = evidence.ask(torch.eye(evidence.width, dtype=torch.float64, device=evidence.device)[:, None])
         if is_zero(heads.v[0], profile):
             return refused(evidence, bill, Status.NOT_IDENTIFIABLE, "v = 0, so that no answer depends on W.")

@@ -18,6 +18,7 @@ _LARGEST_NORM = 1e12  # more is never needed, and float32 squares it without ove
 _SUMMED_ANOTHER_WAY = 1e-14  # of an answer: what float64 sums differ by when a batch is cut differently
 _BEST = 1.1e-16  # float64
 _HIDDEN = 4  # standard deviations of seven answers, at most
+_LONGEST_STEP = 10.0  # from one norm of a token to the next
 _LINEAR = 0.05  # of an answer: the coarsest arithmetic in use, float8, is off by 0.06 at most; chance by the order of 1
 
 
@@ -170,27 +171,36 @@ def _reach(
     evidence: OracleEvidence, direction: Tensor, unit: float, largest: float, added: float
 ) -> tuple[float, Float[Tensor, "*p"], bool]:
     """How far answers grow with the token: the largest norm, the answer to a unit token, and whether they do at all."""
-    norm, last = unit, evidence.ask((unit * direction)[None, None])
+    norm, last, slack = unit, evidence.ask((unit * direction)[None, None]), 0.0
+    factor, is_refused = _LONGEST_STEP, False
 
-    def follows(longer: float) -> Tensor | None:
-        """The answer at a longer token, if it is what the last one lets expect."""
+    def follows(longer: float) -> tuple[Tensor, float] | None:
+        """The answer at a longer token and the share by which it may be off; None where it is off by more."""
+        nonlocal is_refused
         answer = _answers(evidence, direction, [longer])
         if answer is None:
+            is_refused = True
             return None
         expected = last * (longer / norm)
-        allowed = _LINEAR * float(expected.norm()) + 6 * added * (1 + longer / norm)
-        return answer if float((answer - expected).norm()) <= allowed else None
+        size = float(expected.norm())
+        allowed = _LINEAR * size + 6 * added * (1 + longer / norm)
+        is_off = float((answer - expected).norm()) > allowed
+        # A small step whose growth does not stand out from noise tells nothing; many of them would lead anywhere.
+        is_told = factor == _LONGEST_STEP or is_refused or allowed < (1 - norm / longer) * size
+        return (answer, allowed / max(size, 1e-300)) if is_told and not is_off else None
 
     is_linear = follows(unit / 2) is not None
-    factor = 10.0
     while norm < largest and factor > 1.05:
         longer = min(norm * factor, largest)
-        answer = follows(longer)
-        if answer is None:
+        heard = follows(longer)
+        if heard is None:
             factor = math.sqrt(factor)
         else:
-            norm, last = longer, answer
-    return norm, last[0] / norm, is_linear and norm > unit / 2
+            norm, (last, slack) = longer, heard
+    if norm < largest and not is_refused:  # the last answer may be past the bound by as much as was allowed
+        norm = norm * max(0.5, 1 - slack)
+        last = evidence.ask((norm * direction)[None, None])
+    return norm, last[0] / norm, is_linear
 
 
 def _deviation(evidence: OracleEvidence, direction: Tensor, slope: Float[Tensor, "*p"], norm: float) -> float:

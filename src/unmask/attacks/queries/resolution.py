@@ -49,12 +49,7 @@ class Resolution:
     @property
     def prediction(self) -> float:
         """Relative error of a prediction with which the heads at one y count as known."""
-        return 100 * math.sqrt(self.precision)
-
-    @property
-    def column_prediction(self) -> float:
-        """The same for a further y: a head that leaks is off by the order of one, so little is enough to see it."""
-        return max(1e-3, 2.5 * self.prediction)
+        return 1e4 * self.precision
 
     @property
     def rank(self) -> float:

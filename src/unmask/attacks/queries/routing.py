@@ -58,4 +58,6 @@ class Routing:
         equations = torch.where(same, own[:, :, None], wins).flatten(1, 2)
         right = equations.new_full((len(tokens), equations.shape[1], 1), margin)
         scale = equations.norm(dim=2, keepdim=True).amax(dim=1, keepdim=True)
-        return torch.linalg.lstsq(equations / scale, right / scale).solution[:, :, 0]
+        # The default driver's last digits depend on where memory lies; then a run that starts again would ask anew.
+        found = torch.linalg.lstsq((equations / scale).cpu(), (right / scale).cpu(), driver="gelsd")
+        return found.solution[:, :, 0].to(self.W)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.multi_head import MultiHeadAttack
-from unmask.attacks.queries.opening import SILENT, Layer, not_applicable, opened_layer
+from unmask.attacks.queries.opening import Layer, not_applicable, opened_layer, silence
 from unmask.attacks.queries.pairs import logit
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.resolution import NoPlane
@@ -58,7 +58,7 @@ class VectorHeadsAttack:
                 return refused(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "vectors"))
             layer = opened_layer(evidence, profile, generator)
             if layer is None:
-                return refused(evidence, bill, Status.NOT_IDENTIFIABLE, SILENT)
+                return refused(evidence, bill, *silence(profile))
             seen = self._seen(layer, profile, generator, progress)
             heads = _blank(layer, seen)
             _learn(layer, seen, heads, generator, progress)

@@ -47,7 +47,7 @@ def fresh_sequences(
     width = heads.v.shape[1]
     X = torch.randn(NUM_FRESH, FRESH_LENGTH, width, generator=generator, dtype=torch.float64).to(heads.W.device)
     sizes = torch.linalg.matrix_norm(heads.W).clamp_min(1e-30) / width  # the score of two random unit tokens
-    turn = torch.arange(NUM_FRESH, device=X.device) % len(heads)
+    turn = torch.arange(NUM_FRESH, device=X.device) % max(1, len(heads))
     norm = (2 / sizes[turn]).sqrt() if len(heads) else torch.ones(NUM_FRESH, device=X.device, dtype=X.dtype)
     boost = max(1.0, min(boost, max_norm / float(norm.max())))
     X = X / X.norm(dim=2, keepdim=True) * norm.clamp(max=max_norm / boost)[:, None, None]

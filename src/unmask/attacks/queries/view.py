@@ -66,7 +66,7 @@ def view(pairs: Pairs, y: Float[Tensor, " d"], resolution: Resolution, generator
         w, units = isolation.w, isolation.units
         off = float(isolation.misprediction(pairs, y[None], w[None], generator, _NUM_PREDICTIONS)[0])
         # The heads of a cluster hang together: rounds go on while they gain digits.
-        if off < resolution.prediction and (not units.has_clusters or off > last / 10):
+        if off < isolation.allowed and (not units.has_clusters or off > last / 10):
             return View(y, isolation, pairs)
         if not units.has_clusters:
             for unit in suspects(pairs, y, isolation):

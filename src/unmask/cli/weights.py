@@ -1,0 +1,116 @@
+"""`unmask recover weights`: what a service that answers over HTTP tells of the attention layer behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from unmask.cli.options import EXIT_DONE, EXIT_INCONCLUSIVE, JsonOption
+from unmask.errors import InputError
+
+if TYPE_CHECKING:
+    from unmask.attacks.queries.profile import OracleProfile
+    from unmask.evidence.ledger import Ledger
+    from unmask.evidence.oracles import OracleEvidence
+
+LedgerOption = Annotated[
+    Path | None, typer.Option(help="File that keeps every answer. Default: named after host and width, in this folder.")
+]
+
+
+def recover_weights_command(
+    oracle: Annotated[str, typer.Option(help="URL that answers POST {'sequences': …} with {'answers': …}.")],
+    width: Annotated[int, typer.Option(min=1, help="Width of a token.")],
+    ledger: LedgerOption = None,
+    no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Keep no answers; a run that ends is lost.")] = False,
+    budget: Annotated[int | None, typer.Option(min=0, help="Most answers to pay for, earlier runs included.")] = None,
+    max_norm: Annotated[float | None, typer.Option(help="Longest token to ask; found by probing if not given.")] = None,
+    api_key_env: Annotated[str, typer.Option(help="Environment variable that holds the key.")] = "UNMASK_API_KEY",
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 8,
+    per_request: Annotated[int, typer.Option(min=1, help="Sequences in a request.")] = 64,
+    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 30.0,
+    retries: Annotated[int, typer.Option(min=0, help="How often a request that failed is sent again.")] = 6,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write W and v of every head (safetensors).")] = None,
+    seed: Annotated[int, typer.Option(help="Seeds the questions.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Recover the heads of an attention layer from its answers alone. Probes first what kind of answers they are.
+
+    Every answer is kept in the ledger, so a run that was killed goes on with the same command and pays for nothing
+    twice. Exit code 3: it could not tell, which is not 'safe'.
+
+    Example: [bold]unmask recover weights --oracle http://127.0.0.1:8000/ --width 16 --out weights.safetensors[/bold]
+
+    Another: [bold]unmask recover weights --oracle https://api.example/f --width 64 --budget 50000 --json[/bold]
+    """
+    from unmask.attacks.queries.weights import recover_from_answers
+    from unmask.evidence.oracles import OracleEvidence
+    from unmask.integrations.http import HttpOracle
+    from unmask.show import note, print_oracle_profile, print_weights_recovery, progress_bar, working, write_weights
+
+    if ledger is not None and no_ledger:
+        raise InputError("--ledger and --no-ledger were both given; leave one of them out")
+    if out is not None and not out.parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {out.parent}; make it before answers are paid for")
+    service = HttpOracle(oracle, api_key_env, concurrency, per_request, timeout, retries)
+    path = None if no_ledger else ledger or default_ledger(service.name, width)
+    with _open_ledger(path, budget, f"{service.name}, tokens of {width}") as book:
+        evidence = OracleEvidence(service, width, book, max_norm)
+        with working("probing the oracle"):
+            profile = _probed(evidence, seed)
+        if path is not None and ledger is None:
+            note(f"answers are kept in {path} (--ledger names another file, --no-ledger keeps none)")
+        if profile is not None and not json:
+            print_oracle_profile(profile)
+        with progress_bar() as progress:
+            recovery = recover_from_answers(evidence, profile=profile, progress=progress, seed=seed)
+    written = write_weights(recovery, service.name, out) if out is not None else None
+    print_weights_recovery(recovery, profile, book, written, json)
+    raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
+
+
+def default_ledger(name: str, width: int) -> Path:
+    """A file in the working directory, named after the service's host and the width of its tokens."""
+    host = re.sub(r"[^\w.-]", "_", urlsplit(name).netloc)
+    return Path(f"unmask-{host}-width-{width}.sqlite")
+
+
+@contextmanager
+def _open_ledger(path: Path | None, budget: int | None, about: str) -> Iterator[Ledger]:
+    """The ledger. Whoever interrupts is told what it keeps; one that kept nothing is not left behind."""
+    from unmask.evidence.ledger import Ledger
+    from unmask.show import note
+
+    book = Ledger(path, budget=budget, about=about)
+    try:
+        yield book
+    except KeyboardInterrupt:
+        note(
+            f"{len(book):,} answers that were paid for are lost, as --no-ledger was given"
+            if path is None
+            else f"{path} keeps the {len(book):,} answers that were paid for; the same command goes on from there"
+        )
+        raise
+    finally:
+        book.close()
+        if path is not None and not len(book):
+            path.unlink(missing_ok=True)
+
+
+def _probed(evidence: OracleEvidence, seed: int) -> OracleProfile | None:
+    """What probing tells; None where the budget ends before, which the attack then says in its own words."""
+    import torch
+
+    from unmask.attacks.queries.profile import probe_oracle
+    from unmask.evidence.ledger import BudgetSpent
+
+    try:
+        return probe_oracle(evidence, torch.Generator().manual_seed(seed))
+    except BudgetSpent:
+        return None
