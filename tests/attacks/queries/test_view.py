@@ -1,11 +1,11 @@
 import pytest
 import torch
-from tests.attacks.queries.layers import EXACT, SINGLE, asking_token, generator, joined, one, pairs_of
+from tests.attacks.queries.layers import EXACT, SINGLE, asking_token, generator, isolation_of, joined, one, pairs_of
 from tests.attacks.queries.networks import normal, relative
 from tests.attacks.queries.one_head import random_head
 
 from unmask.attacks.queries.resolution import NoPlane
-from unmask.attacks.queries.view import MoreHeadsThanWidth, view
+from unmask.attacks.queries.view import MoreHeadsThanWidth, _values, view
 from unmask.linalg.heads import HeadWeights
 
 WIDTH = 12
@@ -74,3 +74,9 @@ def test_an_oracle_that_is_no_layer_shows_nothing():
     heads = random_head(WIDTH, num_heads=2)
     with pytest.raises(NoPlane):
         view(pairs_of(heads, after=lambda answers: answers.tanh()), asking_token(WIDTH), EXACT, generator())
+
+
+def test_a_head_that_is_silent_where_it_should_be_on_is_told():
+    heads, y = random_head(WIDTH, num_heads=2), asking_token(WIDTH)
+    with pytest.raises(NoPlane, match="answers nothing where it should be on"):
+        _values(pairs_of(HeadWeights(W=heads.W, v=0 * heads.v)), y, isolation_of(heads, y))

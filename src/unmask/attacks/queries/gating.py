@@ -16,6 +16,8 @@ from unmask.attacks.queries.sweep import crossings
 _SETTLED = 1e-3  # change of an answer over a fourfold distance below which heads count as on or off
 _FARTHEST = 1e9  # where heads that have not turned count as heads with W = 0
 _WIDEST_ANGLE = 5e-3  # beyond this, crossings of a few heads are too close more often than not
+_WITHIN = 0.9  # of the largest distance: gradients are read with steps to all sides
+_INDEPENDENT = 1e-3  # of the largest singular value; jumps are known to some five digits
 _READABLE = 0.97  # a share above this is too close to one for a slope
 _SPAN = 1.5  # scores on both sides of a crossing from which its slope is read; near the best, 1.54
 
@@ -24,13 +26,13 @@ _SPAN = 1.5  # scores on both sides of a crossing from which its slope is read; 
 class FirstLook:
     """v and W·y of every unit of heads, to a few digits, such that F(u, y) = eᵀu + Σ_h (v_hᵀu)·σ(uᵀW_h y).
 
-    `linear` is e. It is 0 if all signs of W could be told; otherwise a head (W, v) may stand here as (−W, −v) with v
-    in e, which sequences of two tokens cannot tell apart.
+    `linear` is e. It is None, for 0, if all signs of W could be told; otherwise a head (W, v) may stand here as
+    (−W, −v) with v in e, which sequences of two tokens cannot tell apart.
     """
 
     v: Float[Tensor, "h d"]
     w: Float[Tensor, "h d"]
-    linear: Float[Tensor, " d"]
+    linear: Float[Tensor, " d"] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ def first_look(pairs: Pairs, y: Float[Tensor, " d"], resolution: Resolution, gen
         raise NoPlane("tokens of one entry span no plane")
     axes = torch.linalg.qr(torch.randn(width, 2, generator=generator, dtype=torch.float64)).Q.T.to(y.device)
     settled = _far(pairs, y, generator)
-    distance = min(settled * resolution.saturation / resolution.angle / 4, pairs.farthest(y))
+    distance = min(settled * resolution.saturation / resolution.angle / 4, _WITHIN * pairs.farthest(y))
     resolution = replace(resolution, least_angle=settled * resolution.saturation / distance / 4)
     if resolution.angle > _WIDEST_ANGLE:
         raise NoPlane("tokens may not be as long as it takes to turn heads on and off one by one")
@@ -143,20 +145,25 @@ def _regions(
     return _Plane(axes, angles, room, torch.cat([gradients, (pairs.total_v - gradients[0])[None]]))
 
 
-def _orientation(plane: _Plane) -> tuple[Float[Tensor, "h 1"], Float[Tensor, " d"]]:
+def _orientation(plane: _Plane) -> tuple[Float[Tensor, "h 1"], Float[Tensor, " d"] | None]:
     """The sign of every jump, and what is linear besides.
 
     The first gradient is the sum of v over heads that are on: L₀ = −Σ_h b_h·J_h with b in {0, 1}. Where it is not, a
-    head with W = 0 or a pair of heads with opposite W is there; then all jumps are taken as they come.
+    head with W = 0 or a pair of heads with opposite W is there; then all jumps are taken as they come. So they are
+    where jumps depend on one another: if the v of some heads sum to 0, these may all be on or all be off.
     """
+    sizes = torch.linalg.svdvals(plane.jumps / plane.jumps.norm(dim=1, keepdim=True).clamp_min(1e-300))
     share = -plane.gradients[0] @ torch.linalg.pinv(plane.jumps)
     is_on_before = share.round()
     left = plane.gradients[0] + is_on_before @ plane.jumps
     is_told = (
-        bool(((is_on_before == 0) | (is_on_before == 1)).all()) and float((share - is_on_before).abs().max()) < 0.2
+        len(plane.jumps) <= plane.jumps.shape[1]
+        and float(sizes.min()) > _INDEPENDENT * float(sizes.max())
+        and bool(((is_on_before == 0) | (is_on_before == 1)).all())
+        and float((share - is_on_before).abs().max()) < 0.2
     )
     if is_told and float(left.norm()) < 1e-2 * float(plane.jumps.norm(dim=1).max()):
-        return 1 - 2 * is_on_before[:, None], torch.zeros_like(left)
+        return 1 - 2 * is_on_before[:, None], None
     return torch.ones_like(share)[:, None], plane.gradients[0]
 
 

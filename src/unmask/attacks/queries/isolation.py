@@ -116,8 +116,12 @@ class Isolation:
 
     @property
     def allowed(self) -> float:
-        """The misprediction that precision explains; the heads of a cluster are known to fewer digits."""
-        return self.resolution.prediction * CLUSTER_LOSS ** (self.units.v.shape[1] - 1)
+        """The misprediction that precision explains.
+
+        It grows where some heads are much larger than others, and the heads of a cluster are known to fewer digits.
+        """
+        spread = float(self.dual.norm(dim=1).max() * self.w.norm(dim=1).max())
+        return spread * self.resolution.prediction * CLUSTER_LOSS ** (self.units.v.shape[1] - 1)
 
     def reach(self) -> float:
         """How far y may move in a random direction before other units are no longer off: a third of their margin."""

@@ -114,16 +114,21 @@ def _still(layer: Layer) -> HeadWeights:
 def split_heads(columns: Columns) -> HeadWeights:
     """The heads of all units in canonical form."""
     view, W = columns.view, columns.W
-    units = view.units
     if view.pairs.linear is None:
-        scaled = units.slopes[:, :, None, None] * W[:, None]
-        present = units.v.norm(dim=2) > 0
-        return canonical_heads(HeadWeights(W=scaled[present], v=units.v[present]), _same(view))
+        return canonical_heads(_members(columns), _same(view))
     plus, minus, still = split(view.pairs, view.y, view.isolation)
     v = torch.cat([plus, minus, still[None]])
     W = torch.cat([W, -W, torch.zeros_like(W[:1])])
     is_there = v.norm(dim=1) > _same(view) * float(v.norm(dim=1).max())
     return canonical_heads(HeadWeights(W=W[is_there], v=v[is_there]), _same(view))
+
+
+def _members(columns: Columns) -> HeadWeights:
+    """The heads of all units, with the signs that two tokens show; unknown columns are NaN."""
+    units = columns.view.units
+    scaled = units.slopes[:, :, None, None] * columns.W[:, None]
+    present = units.v.norm(dim=2) > 0
+    return HeadWeights(W=scaled[present], v=units.v[present])
 
 
 def _same(view: View) -> float:
@@ -141,12 +146,14 @@ def _unfinished(
     if columns is None:
         reason = f"The budget ended before heads were told apart: {ending}."
         return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
-    known = int(columns.W[0, 0].isfinite().sum())
+    if columns.view.pairs.linear is not None:
+        reason = f"The budget ended before the signs of heads were told, which is done last: {ending}."
+        return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+    heads, known = _members(columns), int(columns.W[0, 0].isfinite().sum())
     reason = (
-        f"The budget ended: {ending}. Known are v of {len(columns.W)} heads and {known} of {evidence.width} columns of "
+        f"The budget ended: {ending}. Known are v of {len(heads)} heads and {known} of {evidence.width} columns of "
         "each W; the rest is NaN."
     )
-    heads = HeadWeights(W=columns.W, v=columns.view.units.total)
     return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
 
 

@@ -59,7 +59,7 @@ def view(pairs: Pairs, y: Float[Tensor, " d"], resolution: Resolution, generator
     if len(look.v) > len(y):
         raise MoreHeadsThanWidth(len(look.v), len(y))
     units, w, last = Units.single(look.v), look.w, math.inf
-    pairs = replace(pairs, linear=look.linear) if bool(look.linear.any()) else pairs
+    pairs = replace(pairs, linear=look.linear)
     for _ in range(_ROUNDS):
         isolation, pairs = _values(pairs, y, Isolation.at(units, w, resolution))
         isolation = Isolation.at(isolation.units, isolation.columns(pairs, y[None])[0], resolution)
@@ -81,6 +81,8 @@ def _values(pairs: Pairs, y: Float[Tensor, " d"], isolation: Isolation) -> tuple
         pairs = replace(pairs, linear=all_off(replace(pairs, linear=None), y, isolation))
     units, w, resolution = isolation.units, isolation.w, isolation.resolution
     sums = totals(pairs, y, isolation)
+    if not bool((sums.norm(dim=1) > 0).all()):
+        raise NoPlane("a head answers nothing where it should be on")
     for unit in range(len(units)):
         if units.num_heads(unit) == 1:
             units = units.with_members(unit, sums[unit : unit + 1], units.slopes[unit, :1])

@@ -12,6 +12,7 @@ from unmask.attacks.queries.multi_head import MultiHeadAttack
 from unmask.attacks.queries.noisy import NoisyAttack
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.repetition import RepetitionAttack
+from unmask.attacks.queries.single_head import SingleHeadAttack
 from unmask.attacks.queries.vector_heads import VectorHeadsAttack
 from unmask.attacks.queries.verdict import refused, started
 from unmask.evidence.ledger import BudgetSpent, Ledger
@@ -62,7 +63,8 @@ def recover_from_answers(
     recovery = MultiHeadAttack(seed=seed)(evidence, progress, profile)
     if recovery.status is not Status.NOTHING_FOUND or profile.max_norm == float("inf"):
         return recovery
-    for attack in (NoisyAttack(seed=seed), RepetitionAttack(seed=seed)):
+    one_head = NoisyAttack(seed=seed) if profile.absolute_error else SingleHeadAttack(seed)
+    for attack in (one_head, RepetitionAttack(seed=seed)):
         further = attack(evidence, progress)
         if further.status.conclusive or further.status is Status.BUDGET_EXHAUSTED:
             return further
