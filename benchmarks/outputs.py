@@ -5,10 +5,7 @@ python benchmarks/outputs.py MODE [options]        python benchmarks/outputs.py 
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Sequence
-from unittest.mock import patch
+from door import enter
 
 MODES = {
     "outputs_paper": {
@@ -44,32 +41,5 @@ MODES = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Pass everything on to the script of the mode."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(listing())
-        return
-    script = script_of(arguments[0])
-    with patch.object(sys, "argv", [f"{script}.py", *arguments]):  # not every script's main takes arguments
-        importlib.import_module(script).main()
-
-
-def script_of(mode: str) -> str:
-    """The script that knows the mode."""
-    for script, modes in MODES.items():
-        if mode in modes:
-            return script
-    raise SystemExit(f"no mode '{mode}'; choose one of these:\n\n{listing()}")
-
-
-def listing() -> str:
-    """All modes, one line each, by script."""
-    lines = [__doc__.strip()]
-    for script, modes in MODES.items():
-        lines += ["", f"{script}.py", *(f"  {mode:<18}{sentence}" for mode, sentence in modes.items())]
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    main()
+    enter(__doc__, MODES)

@@ -22,7 +22,6 @@ from tests.integrations import asker
 from tests.integrations.asker import CONCURRENCY, NUM_EACH, NUM_STEPS, PER_REQUEST, WIDTH
 
 from unmask.attacks.queries.profile import probe_oracle
-from unmask.errors import UnmaskError
 from unmask.evidence.ledger import BudgetSpent, Ledger
 from unmask.evidence.oracles import OracleEvidence, Refused
 from unmask.integrations.http import HttpOracle, ServiceError
@@ -137,37 +136,6 @@ def test_defences_are_those_of_the_options():
     assert 0.05 < float(noise.std()) < 0.2  # 50 draws tell it within a tenth
     with pytest.raises(Refused):
         OracleEvidence(oracle_of("--max-norm", "0.1"), WIDTH).ask(X)
-
-
-@pytest.mark.parametrize("layer", [0, 1])
-def test_heads_of_a_grouped_layer_are_what_hugging_face_computes(tiny_llama, layer):
-    check_layer(tiny_llama.to(dtype=torch.float64), layer)
-
-
-@pytest.mark.parametrize("layer", [0, 29])
-def test_heads_of_a_real_layer_are_what_hugging_face_computes(smollm2, layer):
-    """Nine query heads in three groups; orientation, groups and the scale of scores are all in it."""
-    check_layer(smollm2.to(dtype=torch.float64), layer)
-
-
-def check_layer(model, layer):
-    X = 3 * sequences(6, 5, model.width)
-    positions = torch.full((6, 5), 11)  # any one position
-    attention = model.body.layers[layer].self_attn
-    rotary = model.body.rotary_emb(X, positions)
-    visible = torch.zeros(6, 1, 5, 5, dtype=X.dtype).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
-    with torch.no_grad():
-        expected = attention(X, position_embeddings=rotary, attention_mask=visible)[0][:, -1]
-        served = example.ModelLayer(model, layer)(X)
-    heads = example.layer_heads(model, layer)(X)
-    # Rotary positions are computed in float32 by transformers: 11·θ is off by 1e-7, and cos² + sin² by as much.
-    assert torch.allclose(served, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
-    assert torch.allclose(heads, served, rtol=1e-9, atol=1e-11 * float(served.abs().max()))
-
-
-def test_a_layer_with_biases_is_refused(tiny_qwen2):
-    with pytest.raises(UnmaskError, match="layer 0 has biases"):
-        example.layer_heads(tiny_qwen2, 0)
 
 
 REAL = ("--model", "smollm2-135m", "--layer", "1", "--readout", "7")

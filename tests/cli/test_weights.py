@@ -184,6 +184,26 @@ def test_answers_are_kept_in_a_file_named_after_host_and_width(serve, call):
     assert second["heads"] == first["heads"]
 
 
+def test_a_budget_stops_it_and_a_larger_one_goes_on(serve, call):
+    sent = []
+
+    def counted(number, asked):
+        sent.extend(asked["sequences"])
+        return layer()(number, asked)
+
+    url = serve(counted)
+    code, out, _ = call(url, "--json", "--budget", 200)
+    stopped = json.loads(out)
+    assert (code, stopped["status"]) == (INCONCLUSIVE, "BUDGET_EXHAUSTED")
+    num_paid = stopped["queries"]["in_ledger"]
+    assert len(sent) == num_paid <= 200
+    code, out, _ = call(url, "--json", "--budget", 2000)
+    whole = json.loads(out)
+    assert (code, whole["status"]) == (DONE, "RECOVERED")
+    assert whole["queries"]["paid_now"] == whole["queries"]["in_ledger"] - num_paid
+    assert len(sent) == whole["queries"]["in_ledger"]
+
+
 def test_the_ledger_can_be_named(serve, call):
     _, _, err = call(serve(layer()), "--json", "--ledger", "mine.sqlite")
     assert (err, files()) == ("", ["mine.sqlite"])

@@ -105,7 +105,7 @@ def test_a_plane_takes_two_entries():
 @pytest.mark.parametrize("max_norm", [10.0, 300.0])
 def test_heads_are_not_turned_by_tokens_that_are_too_short(max_norm):
     """`pairs_of` refuses longer tokens by an assertion, so that none was asked."""
-    with pytest.raises(NoPlane, match="longer tokens|as long as it takes"):
+    with pytest.raises(NoPlane, match=r"longer tokens|as long as it takes"):
         first_look(pairs_of(random_head(8, num_heads=3), max_norm=max_norm), asking_token(8), EXACT, generator())
 
 

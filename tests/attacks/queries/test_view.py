@@ -56,7 +56,7 @@ def test_parallel_heads_are_one_unit_of_several():
 
 def test_what_is_linear_besides_is_read_to_the_last_digits():
     heads, v = random_head(WIDTH, num_heads=3), normal(3)(WIDTH)
-    seen, y = viewed(joined(heads, one(0 * heads.W[0], v)))
+    seen, _ = viewed(joined(heads, one(0 * heads.W[0], v)))
     is_turned = seen.units.total @ heads.v.T < -0.9 * heads.v.square().sum(1)
     # A head that stands here as its opposite has left its v in the linear term.
     expected = v / 2 + is_turned.any(0).double() @ heads.v

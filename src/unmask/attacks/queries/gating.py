@@ -72,7 +72,8 @@ def first_look(pairs: Pairs, y: Float[Tensor, " d"], resolution: Resolution, gen
     axes = torch.linalg.qr(torch.randn(width, 2, generator=generator, dtype=torch.float64)).Q.T.to(y.device)
     settled = _far(pairs, y, generator)
     distance = min(settled * resolution.saturation / resolution.angle / 4, _WITHIN * pairs.farthest(y))
-    resolution = replace(resolution, least_angle=settled * resolution.saturation / distance / 4)
+    # Where tokens may not be that long, this angle is a hope: `crossings` sees when a head takes more to turn.
+    resolution = replace(resolution, least_angle=settled * resolution.saturation / distance / 8)
     if resolution.angle > _WIDEST_ANGLE:
         raise NoPlane("tokens may not be as long as it takes to turn heads on and off one by one")
 

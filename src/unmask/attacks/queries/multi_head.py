@@ -93,15 +93,16 @@ class MultiHeadAttack:
         """The heads at the first random y that shows them all."""
         width = len(layer.pairs.sum_v)
         unit = torch.eye(1, width, dtype=torch.float64)[0]
-        for plane in range(self.max_planes):
-            progress("looking for heads", plane, self.max_planes)
-            aside = torch.randn(width, generator=generator, dtype=torch.float64)
-            aside[0] = 0
-            y = unit if width == 1 else (unit + aside / aside.norm()) / math.sqrt(2)
-            try:
-                return view(layer.pairs, y.to(layer.pairs.sum_v.device), layer.resolution, generator)
-            except NoPlane as ending:
-                last = ending
+        for resolution in layer.resolutions:
+            for plane in range(self.max_planes):
+                progress("looking for heads", plane, self.max_planes)
+                aside = torch.randn(width, generator=generator, dtype=torch.float64)
+                aside[0] = 0
+                y = unit if width == 1 else (unit + aside / aside.norm()) / math.sqrt(2)
+                try:
+                    return view(layer.pairs, y.to(layer.pairs.sum_v.device), resolution, generator)
+                except NoPlane as ending:
+                    last = ending
         raise NoPlane(f"{last}, in {self.max_planes} random planes")
 
 

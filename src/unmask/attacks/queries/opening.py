@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +17,7 @@ from unmask.evidence.oracles import OracleEvidence
 from unmask.recovery import Status
 
 _LONGEST = 1e12  # norm of a token where errors are added to answers and no bound was found
+_COARSER = 1e-8  # relative: heads are off to 10⁻¹³ then, since scores saturate beyond it
 _LONG_TOKEN = 1e6  # at which one-token queries are asked where errors are added to answers
 
 
@@ -25,6 +27,12 @@ class Layer:
 
     pairs: Pairs
     resolution: Resolution
+
+    @property
+    def resolutions(self) -> list[Resolution]:
+        """What to try: where tokens may not be long, heads that are off to fewer digits need shorter ones."""
+        coarser = Resolution(max(_COARSER, self.resolution.precision))
+        return [self.resolution] if math.isinf(self.pairs.max_norm) else [self.resolution, coarser]
 
     def projected(self, direction: Float[Tensor, " p"]) -> Layer:
         """The same layer with the answers' component in one direction for its answer."""

@@ -38,7 +38,7 @@ class VectorHeadsAttack:
        and d² queries give every W_h.
 
     Limits: H ≤ p and H ≤ d, with V_hᵀu independent for most u. No head with W = 0, no two with opposite W.
-    Cost: d² + about 4·H·d + 100·H queries; the degrees of freedom are H·(d² + d·p), answers count p each.
+    Cost: d² + about 5·H·d + 150·H queries; the degrees of freedom are H·(d² + d·p), answers count p each.
     Source: our own; the paper treats numbers only (arXiv 2601.16873).
     """
 

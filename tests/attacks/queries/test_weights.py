@@ -1,0 +1,147 @@
+import math
+
+import pytest
+import torch
+from tests.attacks.queries.layers import vector_layer
+from tests.attacks.queries.one_head import added, oracle_of, random_head, rounded
+
+import unmask
+from unmask.attacks.queries import weights
+from unmask.attacks.queries.weights import recover_from_answers
+from unmask.recovery import Status
+from unmask.scores.weights import score_heads
+
+HEADS = random_head(10, num_heads=3)
+
+
+def test_the_front_door_takes_a_function_and_a_width():
+    recovery = unmask.recover_weights(unmask.FunctionOracle(HEADS), width=10)
+    assert recovery.status is Status.RECOVERED
+    assert recovery.value.W.shape == (3, 10, 10)
+    assert score_heads(recovery.value, HEADS).worst_W_error <= 1e-11
+
+
+def test_a_ledger_file_lets_a_run_go_on(tmp_path):
+    asked = []
+
+    def layer(X):
+        asked.append(len(X))
+        return HEADS(X)
+
+    def run(budget):
+        oracle = unmask.FunctionOracle(layer)
+        return unmask.recover_weights(oracle, width=10, ledger=tmp_path / "answers", budget=budget)
+
+    first = run(500)
+    assert first.status is Status.BUDGET_EXHAUSTED
+    assert sum(asked) <= 500
+    second = run(None)
+    assert second.status is Status.RECOVERED
+    assert sum(asked) <= second.cost.queries, "what the first run paid for was not paid for again"
+    third = run(None)
+    whole = unmask.recover_weights(unmask.FunctionOracle(HEADS), width=10)
+    assert torch.allclose(second.value.W, third.value.W, rtol=0, atol=1e-13)
+    assert torch.allclose(second.value.W, whole.value.W, rtol=0, atol=1e-13)
+    before = sum(asked)
+    run(before)
+    assert sum(asked) == before, "everything is known, so that nothing is paid for"
+
+
+def test_progress_is_told():
+    told = []
+    unmask.recover_weights(unmask.FunctionOracle(HEADS), width=10, progress=lambda *step: told.append(step[0]))
+    assert "learning columns of W" in told
+
+
+@pytest.fixture
+def asked_of(monkeypatch):
+    """The names of the attacks that are run, in order."""
+    names = []
+    for name in ("MembershipAttack", "VectorHeadsAttack", "MultiHeadAttack", "NoisyAttack", "RepetitionAttack"):
+        attack = getattr(weights, name)
+
+        def noted(*settings, _attack=attack, _name=name, **named):
+            made = _attack(*settings, **named)
+
+            def run(*evidence, **options):
+                names.append(_name)
+                return made(*evidence, **options)
+
+            return run
+
+        monkeypatch.setattr(weights, name, noted)
+    return names
+
+
+def test_numbers_go_to_isolation(asked_of):
+    assert recover_from_answers(oracle_of(HEADS)).status is Status.RECOVERED
+    assert asked_of == ["MultiHeadAttack"]
+
+
+def test_signs_go_to_bisection(asked_of):
+    head = random_head(4)
+    recovery = recover_from_answers(oracle_of(head, after=torch.sign))
+    assert asked_of == ["MembershipAttack"]
+    assert recovery.status.conclusive
+
+
+def test_vectors_go_to_all_heads_at_once(asked_of):
+    heads = vector_layer(2, 8, 8)
+    recovery = recover_from_answers(oracle_of(heads))
+    assert asked_of == ["VectorHeadsAttack"]
+    assert score_heads(recovery.value, heads).worst_W_error <= 1e-11
+
+
+def test_a_single_head_under_a_bound_is_read_by_averaged_passes(asked_of):
+    head = random_head(8)
+    recovery = recover_from_answers(oracle_of(head, after=rounded(2), max_norm=12.0))
+    assert asked_of == ["MultiHeadAttack", "NoisyAttack"]
+    assert recovery.status.conclusive
+    assert score_heads(recovery.value, head).worst_W_error <= 0.05
+
+
+@pytest.mark.parametrize("num_heads", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_few_heads_under_a_bound_are_read_by_repeated_tokens(asked_of, num_heads):
+    heads = random_head(5, num_heads=num_heads)
+    recovery = recover_from_answers(oracle_of(heads, max_norm=10.0))
+    assert asked_of[-1] == "RepetitionAttack"
+    assert recovery.status is Status.RECOVERED
+    assert score_heads(recovery.value, heads).worst_W_error <= 1e-10
+
+
+def test_many_heads_under_a_bound_are_refused():
+    """Or read to the error that is announced; never claimed wrongly."""
+    heads = random_head(4, num_heads=4)
+    recovery = recover_from_answers(oracle_of(heads, after=rounded(2), max_norm=10.0))
+    assert recovery.status is Status.NOTHING_FOUND or score_heads(recovery.value, heads).worst_W_error <= 0.1
+
+
+@pytest.mark.parametrize("budget", [0, 10, 30])
+def test_a_budget_may_end_while_the_oracle_is_probed(budget):
+    recovery = recover_from_answers(oracle_of(HEADS, budget=budget))
+    assert recovery.status is Status.BUDGET_EXHAUSTED
+    assert len(recovery.value) == 0
+    assert "while the oracle was probed" in recovery.reason
+
+
+def test_a_bound_that_is_found_by_asking_is_kept():
+    longest = []
+
+    def bounded(X):
+        norms = X.norm(dim=2).amax(1)
+        longest.append(float(norms.max()))
+        return torch.where(norms <= 1e5, HEADS(X), torch.nan)
+
+    recovery = unmask.recover_weights(unmask.FunctionOracle(bounded), width=10)
+    assert recovery.status is Status.RECOVERED
+    assert sum(norm > 1e5 for norm in longest) <= 8, "only probing asks too much, until it knows the bound"
+    assert score_heads(recovery.value, HEADS).worst_W_error <= 1e-10
+
+
+@pytest.mark.slow
+def test_noise_under_a_bound_and_several_heads():
+    heads = random_head(6, num_heads=2)
+    recovery = recover_from_answers(oracle_of(heads, after=added(1e-3), max_norm=10.0))
+    score = score_heads(recovery.value, heads)
+    assert not recovery.status.conclusive or score.worst_W_error <= 0.2
+    assert math.isfinite(recovery.cost.seconds)
