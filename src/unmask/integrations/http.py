@@ -148,8 +148,9 @@ class HttpOracle:
         # Python writes the shortest decimal that reads back as the same float64, so nothing is lost on the way.
         return self._answers(self.posted({"sequences": rows.tolist(), "ids": ids}, over), len(rows))
 
-    def posted(self, payload: Any, over: threading.Event) -> bytes:
+    def posted(self, payload: Any, over: threading.Event | None = None) -> bytes:
         """The reply to some JSON, sent until it is answered, hope is lost, or it is all `over`."""
+        over = over or threading.Event()
         body = json.dumps(payload).encode()
         for trial in range(self.retries + 1):
             # Chance keeps requests that failed together from coming back together.

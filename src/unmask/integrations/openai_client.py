@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
-import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 
 import numpy as np
@@ -17,9 +13,8 @@ from jaxtyping import Float
 
 from unmask.errors import InputError
 from unmask.evidence.logits import Prompt
-from unmask.integrations.http import HttpOracle, ServiceError, _seconds_to_wait
+from unmask.integrations.http import HttpOracle, ServiceError
 
-_PASSING = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _HIDDEN = -9000.0  # OpenAI writes -9999 for a token that it does not tell the log-probability of
 
 
@@ -51,7 +46,8 @@ class OpenAIClient:
 
     def __post_init__(self) -> None:
         path = "/v1/chat/completions" if self.chat else "/v1/completions"
-        line = HttpOracle(self.url.rstrip("/").removesuffix("/v1") + path, self.api_key_env, timeout=self.timeout)
+        url = self.url.rstrip("/").removesuffix("/v1") + path
+        line = HttpOracle(url, self.api_key_env, timeout=self.timeout, retries=self.retries)
         object.__setattr__(self, "_line", line)
 
     @property
@@ -76,7 +72,7 @@ class OpenAIClient:
             payload |= {"messages": [{"role": "user", "content": prompts[0]}], "logprobs": True, "top_logprobs": top}
         else:
             payload |= {"prompt": prompts[0] if len(prompts) == 1 else list(prompts), "logprobs": top}
-        reply = self._posted(payload)
+        reply = _json(self._line.posted(payload), self.name)
         try:
             choices = sorted(reply["choices"], key=lambda choice: choice["index"])
             completions = [(_of_chat if self.chat else _of_completion)(choice) for choice in choices]
@@ -87,26 +83,6 @@ class OpenAIClient:
         if len(completions) != len(prompts):
             raise ServiceError(f"{self.name} was asked {len(prompts)} prompts and answered {len(completions)}")
         return completions
-
-    def _posted(self, payload: Mapping[str, Any]) -> Any:
-        """The reply to one request, sent until it is answered or hope is lost."""
-        body = json.dumps(payload).encode()
-        for trial in range(self.retries + 1):
-            wait = min(0.5 * 2**trial, 60.0) * random.uniform(0.5, 1)
-            try:
-                reply = self._line._exchanged(body)
-            except (OSError, http.client.HTTPException) as error:
-                fault = f"the connection failed ({type(error).__name__})"
-            else:
-                if reply.status == HTTPStatus.OK:
-                    return _json(reply.body, self.name)
-                if reply.status not in _PASSING and reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-                    self._line._refuse(reply)
-                fault = f"it answered {self._line._said(reply)}"
-                wait = max(wait, _seconds_to_wait(reply.retry_after))
-            if trial < self.retries:
-                time.sleep(wait)
-        raise ServiceError(f"{self.name}: {fault}, {self.retries + 1} times; what it answered before is kept")
 
 
 def _json(body: bytes, name: str) -> Any:

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.attacks.queries.layers import EXACT, asking_token, generator, isolation_of, pairs_of
+from tests.attacks.queries.layers import asking_token, generator, isolation_of, pairs_of
 from tests.attacks.queries.networks import normal, relative
 from tests.attacks.queries.one_head import random_head
 
@@ -87,7 +87,7 @@ def test_steps_shrink_where_predictions_fail(monkeypatch):
     columns.learn(silent)
     assert asked(columns) > 1.2 * asked(usual)
     # Heads that leak by less than a prediction shows are allowed here; measuring again takes them out.
-    assert relative(columns.W, heads.W) < 10 * EXACT.column_prediction
+    assert relative(columns.W, heads.W) < 1e-2
     columns.polish(silent)
     assert relative(columns.W, heads.W) < 1e-10
 

@@ -113,4 +113,4 @@ def test_heads_are_not_turned_by_tokens_that_are_too_short(max_norm):
 def test_the_cost_is_what_the_card_says(num_heads):
     pairs = pairs_of(random_head(16, num_heads=num_heads))
     first_look(pairs, asking_token(16), EXACT, generator(1))
-    assert pairs.evidence.ledger.num_asked <= (2 * num_heads + 1) * 16 + 110 * num_heads + 150
+    assert pairs.evidence.ledger.num_asked <= (2 * num_heads + 1) * 16 + 130 * num_heads + 150

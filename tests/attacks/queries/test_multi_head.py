@@ -70,15 +70,16 @@ def test_small_layers(num_heads, width, allowed, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_rank_of_every_head_is_found_and_saves_queries(seed):
-    draw, ranks = normal(seed), (1, 3, 6, 24)
+    draw, ranks = normal(seed), (2, 4, 8, 24)
     W = torch.stack([draw(24, rank) @ draw(rank, 24) / rank**0.5 for rank in ranks]) / 24**0.5
     recovery = check(HeadWeights(W=W, v=draw(4, 24)), 1e-9, seed=seed)
     found = sorted(int(rank) for rank in torch.linalg.matrix_rank(recovery.value.W, rtol=1e-6))
     assert found == list(ranks)
     details = recovery.certificate.details
     assert details["degrees_of_freedom"] == sum(rank * (48 - rank) + 24 for rank in ranks)
-    assert details["learning_queries"] < 0.95 * 4 * (24**2 + 24)  # which is what full ranks would need at least
-    assert "rank 1 to 24" in recovery.reason
+    full = learn(random_head(24, num_heads=4))[0].certificate.details
+    assert details["learning_queries"] < 0.8 * full["learning_queries"]
+    assert "rank 2 to 24" in recovery.reason
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
@@ -111,14 +112,24 @@ def test_rounding_and_noise_hide_nothing_where_tokens_may_be_long(after, seed):
     check(random_head(16, num_heads=4, seed=seed), 1e-6, seed=seed, after=after)
 
 
-@pytest.mark.parametrize("max_norm", [16.0, 200.0])
 @pytest.mark.parametrize("after", [None, rounded(2)], ids=["exact", "2 decimals"])
-def test_bounds_on_norms_are_kept_and_told(max_norm, after):
+def test_tokens_that_are_too_short_to_turn_heads_are_told(after):
     """`oracle_of` fails a test that asks with a longer token."""
-    recovery, _ = learn(random_head(12, num_heads=4), max_norm=max_norm, after=after)
+    recovery, _ = learn(random_head(12, num_heads=4), max_norm=16.0, after=after)
     assert recovery.status is Status.NOTHING_FOUND
     assert len(recovery.value) == 0
     assert "tokens" in recovery.reason
+
+
+@pytest.mark.parametrize("max_norm", [300.0, 3000.0])
+@pytest.mark.parametrize("after", [None, rounded(2)], ids=["exact", "2 decimals"])
+def test_under_a_bound_nothing_is_claimed_that_is_not_so(max_norm, after):
+    recovery, score = learn(random_head(12, num_heads=4), max_norm=max_norm, after=after)
+    assert recovery.status in (Status.NOTHING_FOUND, Status.RECOVERED)
+    if recovery.status is Status.RECOVERED:
+        assert score.worst_W_error <= recovery.certificate.tolerance <= 0.05
+    else:
+        assert len(recovery.value) == 0
 
 
 @pytest.mark.parametrize(("max_norm", "after", "allowed"), [(1e4, None, 1e-9), (1e8, rounded(2), 1e-5)])

@@ -190,7 +190,7 @@ def _reach(
         return (answer, allowed / max(size, 1e-300)) if is_told and not is_off else None
 
     is_linear = follows(unit / 2) is not None
-    while norm < largest and factor > 1.05:
+    while is_linear and norm < largest and factor > 1.05:
         longer = min(norm * factor, largest)
         heard = follows(longer)
         if heard is None:
