@@ -8,7 +8,7 @@ demo: .venv/.ok  ## a client's texts from its gradients, on real weights
 	$(BIN)/unmask demo --out runs/demo
 
 test: lint  ## style, types and the default tests (under 15 minutes on two cores)
-	$(BIN)/pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 test-slow: lint  ## everything, the long statistics included
 	$(BIN)/pytest

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.defences import BoundedNormOracle, NoisyOracle, RoundedOracle, SignOracle
-from unmask.errors import UnmaskError
+from unmask.errors import InputError, UnmaskError
 from unmask.evidence.oracles import ModuleOracle, Oracle, Refused, question_keys
 from unmask.linalg.heads import HeadWeights
 from unmask.models import Model, load_model

@@ -226,7 +226,7 @@ def print_weights_recovery(
     console = Console()
     print_summary(console, recovery)
     if len(recovery.value):
-        table = Table("head", "norm of W", "rank of W", "norm of v", title=f"{len(recovery.value)} heads")
+        table = Table("head", "norm of W", "rank of W", "norm of v", title=f"{len(recovery.value)} head(s)")
         for number, head in enumerate(_heads(recovery), start=1):
             table.add_row(str(number), *("–" if value is None else f"{value:.4g}" for value in head.values()))
         console.print(table)
@@ -261,8 +261,9 @@ def _heads(recovery: Recovery[HeadWeights]) -> list[dict[str, float | None]]:
     """Norms and ranks; None where an entry is not known."""
     from torch.linalg import matrix_norm, matrix_rank, vector_norm
 
-    # A singular value below what the certificate lets pass cannot be told from 0.
-    rtol = recovery.certificate.tolerance
+    # A singular value below what the certificate lets pass cannot be told from 0; signs pass all or nothing, yet
+    # bisection leaves an error in W as well.
+    rtol = max(recovery.certificate.tolerance, 1e-9)
     return [
         {
             "norm_W": _finite(float(matrix_norm(W))),

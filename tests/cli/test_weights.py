@@ -94,7 +94,7 @@ def test_people_read_the_oracle_first_then_heads_proof_cost_and_what_stops_it(se
         "the oracle",
         "answers are rounded to multiples of 0.01",
         "RECOVERED",
-        "2 heads",
+        "2 head(s)",
         "norm of W",
         "wrote weights.safetensors",
         "certificate: With these weights 48 fresh random sequences",
@@ -136,9 +136,15 @@ def test_the_file_holds_the_weights_and_says_whose(serve, call):
     assert Path("w.safetensors").stat().st_mode & 0o077 == 0
 
 
-def test_the_rank_of_a_head_is_shown(serve, call, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "HEADS", random_head(WIDTH, rank=2))
-    document = json.loads(call(serve(layer()), "--json", "--no-ledger")[1])
+@pytest.mark.parametrize("after", [lambda answers: answers, torch.sign], ids=["numbers", "signs"])
+def test_the_rank_of_a_head_is_shown(serve, call, after):
+    heads = random_head(WIDTH, rank=2)
+
+    def script(number, asked):
+        answers = after(heads(torch.tensor(asked["sequences"], dtype=torch.float64)))
+        return 200, {}, json.dumps({"answers": answers.tolist()}).encode()
+
+    document = json.loads(call(serve(script), "--json", "--no-ledger")[1])
     assert [head["rank_W"] for head in document["heads"]] == [2]
 
 

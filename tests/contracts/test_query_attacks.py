@@ -97,22 +97,6 @@ def as_in_the_other_process(one_thread: None) -> None:
     """Sums in another order have other last digits."""
 
 
-# Defects that are known and not mended yet; each entry goes when its test passes.
-_LAST_DIGITS = "torch.linalg.lstsq's default driver has other last digits where memory lies otherwise"
-KNOWN_DEFECTS = {
-    ("test_no_more_is_paid_than_allowed", "VectorHeadsAttack"): "the certificate's BudgetSpent is not caught",
-    ("test_it_learns_its_layer_twice_the_same_and_touches_nothing", "VectorHeadsAttack"): _LAST_DIGITS,
-    ("test_a_fresh_process_with_the_ledger_alone_recovers_the_same", "VectorHeadsAttack"): _LAST_DIGITS,
-}
-
-
-@pytest.fixture(autouse=True)
-def known_defects(request: pytest.FixtureRequest, case: Row) -> None:
-    why = KNOWN_DEFECTS.get((request.function.__name__, case.name))
-    if why is not None:
-        request.applymarker(pytest.mark.xfail(reason=why, strict=False))
-
-
 @pytest.fixture(params=ROWS, ids=lambda each: each.name)
 def case(request: pytest.FixtureRequest) -> Row:
     return request.param

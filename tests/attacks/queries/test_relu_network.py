@@ -136,7 +136,7 @@ def random_answer(X):
 
 
 CONTROLS = {
-    "random": (random_answer, Status.NOT_APPLICABLE, Status.NOTHING_FOUND),
+    "random": (random_answer, Status.NOTHING_FOUND, Status.NOTHING_FOUND),
     "sine": (lambda X: X[:, 0].sum(dim=1).sin(), Status.NOT_APPLICABLE, Status.NOTHING_FOUND),
     "norm": (lambda X: X[:, 0].norm(dim=1), Status.NOTHING_FOUND, Status.NOTHING_FOUND),
     "zero": (lambda X: torch.zeros(len(X)), Status.NOTHING_FOUND, Status.NOTHING_FOUND),

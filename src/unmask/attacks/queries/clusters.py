@@ -63,7 +63,7 @@ def opened(
     if not bool(fit.explained.all()) or fit.t.shape[1] < 2 or not bool((fit.t < 0).all()):
         raise NoPlane("heads that turn on together are not multiples of one another, or more than three")
     slopes = (fit.t / fit.t[:, :1]).median(0).values
-    v = torch.linalg.lstsq(U, fit.c).solution.T
+    v = torch.linalg.lstsq(U, fit.c, driver="gels").solution.T
     new_w = isolation.w.clone()
-    new_w[unit] = torch.linalg.lstsq(U, fit.t[:, :1]).solution[:, 0]
+    new_w[unit] = torch.linalg.lstsq(U, fit.t[:, :1], driver="gels").solution[:, 0]
     return isolation.units.with_members(unit, v, slopes), new_w

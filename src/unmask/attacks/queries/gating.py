@@ -63,7 +63,7 @@ def first_look(pairs: Pairs, y: Float[Tensor, " d"], resolution: Resolution, gen
     Notation: u(θ) the circle, θ_h the crossings; region h lies after crossing h; S the distance.
     Limits: heads whose W y are parallel cross together and appear as one unit. Raises `NoPlane` where crossings lie
     closer than the resolution; another plane may do.
-    Cost: (2·heads + 1)·width + about 70 queries a head.
+    Cost: (2·heads + 1)·width + about 130 queries a head.
     Source: our own; the paper leaves several heads open (arXiv 2601.16873, §7).
     """
     width = len(y)

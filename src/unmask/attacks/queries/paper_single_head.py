@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.boosted_probes import columns_at_once
-from unmask.attacks.queries.opening import not_applicable
+from unmask.attacks.queries.opening import not_applicable, silence
 from unmask.attacks.queries.pairs import Pairs, logit
 from unmask.attacks.queries.profile import probe_oracle
 from unmask.attacks.queries.single_head import out_of_budget, unknown_head
@@ -132,7 +132,7 @@ def _learned(
             return refused(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
         heads.v[0] = evidence.ask(torch.eye(evidence.width, dtype=torch.float64, device=evidence.device)[:, None])
         if is_zero(heads.v[0], profile):
-            return refused(evidence, bill, Status.NOT_IDENTIFIABLE, "v = 0, so that no answer depends on W.")
+            return refused(evidence, bill, *silence(profile))
         heads.W[0] = weights(heads.v[0], generator)
         if not heads.W.isfinite().all():
             reason = "Some scores saturated or met v·u = 0, so that the linear system has no finite right side."

@@ -20,6 +20,7 @@ from unmask.attacks.queries.boosted_probes import (
     readable,
     score_reader,
 )
+from unmask.attacks.queries.opening import silence
 from unmask.attacks.queries.probe_scale import read_first
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.verdict import Bill, is_zero, judged, refused, started
@@ -91,6 +92,8 @@ def opened_head(
         return refused(evidence, bill, Status.NOT_APPLICABLE, reason)
     heads.v[0] = measured_v(evidence, profile)
     if is_zero(heads.v[0], profile):
+        if profile.absolute_error:
+            return refused(evidence, bill, *silence(profile))
         reason = (
             "The answers to all single tokens are 0, so the values of the heads, summed, are 0: a single head with "
             "v = 0 answers 0 whatever W is, and heads that cancel are not a single one."

@@ -21,9 +21,10 @@ def crossings(g: Callable[[Float[Tensor, " b"]], Float[Tensor, " b"]], resolutio
     Between jumps g(θ) = A·cos θ + B·sin θ, which two ends of an arc determine; two points inside test it. An arc that
     fails is halved, down to the resolution.
 
-    Limits: jumps closer than the resolution are one; a jump below the tolerance is not seen. Raises `NoPlane` where
+    Limits: jumps closer than the resolution are one; a jump below the tolerance is not seen, nor are two jumps in one
+    arc that cancel, unless a point that is asked lies between them. Raises `NoPlane` where
     an arc stays open that is wider than a jump can be, or where more arcs stay open than heads could explain.
-    Cost: about 2·log₂(0.1/resolution) queries a jump.
+    Cost: about 4·log₂(0.1/resolution) queries a jump.
     Source: our own; for kinks in the place of jumps cf. Carlini et al., arXiv 2003.04884.
     """
     ends = _START + torch.linspace(0, torch.pi, _NUM_ARCS + 1, dtype=torch.float64)

@@ -62,6 +62,9 @@ class VectorHeadsAttack:
             seen = self._seen(layer, profile, generator, progress)
             heads = _blank(layer, seen)
             _learn(layer, seen, heads, generator, progress)
+            bill = replace(bill, unknowns=heads.W.numel() + heads.v.numel())
+            reason = f"{len(heads)} heads with answers in R^{profile.num_outputs}; heads with equal W are one."
+            return judged(evidence, profile, heads, bill, layer.pairs.boost, generator, reason)
         except MoreHeadsThanWidth as ending:
             return refused(evidence, bill, Status.NOT_APPLICABLE, str(ending))
         except NoPlane as ending:
@@ -69,9 +72,6 @@ class VectorHeadsAttack:
         except BudgetSpent as ending:
             reason = f"The budget ended: {ending}. Columns of W that were not learned are NaN."
             return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
-        bill = replace(bill, unknowns=heads.W.numel() + heads.v.numel())
-        reason = f"{len(heads)} heads with answers in R^{profile.num_outputs}; heads with equal W are one."
-        return judged(evidence, profile, heads, bill, layer.pairs.boost, generator, reason)
 
     def _seen(self, layer: Layer, profile: OracleProfile, generator: torch.Generator, progress: Progress) -> View:
         """The heads at one y, in a random projection of the answers."""
@@ -113,7 +113,7 @@ def _scores(
     for _ in range(12):
         U = length * Q[todo]
         parts = torch.einsum("hdp,bd->bph", heads.v, U)
-        shares = torch.linalg.lstsq(parts, layer.pairs(U, y)[:, :, None]).solution[:, :, 0]
+        shares = torch.linalg.lstsq(parts, layer.pairs(U, y)[:, :, None], driver="gels").solution[:, :, 0]
         t = logit(shares)
         good = (t.abs() < _HIGHEST).all(1)
         found[todo[good]] = t[good] / length

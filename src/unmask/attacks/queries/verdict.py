@@ -22,7 +22,8 @@ FRESH_LENGTH = 6
 # that is missed shows at its share of the answers. Between the two lies what is allowed.
 AMPLIFICATION = 1e4
 _OWN = 20  # times the oracle's error: the largest of 48 answers is off by three deviations, and weights by more
-_CLOSE_ENOUGH = 1e-9  # of an answer: whatever the oracle's precision, nobody agrees to nine digits by chance
+_MISSED = 0.3  # of an answer, what noise may excuse at most: beyond it, it would excuse a missed head as well
+_CLOSE_ENOUGH = 1e-8  # of an answer: whatever the oracle's precision, nobody agrees to eight digits by chance
 _LOOSEST = 1e-2  # what amplified noise may excuse, unless the noise alone is larger
 
 
@@ -64,7 +65,7 @@ def certified(
 ) -> Certificate:
     """The error on fresh sequences, against what the oracle's own error explains.
 
-        residual = max |f − f̂| / rms f,    tolerance = max(A·(ε + τ/rms f), 10⁻⁹)
+        residual = max |f − f̂| / rms f,    tolerance = max(A·(ε + τ/rms f), 10⁻⁸)
 
     Notation: f the oracle, f̂ what was learned; ε the precision of its arithmetic, τ what it adds to answers; A the
     amplification by learning, cut where it would excuse more than a hundredth of an answer.
@@ -75,7 +76,7 @@ def certified(
         return Certificate.none("The oracle answers 0 to everything, so there is nothing to compare with.")
     own = profile.precision + profile.absolute_error / size
     residual = float((answers - learned(fresh)).abs().max()) / size
-    tolerance = max(_OWN * own, min(amplification * own, _LOOSEST), _CLOSE_ENOUGH)
+    tolerance = max(min(_OWN * own, _MISSED), min(amplification * own, _LOOSEST), _CLOSE_ENOUGH)
     claim = f"{what} {len(fresh)} fresh random sequences of {fresh.shape[1]} tokens are answered as the oracle does."
     return Certificate(claim, residual, tolerance, details={"oracle_error": own})
 
