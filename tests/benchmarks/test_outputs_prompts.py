@@ -115,20 +115,3 @@ def test_the_baseline_differentiates_the_state_that_is_seen(
     torch.testing.assert_close(search.differentiable_state(text, row), states[2], rtol=1e-4, atol=1e-5)
     assert float(search.state_gradient(text, row, states[2]).norm()) < 1e-3
     assert float(search.state_gradient(text, 2 * row, states[2]).norm()) > 1e-1
-
-
-def test_the_front_door_knows_every_mode(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    door = importlib.import_module("outputs")
-    assert set(door.MODES) <= {path.stem for path in BENCHMARKS.glob("outputs_*.py")}
-    for modes in door.MODES.values():
-        for mode in modes:
-            with pytest.raises(SystemExit) as ending:
-                door.main([mode, "--help"])
-            assert ending.value.code == 0
-            assert mode in capsys.readouterr().out
-    door.main(["--help"])
-    shown = capsys.readouterr().out
-    assert all(mode in shown for modes in door.MODES.values() for mode in modes)
-    with pytest.raises(SystemExit, match="no mode 'slope'"):
-        door.main(["slope"])

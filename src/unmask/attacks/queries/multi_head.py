@@ -53,7 +53,7 @@ class MultiHeadAttack:
     ) -> Recovery[HeadWeights]:
         """Learn the heads; `profile`, if the oracle was probed before."""
         generator = torch.Generator().manual_seed(self.seed)
-        bill, columns = new_bill(evidence, 0), None
+        bill, columns, recovery = new_bill(evidence, 0), None, None
         try:
             profile = profile or probe_oracle(evidence, generator)
             bill = new_bill(evidence, 0, profile.num_queries)
@@ -78,6 +78,8 @@ class MultiHeadAttack:
         except NoPlane as ending:
             return refused(evidence, bill, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
         except BudgetSpent as ending:
+            if recovery is not None and recovery.certificate.holds:  # a second measurement was only for a digit
+                return recovery
             return _unfinished(evidence, bill, columns, ending)
 
     def _judged(
