@@ -4,8 +4,8 @@
     python benchmarks/queries_networks.py transformers [--cases 1x64x256 8x64x64]
 
 Cases are width x neurons (b: with biases), and heads x width x neurons. Weights are Gaussian of variance 1/width, those
-of outputs of variance 1/neurons. `error` is that of the function: on 2,000 Gaussian inputs, or on 200 random sequences of
-five tokens. Queries are those of learning.
+of outputs of variance 1/neurons. `error` is that of the function: on 2,000 Gaussian inputs, or on 200 random sequences
+of five tokens. Queries are those of learning.
 """
 
 from __future__ import annotations
