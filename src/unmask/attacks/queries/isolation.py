@@ -64,18 +64,33 @@ class Isolation:
 
         Cost: width queries a y and unit, or the dimension of its span; one or a few more to find the middle.
         """
-        num_y, num_units, width = len(y), len(self.w), y.shape[1]
-        spans = [None] * num_units if spans is None else spans
+        spans = [None] * len(self.w) if spans is None else spans
         rows = [self.probes[k] if span is None else span.T for k, span in enumerate(spans)]
         unit = torch.cat([torch.full((len(Q),), k, device=y.device) for k, Q in enumerate(rows)])
         moves = torch.cat([self._moves(Q, k, spans[k] is None) for k, Q in enumerate(rows)])
         Q = torch.cat(rows)
 
-        at, which = (grid.flatten() for grid in torch.meshgrid(*map(_upto, (num_y, num_units), (y, y)), indexing="ij"))
-        centres, t_centre = self._centred(pairs, y[at], which)
-        centres, t_centre = centres.reshape(num_y, num_units, width), t_centre.reshape(num_y, num_units)
+        slopes, start, columns = self._slopes(pairs, y, Q, unit, moves), 0, []
+        for k, own in enumerate(rows):
+            read = slopes[:, start : start + len(own)]
+            columns.append(torch.linalg.solve(own, read.T).T if spans[k] is None else read @ own)
+            start += len(own)
+        return torch.stack(columns, dim=1)
 
-        place, probe = (grid.flatten() for grid in torch.meshgrid(*map(_upto, (num_y, len(Q)), (y, y)), indexing="ij"))
+    def _slopes(
+        self,
+        pairs: Pairs,
+        y: Float[Tensor, "j d"],
+        Q: Float[Tensor, "q d"],
+        unit: Int[Tensor, " q"],
+        moves: Float[Tensor, " q"],
+    ) -> Float[Tensor, "j q"]:
+        """qᵀW y of each probe's unit, at every y; what comes back saturated is asked again."""
+        at, which = _grid(len(y), len(self.w), y)
+        centres, t_centre = self._centred(pairs, y[at], which)
+        centres, t_centre = centres.reshape(len(y), len(self.w), -1), t_centre.reshape(len(y), len(self.w))
+
+        place, probe = _grid(len(y), len(Q), y)
         move, slopes = moves[probe], torch.full((len(place),), torch.nan, dtype=y.dtype, device=y.device)
         todo = _upto(len(place), y)
         for _ in range(7):
@@ -86,16 +101,9 @@ class Isolation:
             slopes[todo[good]] = ((t - t_centre[j, unit[q]]) / move[todo])[good]
             todo = todo[~good]
             if len(todo) == 0:
-                break
+                return slopes.reshape(len(y), -1)
             move[todo] /= -3  # smaller, and the other way
-        else:
-            raise NoPlane("a head stays saturated whatever the step")
-        slopes, start, columns = slopes.reshape(num_y, -1), 0, []
-        for k, own in enumerate(rows):
-            read = slopes[:, start : start + len(own)]
-            columns.append(torch.linalg.solve(own, read.T).T if spans[k] is None else read @ own)
-            start += len(own)
-        return torch.stack(columns, dim=1)
+        raise NoPlane("a head stays saturated whatever the step")
 
     def misprediction(
         self, pairs: Pairs, y: Float[Tensor, "j d"], w: Float[Tensor, "j k d"], generator: torch.Generator, num: int = 2
@@ -169,6 +177,11 @@ class Isolation:
             if len(todo) == 0:
                 return base + shift[:, None] * dual, score
         raise NoPlane("a head's score cannot be brought into range")
+
+
+def _grid(num_first: int, num_second: int, like: Tensor) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
+    """All pairs of two counts, the second running faster."""
+    return _upto(num_first, like).repeat_interleave(num_second), _upto(num_second, like).repeat(num_first)
 
 
 def _upto(num: int, like: Tensor) -> Int[Tensor, " b"]:
