@@ -81,7 +81,7 @@ def conditioning() -> list[dict]:
 def repetition(H: int, d: int, kind: str, seeds: int) -> dict | None:
     """The attack on a few random layers, in one kind of answers."""
     if kind == "2 decimals" and H > 2:
-        return None  # refused: the third head hides in the rounding
+        return None  # mostly refused: the third head hides in the rounding
     runs = [run(RepetitionAttack(), gaussian_heads(H, d, seed), KINDS[kind], BOUND) for seed in range(seeds)]
     return {"heads": H, "width": d, "answers": kind, **summary(runs), "published_count": 4 * H * d**2 - 2 * H + 1}
 

@@ -22,3 +22,11 @@ class EvidenceError(UnmaskError):
 
 class InputError(UnmaskError):
     """An argument that is out of range or of the wrong kind."""
+
+
+class ServiceError(UnmaskError):
+    """A service that did not answer as it should. What it answered before is kept."""
+
+
+class NoAnswerError(ServiceError):
+    """A service that answers nobody here: not reached, too busy, or without a key that it knows."""

@@ -28,7 +28,7 @@ HEADS = random_head(WIDTH, num_heads=2)
 KEY = "sk-0a1b2c3d-do-not-print-me"
 
 
-def layer(decimals: int | None = None, max_norm: float = float("inf")) -> Callable:
+def layer(decimals: int | None = None, max_norm: float = float("inf"), heads: HeadWeights | None = None) -> Callable:
     """A service of two heads that knows a key."""
 
     def script(number, asked):
@@ -37,7 +37,8 @@ def layer(decimals: int | None = None, max_norm: float = float("inf")) -> Callab
             return error(422, f"expected sequences as (batch, length, {WIDTH}): got {tuple(X.shape)}")
         if float(X.norm(dim=2).max()) > max_norm:
             return error(400, "a token is too long")
-        answers = HEADS(X) if decimals is None else HEADS(X).round(decimals=decimals)
+        answers = (heads or HEADS)(X)
+        answers = answers if decimals is None else answers.round(decimals=decimals)
         return 200, {}, json.dumps({"answers": answers.tolist()}).encode()
 
     return script
@@ -186,8 +187,19 @@ def test_answers_are_kept_in_a_file_named_after_host_and_width(serve, call):
     with closing(Ledger(name, about=f"{url}, tokens of {WIDTH}")) as ledger:
         assert len(ledger) == first["queries"]["paid_now"]
     second = json.loads(call(url, "--json")[1])
-    assert second["queries"]["paid_now"] == 0
+    assert second["queries"]["paid_now"] == 4  # new questions: is it still the same layer?
     assert second["heads"] == first["heads"]
+
+
+def test_a_ledger_of_another_layer_at_the_same_address_is_seen(serve, call):
+    now = [layer()]
+    url = serve(lambda number, asked: now[0](number, asked))
+    assert json.loads(call(url, "--json")[1])["status"] == "RECOVERED"
+    now[0] = layer(heads=HeadWeights(W=HEADS.W.mT.contiguous(), v=HEADS.v))
+    code, out, _ = call(url, "--json")
+    assert code == INCONCLUSIVE
+    assert json.loads(out)["heads"] == []
+    assert "Name another ledger" in json.loads(out)["reason"]
 
 
 def test_a_budget_stops_it_and_a_larger_one_goes_on(serve, call):
@@ -243,7 +255,7 @@ MISTAKES = {
     "broken": (always(error(500, "trouble")), ("--retries", 0), ("500", "see that it runs")),
     "both ledgers": (layer(), ("--ledger", "x", "--no-ledger"), ("leave one of them out",)),
     "no folder": (layer(), ("--out", "none/w.safetensors"), ("there is no folder none",)),
-    "a bound below 0": (layer(), ("--max-norm", -1), ("max_norm must be positive",)),
+    "a bound below 0": (layer(), ("--max-norm", -1), ("max_norm must be above 0",)),
     "no time": (layer(), ("--timeout", 0), ("timeout must be above 0",)),
 }
 

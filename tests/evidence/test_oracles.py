@@ -104,3 +104,18 @@ def test_sequences_of_another_shape_are_refused(shape):
 def test_side_knowledge_must_make_sense(known):
     with pytest.raises(InputError, match="must be"):
         OracleEvidence(FunctionOracle(last_sum), **known)
+
+
+def test_a_module_without_weights_answers_in_the_precision_of_the_question():
+    class Mean(torch.nn.Module):
+        def forward(self, X):
+            return X.mean((1, 2))
+
+    X = torch.randn(3, 2, 4, dtype=torch.float64)
+    assert torch.equal(OracleEvidence(ModuleOracle(Mean()), 4).ask(X), X.mean((1, 2)))
+
+
+@pytest.mark.parametrize("bound", [float("inf"), 1e200, 0.0, float("nan")])
+def test_a_bound_that_is_none_is_refused(bound):
+    with pytest.raises(InputError, match="max_norm must be above 0"):
+        OracleEvidence(FunctionOracle(lambda X: X.sum((1, 2))), 4, max_norm=bound)

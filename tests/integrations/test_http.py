@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from unmask.errors import InputError, UnmaskError
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.oracles import OracleEvidence, Refused, question_keys
-from unmask.integrations.http import HttpOracle, ServiceError, _seconds_to_wait
+from unmask.integrations.http import HttpOracle, NoAnswerError, ServiceError, _seconds_to_wait
 
 KEY = "sk-9f8e7d6c5b4a-do-not-print-me"
 
@@ -264,8 +264,8 @@ def test_retry_after_in_seconds_and_as_a_date():
     ("reply", "kind", "message"),
     [
         (error(404, "no such path"), ServiceError, r"answered 404 'no such path'; check the URL"),
-        (error(401, "who are you"), ServiceError, r"401 'who are you'; set the variable UNMASK_API_KEY to a key"),
-        (error(403), ServiceError, r"set the variable UNMASK_API_KEY"),
+        (error(401, "who are you"), NoAnswerError, r"401 'who are you'; set the variable UNMASK_API_KEY to a key"),
+        (error(403), NoAnswerError, r"set the variable UNMASK_API_KEY"),
         (
             error(400, "the norm of a token is above 10"),
             Refused,
@@ -428,10 +428,13 @@ def test_a_password_in_the_url_is_refused_without_repeating_it():
     assert "hunter2" not in str(caught.value)
 
 
-def test_the_name_is_the_url_without_query_and_fragment():
+def test_the_name_is_the_url_with_a_digest_of_its_query():
     oracle = HttpOracle("https://api.example:8443/v1/ask?key=abc#there")
-    assert oracle.name == "https://api.example:8443/v1/ask"
+    assert oracle.name.startswith("https://api.example:8443/v1/ask?")
     assert "abc" not in repr(oracle)
+    other = HttpOracle("https://api.example:8443/v1/ask?key=abd")
+    assert other.name != oracle.name  # another query may be another layer, whose answers must not be mixed up
+    assert HttpOracle("https://api.example/ask#there").name == "https://api.example/ask"
 
 
 @pytest.mark.parametrize(

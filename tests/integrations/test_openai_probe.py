@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.integrations.openai_server import serving, small_model
 
+from unmask.errors import NoAnswerError
 from unmask.evidence.logits import LogitView
 from unmask.integrations.openai_client import OpenAIClient
 from unmask.integrations.openai_probe import Bias, Support, probe_server
@@ -78,7 +79,6 @@ def test_a_bias_without_effect_is_told_from_a_refused_one(small, ignored):
         assert probe_server(client).bias is (Bias.IGNORED if ignored else Bias.REFUSED)
 
 
-def test_a_server_that_is_not_there_supports_nothing():
-    support = probe_server(OpenAIClient("http://127.0.0.1:9", "m", api_key_env=None))
-    assert support.largest_top == 0
-    assert support.view.closed
+def test_of_a_server_that_is_not_there_nothing_is_said():
+    with pytest.raises(NoAnswerError, match="connection failed"):
+        probe_server(OpenAIClient("http://127.0.0.1:9", "m", api_key_env=None, retries=0))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unmask.cli.options import EXIT_DONE, EXIT_INCONCLUSIVE, JsonOption
+from unmask.errors import InputError
 
 if TYPE_CHECKING:
     from unmask.attacks.queries.logit_spectrum import OutputLayer
@@ -22,7 +23,9 @@ def recover_output_layer_command(
     api_key_env: Annotated[str, typer.Option(help="Environment variable that holds the key.")] = "OPENAI_API_KEY",
     tokens: Annotated[int, typer.Option(min=32, help="Most tokens to read; more than the hidden size.")] = 4096,
     max_prompts: Annotated[int, typer.Option(min=64, help="Most prompts to ask.")] = 16384,
-    budget: Annotated[int | None, typer.Option(min=0, help="Most answers to pay for.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=0, help="Most answers to pay for; probing comes on top, about 60 requests.")
+    ] = None,
     ledger: Annotated[Path | None, typer.Option(help="File that keeps every answer, to go on later.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the output layer (safetensors).")] = None,
     seed: Annotated[int, typer.Option(help="Seeds prompts and tokens.")] = 0,
@@ -41,6 +44,8 @@ def recover_output_layer_command(
     from unmask.integrations.openai_client import OpenAIClient
     from unmask.show import progress_bar, working
 
+    if out is not None and not out.parent.is_dir():
+        raise InputError(f"--out {out}: there is no folder {out.parent}; make it before answers are paid for")
     with working("probing the server"):
         oracle = connect(OpenAIClient(server, model, chat, api_key_env))
     evidence = LogitEvidence(oracle, Ledger(ledger, budget=budget, about=oracle.name))
@@ -55,12 +60,13 @@ def recover_output_layer_command(
 
 
 def _write(recovery: Recovery[OutputLayer], path: Path) -> None:
-    """The matrix and the tokens of its rows."""
-    from safetensors.torch import save_file
+    """The matrix and the tokens of its rows, whole or not at all; nothing if nothing is known."""
+    from unmask.evidence.files import write
 
     layer = recovery.value
-    tensors = {"W": layer.W.contiguous(), "tokens": layer.tokens, "singular_values": layer.singular_values}
-    save_file(tensors, path, {"unmask.kind": "output layer", "hidden_size": str(layer.hidden_size)})
+    if layer.at_least:
+        tensors = {"W": layer.W, "tokens": layer.tokens, "singular_values": layer.singular_values}
+        write(path, "output layer", tensors, {"hidden_size": layer.hidden_size, "status": recovery.status.name})
 
 
 def _print(recovery: Recovery[OutputLayer], support: Support, json: bool) -> None:

@@ -180,8 +180,8 @@ class TopKOracle(_ChangedAnswers):
 class BoundedNormOracle(_Defended):
     """Sequences that hold a token longer than max_norm are refused, and with them the whole batch.
 
-    Stops: making noise and rounding small by long tokens; both need it. By itself it stops nothing
-    as long as answers are exact. See docs/queries.md.
+    Stops: making noise and rounding small by long tokens; both need it. It also stops
+    heads from being turned off one by one: four and more were not recovered, one to three are. See docs/queries.md.
     """
 
     kind = "norm"

@@ -46,6 +46,11 @@ class Ledger:
         self._connection = self._opened(about)
         self._size = int(self._connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0])
 
+    @property
+    def was_used(self) -> bool:
+        """Whether it held answers when it was opened."""
+        return len(self) > self.num_paid
+
     def __len__(self) -> int:
         """The number of answers that were ever paid for."""
         return self._size

@@ -18,6 +18,7 @@ from unmask.evidence.ledger import Ledger
 Sequences = Float[Tensor, "b n d"]
 Answers = Float[Tensor, "b *p"]
 
+_LARGEST_BOUND = 1e100  # on the norm of a token: its square must be a float64
 _BATCH_BYTES = 2**26  # of sequences that a function is called with at once
 
 
@@ -63,7 +64,7 @@ class ModuleOracle:
 
     def pieces(self, sequences: Sequences) -> Iterator[tuple[list[int], Answers]]:
         """The module in evaluation mode."""
-        weight = next(self.module.parameters())
+        weight = next(self.module.parameters(), sequences)
 
         def answer(batch: Sequences) -> Answers:
             with torch.no_grad():
@@ -89,8 +90,11 @@ class OracleEvidence:
     def __post_init__(self) -> None:
         if self.width < 1:
             raise InputError(f"width must be 1 or more, got {self.width}")
-        if self.max_norm is not None and not self.max_norm > 0:
-            raise InputError(f"max_norm must be positive, got {self.max_norm}")
+        if self.max_norm is not None and not 0 < self.max_norm <= _LARGEST_BOUND:
+            raise InputError(
+                f"max_norm must be above 0 and at most {_LARGEST_BOUND:g}, got {self.max_norm}; leave it out where "
+                "tokens may have any norm"
+            )
 
     def ask(self, sequences: Sequences, repetition: int = 0) -> Answers:
         """Answers in float64. The same question is paid for once, unless asked as another `repetition`."""
@@ -107,6 +111,7 @@ class OracleEvidence:
                 refuse_unless_finite(is_finite)
 
         answers = self.ledger.fetch(question_keys(sequences, repetition), ask)  # type: ignore[arg-type]
+        answers = answers[:, 0] if answers.ndim == 2 and answers.shape[1] == 1 else answers  # a vector of one number
         return torch.from_numpy(np.array(answers)).to(self.device)
 
 

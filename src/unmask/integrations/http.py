@@ -13,6 +13,7 @@ so a service that remembers what it has billed does not bill them twice. An id i
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
@@ -37,7 +38,7 @@ import torch
 from jaxtyping import Float
 
 from unmask import __version__
-from unmask.errors import InputError, UnmaskError
+from unmask.errors import InputError, NoAnswerError, ServiceError, UnmaskError
 from unmask.evidence.oracles import Answers, Refused, Sequences, question_keys, refuse_unless_finite
 
 _CHUNK_BYTES = 2**16
@@ -46,10 +47,6 @@ _ABOUT_TOKENS = re.compile(r"\b(tokens?|norms?|overflow\w*)\b", re.IGNORECASE)
 _PASSING = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 _TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 _ABOUT_WHAT_WAS_ASKED = {HTTPStatus.BAD_REQUEST, _TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
-
-
-class ServiceError(UnmaskError):
-    """The service could not be reached, or did not answer as it should. What was answered before is kept."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,10 @@ class HttpOracle:
 
     @property
     def name(self) -> str:
-        """The URL without user, password, query and fragment."""
-        return _shown(_parts(self.url))
+        """The URL without user, password and fragment, and with a digest for its query."""
+        parts = _parts(self.url)
+        digest = hashlib.blake2b(parts.query.encode(), digest_size=4).hexdigest()
+        return _shown(parts) + (f"?{digest}" if parts.query else "")
 
     def pieces(self, sequences: Sequences) -> Iterator[tuple[list[int], Answers]]:
         """The answers of each request as it arrives."""
@@ -158,7 +157,7 @@ class HttpOracle:
             try:
                 reply = self._exchanged(body)
             except ssl.SSLCertVerificationError as error:
-                raise ServiceError(f"{self.name} has no valid certificate ({error.verify_message})") from None
+                raise NoAnswerError(f"{self.name} has no valid certificate ({error.verify_message})") from None
             except (OSError, http.client.HTTPException) as error:
                 fault = f"the connection failed ({self._public(str(error)) or type(error).__name__})"
             else:
@@ -169,10 +168,10 @@ class HttpOracle:
                 fault = f"it answered {self._said(reply)}"
                 pause = max(pause, _seconds_to_wait(reply.retry_after))
             if pause > self.max_wait_seconds:
-                raise ServiceError(f"{self.name}: {fault} and asks to wait {pause:.0f} s; start again after that")
+                raise NoAnswerError(f"{self.name}: {fault} and asks to wait {pause:.0f} s; start again after that")
             if trial == self.retries or over.wait(pause):
                 break
-        raise ServiceError(
+        raise NoAnswerError(
             f"{self.name}: {fault}, {trial + 1} times; see that it runs and start again: what it answered is kept"
         )
 
@@ -248,7 +247,7 @@ class HttpOracle:
             variable = (
                 f"the variable {self.api_key_env}" if self.api_key_env else "api_key_env, and the variable it names,"
             )
-            raise ServiceError(f"{self.name} answered {said}; set {variable} to a key that it knows")
+            raise NoAnswerError(f"{self.name} answered {said}; set {variable} to a key that it knows")
         if reply.status in _ABOUT_WHAT_WAS_ASKED and _ABOUT_TOKENS.search(said):
             raise Refused(f"{self.name} does not take such tokens: it answered {said}")
         if reply.location is not None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from unmask.errors import InputError
+from unmask.errors import InputError, ServiceError
 from unmask.evidence.logits import Prompt
-from unmask.integrations.http import HttpOracle, ServiceError
+from unmask.integrations.http import HttpOracle
 
 _HIDDEN = -9000.0  # OpenAI writes -9999 for a token that it does not tell the log-probability of
 
@@ -36,7 +36,7 @@ class OpenAIClient:
     /v1/chat/completions, which takes one text a request; otherwise /v1/completions.
     """
 
-    url: str
+    url: str = field(repr=False)
     model: str
     chat: bool = False
     api_key_env: str | None = "OPENAI_API_KEY"
@@ -45,6 +45,10 @@ class OpenAIClient:
     _line: HttpOracle = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if "?" in self.url or "#" in self.url:
+            raise InputError(
+                "the address of a server must end before its path, as http://host:port; this one has a query"
+            )
         path = "/v1/chat/completions" if self.chat else "/v1/completions"
         url = self.url.rstrip("/").removesuffix("/v1") + path
         line = HttpOracle(url, self.api_key_env, timeout=self.timeout, retries=self.retries)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from unmask.errors import UnmaskError
+from unmask.errors import NoAnswerError, UnmaskError
 from unmask.evidence.logits import LogitView, Prompt
 from unmask.integrations.openai_client import Completion, OpenAIClient
 
@@ -23,7 +23,9 @@ _LARGEST_VOCABULARY = 2**21
 _DEEP = (3000, 1000, 400, 200, 100, 60, 30, 10)  # tokens to try a bias on, until one is not likely anyway
 _MOST_ASKED = 1000  # tokens in one answer: more make requests slow, and a thousand are enough
 _MOSTLY = 0.9  # of the tokens asked for: some share a name and are counted once
-_SURE = -0.05  # the log-probability of a token that was lifted above all others by far
+# A token that was lifted above all others by far has the log-probability 0, and one that was not the likeliest before
+# less than log ½ = −0.69: between the two, noise of 0.1 is told apart.
+_SURE = -0.35
 
 
 class Bias(Enum):
@@ -95,7 +97,7 @@ class _Prober:
     """Asks, counts, and takes a refusal for an answer."""
 
     def __init__(self, client: OpenAIClient) -> None:
-        self.client = replace(client, retries=0)
+        self.client = client
         self.num_requests = 0
 
     def tried(
@@ -109,6 +111,8 @@ class _Prober:
         self.num_requests += 1
         try:
             return self.client.complete(prompts or [PROBE], top, bias, extras)
+        except NoAnswerError:
+            raise  # nothing is known of what the server supports
         except UnmaskError:
             return None
 
@@ -135,12 +139,11 @@ class _Prober:
             lifted = self.tried(top=top, bias={token: largest})
             if lifted is None or lifted[0].sampled == plain[0].sampled:
                 continue
-            best = max(lifted[0].top.values(), default=-math.inf)
-            if best > _SURE > max(plain[0].top.values()):
+            told = lifted[0].sampled_value
+            if lifted[0].top.get(lifted[0].sampled, -math.inf if told is None else told) > _SURE:
                 return Bias.BEFORE, largest
             if lifted[0].sampled in plain[0].top:
                 continue
-            told = lifted[0].sampled_value
             return (Bias.AFTER_HIDDEN if told is None else Bias.AFTER), largest
         return Bias.IGNORED, largest
 

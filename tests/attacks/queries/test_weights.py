@@ -8,6 +8,8 @@ from tests.attacks.queries.one_head import added, oracle_of, random_head, rounde
 import unmask
 from unmask.attacks.queries import weights
 from unmask.attacks.queries.weights import recover_from_answers
+from unmask.evidence import OracleEvidence
+from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Status
 from unmask.scores.weights import score_heads
 
@@ -145,3 +147,47 @@ def test_noise_under_a_bound_and_several_heads():
     score = score_heads(recovery.value, heads)
     assert not recovery.status.conclusive or score.worst_W_error <= 0.2
     assert math.isfinite(recovery.cost.seconds)
+
+
+def test_a_vector_of_one_number_is_a_number():
+    heads = random_head(8, num_heads=2)
+    recovery = unmask.recover_weights(unmask.FunctionOracle(lambda X: heads(X)[:, None]), width=8)
+    assert recovery.status is Status.RECOVERED
+    assert score_heads(recovery.value, heads).worst_W_error <= 1e-10
+
+
+def test_tokens_of_one_entry():
+    heads = HeadWeights(W=torch.full((1, 1, 1), 0.7).double(), v=torch.full((1, 1), -1.3).double())
+    recovery = unmask.recover_weights(unmask.FunctionOracle(heads), width=1)
+    assert recovery.status is Status.RECOVERED
+    assert score_heads(recovery.value, heads).worst_W_error <= 1e-12
+
+
+@pytest.mark.parametrize("scale", [1e-4, 3e-5])
+def test_weights_that_do_not_show_under_the_bound_are_not_claimed(scale):
+    heads = random_head(6, num_heads=2)
+    small = HeadWeights(W=scale * heads.W, v=heads.v)
+    oracle = unmask.FunctionOracle(lambda X: small(X).mul(1e4).round() / 1e4)
+    recovery = unmask.recover_weights(oracle, width=6, max_norm=4.0)
+    assert recovery.status is not Status.RECOVERED
+    assert len(recovery.value) == 0
+
+
+def test_the_cost_counts_attacks_that_failed_before():
+    heads = random_head(12)
+    evidence = OracleEvidence(unmask.FunctionOracle(heads), 12, max_norm=12.0)
+    recovery = recover_from_answers(evidence)
+    assert recovery.status is Status.RECOVERED
+    assert recovery.cost.queries == evidence.ledger.num_asked
+
+
+def test_a_file_of_another_layers_answers_is_seen(tmp_path):
+    first, second = random_head(6, num_heads=2, seed=1), random_head(6, num_heads=2, seed=2)
+    ledger = tmp_path / "answers.sqlite"
+    assert unmask.recover_weights(unmask.FunctionOracle(first), width=6, ledger=ledger).status is Status.RECOVERED
+    again = unmask.recover_weights(unmask.FunctionOracle(first), width=6, ledger=ledger)
+    assert again.status is Status.RECOVERED
+    other = unmask.recover_weights(unmask.FunctionOracle(second), width=6, ledger=ledger)
+    assert other.status is Status.NOTHING_FOUND
+    assert len(other.value) == 0
+    assert "another layer" in other.reason

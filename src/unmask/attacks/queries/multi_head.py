@@ -38,8 +38,8 @@ class MultiHeadAttack:
     Limits: the canonical form is returned, as no query tells more: equal W are merged, v = 0 is not seen. Heads whose
     W are positive multiples of one another are told apart by repeated tokens, up to three of them; opposite W and
     W = 0 by two copies of a token. At most d heads; tokens must be as long as gating needs.
-    Cost: 1.04 to 1.1 times the degrees of freedom from d = 64 on; twice that with `polish`, for a digit, which is also
-    tried where the certificate fails.
+    Cost: 1.02 to 1.15 times the degrees of freedom at full rank from d = 64 on, up to 1.9 at low rank and for trained
+    heads; twice that with `polish`, for a digit, which is also tried where the certificate fails.
     Source: our own. arXiv 2601.16873 leaves it open (§7). arXiv 2608.03294 repeats tokens: 4hd² − 2h + 1 queries of
     length up to 2h + 1 in exact arithmetic, with a condition number that grows about 10³ a head.
     """

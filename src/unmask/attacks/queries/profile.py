@@ -89,12 +89,10 @@ def probe_oracle(evidence: OracleEvidence, generator: torch.Generator) -> Oracle
     first = _answers(evidence, direction, [unit])
     if first is None:
         unit = _first_norm(evidence, direction, unit)
-        first = _answers(evidence, direction, [unit])
-    assert first is not None
+        first = evidence.ask((unit * direction)[None, None])
     num_outputs = first.shape[1] if first.ndim == 2 else 0
     scales = unit * (0.2 + 0.8 * torch.rand(_NUM_SCALES, generator=generator, dtype=torch.float64))
-    answers = _answers(evidence, direction, scales.tolist())
-    assert answers is not None
+    answers = evidence.ask((scales.to(direction)[:, None] * direction)[:, None])
 
     if _are_signs(answers) and _stays_a_sign(evidence, direction, min(1e3, largest)):
         asked = evidence.ledger.num_asked - before
@@ -162,7 +160,7 @@ def _grid(answers: Float[Tensor, "b *p"]) -> float:
     """The coarsest decimal place that all answers are rounded to; 0 where there is none."""
     for place in range(_MOST_DECIMALS + 1):
         counts = answers * 10.0**place
-        if bool(((counts - counts.round()).abs() <= 1e-13 * counts.abs().clamp_min(1)).all()) and counts.any():
+        if bool(((counts - counts.round()).abs() <= 1e-13 * counts.abs().clamp_min(1)).all()) and counts.round().any():
             return 10.0**-place
     return 0.0
 

@@ -22,7 +22,7 @@ from unmask.attacks.queries.repeated_tokens import (
     fitting_norms,
     random_vectors,
 )
-from unmask.attacks.queries.verdict import Bill, certified, concluded, fresh_sequences, refused, started
+from unmask.attacks.queries.verdict import Bill, certified_heads, concluded, fresh_sequences, refused, started
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence
@@ -286,7 +286,7 @@ def _judged(
     """As for all learners; but an error that the fit's own conditioning lets expect is no sign of a wrong model."""
     heads = learned.heads
     fresh = fresh_sequences(heads, boost, min(profile.max_norm, FAR), generator)
-    certificate = certified(evidence, profile, heads, fresh, "With these weights")
+    certificate = certified_heads(evidence, profile, heads, fresh)
     answers = heads(fresh)
     apart = [float((rival(fresh) - answers).abs().max()) for rival in learned.rivals]
     expected = max(apart, default=0.0) / float(answers.square().mean().sqrt().clamp_min(1e-300))

@@ -23,6 +23,7 @@ FRESH_LENGTH = 6
 AMPLIFICATION = 1e4
 _OWN = 20  # times the oracle's error: the largest of 48 answers is off by three deviations, and weights by more
 _MISSED = 0.3  # of an answer, what noise may excuse at most: beyond it, it would excuse a missed head as well
+_SHOWS = 2.0  # times the tolerance, at least: what W = 0 must be off by, or fresh sequences say nothing about W
 _CLOSE_ENOUGH = 1e-8  # of an answer: whatever the oracle's precision, nobody agrees to eight digits by chance
 _LOOSEST = 1e-2  # what amplified noise may excuse, unless the noise alone is larger
 
@@ -62,13 +63,15 @@ def certified(
     fresh: Sequences,
     what: str,
     amplification: float = AMPLIFICATION,
+    blind: Callable[[Sequences], Answers] | None = None,
 ) -> Certificate:
     """The error on fresh sequences, against what the oracle's own error explains.
 
         residual = max |f − f̂| / rms f,    tolerance = max(A·(ε + τ/rms f), 10⁻⁸)
 
     Notation: f the oracle, f̂ what was learned; ε the precision of its arithmetic, τ what it adds to answers; A the
-    amplification by learning, cut where it would excuse more than a hundredth of an answer.
+    amplification by learning, cut where it would excuse more than a hundredth of an answer. 20 times ε + τ/rms f are
+    always allowed, up to 0.3. `blind` is the same without what is at stake; its error is `rejected`.
     """
     answers = evidence.ask(fresh)
     size = float(answers.square().mean().sqrt())
@@ -78,7 +81,8 @@ def certified(
     residual = float((answers - learned(fresh)).abs().max()) / size
     tolerance = max(min(_OWN * own, _MISSED), min(amplification * own, _LOOSEST), _CLOSE_ENOUGH)
     claim = f"{what} {len(fresh)} fresh random sequences of {fresh.shape[1]} tokens are answered as the oracle does."
-    return Certificate(claim, residual, tolerance, details={"oracle_error": own})
+    rejected = float((answers - blind(fresh)).abs().max()) / size if blind is not None else None
+    return Certificate(claim, residual, tolerance, rejected, {"oracle_error": own})
 
 
 def billed(evidence: OracleEvidence, certificate: Certificate, bill: Bill, num_fresh: int) -> tuple[Certificate, Cost]:
@@ -110,8 +114,20 @@ def judged(
 ) -> Recovery[HeadWeights]:
     """The recovery of heads that were learned whole: certified on fresh sequences, or withdrawn."""
     fresh = fresh_sequences(heads, boost, min(profile.max_norm, 1e12), generator)
-    certificate = certified(evidence, profile, heads, fresh, "With these weights", amplification)
+    certificate = certified_heads(evidence, profile, heads, fresh, amplification)
     return concluded(evidence, heads, certificate, bill, len(fresh), reason)
+
+
+def certified_heads(
+    evidence: OracleEvidence,
+    profile: OracleProfile,
+    heads: HeadWeights,
+    fresh: Sequences,
+    amplification: float = AMPLIFICATION,
+) -> Certificate:
+    """`certified`, with the error of the same heads at W = 0 as what is refused: answers must depend on W."""
+    blind = HeadWeights(W=torch.zeros_like(heads.W), v=heads.v) if heads.W.any() else None
+    return certified(evidence, profile, heads, fresh, "With these weights", amplification, blind)
 
 
 def concluded(
@@ -119,6 +135,12 @@ def concluded(
 ) -> Recovery[HeadWeights]:
     """The recovery that the certificate allows: the heads, or none."""
     certificate, cost = billed(evidence, certificate, bill, num_fresh)
+    if certificate.rejected is not None and certificate.rejected < _SHOWS * certificate.tolerance:
+        why = (
+            f"{reason} But W = 0 would answer fresh sequences nearly as well: it is off by {certificate.rejected:.1e} "
+            f"of an answer, where {certificate.tolerance:.1e} is explained. Tokens may not be so long that W shows."
+        )
+        return Recovery(no_heads(evidence), Status.NOTHING_FOUND, why, certificate, cost)
     if certificate.holds:
         return Recovery(heads, Status.RECOVERED, reason, certificate, cost, ("answers",))
     why = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,11 +15,14 @@ from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.repetition import RepetitionAttack
 from unmask.attacks.queries.single_head import SingleHeadAttack
 from unmask.attacks.queries.vector_heads import VectorHeadsAttack
-from unmask.attacks.queries.verdict import refused, started
+from unmask.attacks.queries.verdict import fresh_sequences, no_heads, refused, started
 from unmask.evidence.ledger import BudgetSpent, Ledger
 from unmask.evidence.oracles import Oracle, OracleEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Recovery, Status
+
+_NUM_NEW = 4  # questions to a service whose answers were kept from an earlier run
+_CHANGED = 0.1  # of an answer: another layer is off by the order of one
 
 
 def recover_weights(
@@ -49,23 +53,59 @@ def recover_from_answers(
     """The same, of evidence; with a `profile` if the oracle was probed before.
 
     Signs go to bisection, vectors and numbers to gating and isolation. Where tokens may not be as long as these need,
-    a single head is read with averaged passes, and up to three by repeated tokens.
+    a single head that answers with numbers is read with averaged passes, and up to three by repeated tokens. Where the
+    ledger was used before, a few new questions tell whether it is still the same layer.
     """
+    before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
+    recovery = _recovered(evidence, profile, progress, seed)
+    if is_resumed and recovery.status is Status.RECOVERED:
+        recovery = _still_there(evidence, recovery)
+    cost = replace(recovery.cost, queries=evidence.ledger.num_asked - before)  # those of attacks that failed included
+    return replace(recovery, cost=cost)
+
+
+def _recovered(
+    evidence: OracleEvidence, profile: OracleProfile | None, progress: Progress, seed: int
+) -> Recovery[HeadWeights]:
+    """The recovery of the attack that fits."""
+    bill = started(evidence, 0)
     try:
         profile = profile or probe_oracle(evidence, torch.Generator().manual_seed(seed))
     except BudgetSpent as ending:
         reason = f"The budget ended while the oracle was probed: {ending}."
-        return refused(evidence, started(evidence, 0), Status.BUDGET_EXHAUSTED, reason)
+        return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
     if profile.signs_only:
         return MembershipAttack(seed=seed)(evidence, progress)
     if profile.num_outputs:
         return VectorHeadsAttack(seed=seed)(evidence, progress, profile)
+    one_head = NoisyAttack(seed=seed) if profile.absolute_error else SingleHeadAttack(seed)
+    if evidence.width == 1:
+        return one_head(evidence, progress)
     recovery = MultiHeadAttack(seed=seed)(evidence, progress, profile)
     if recovery.status is not Status.NOTHING_FOUND or profile.max_norm == float("inf"):
         return recovery
-    one_head = NoisyAttack(seed=seed) if profile.absolute_error else SingleHeadAttack(seed)
     for attack in (one_head, RepetitionAttack(seed=seed)):
-        further = attack(evidence, progress)
-        if further.status.conclusive or further.status is Status.BUDGET_EXHAUSTED:
-            return further
-    return further
+        recovery = attack(evidence, progress)
+        if recovery.status.conclusive or recovery.status is Status.BUDGET_EXHAUSTED:
+            break
+    return recovery
+
+
+def _still_there(evidence: OracleEvidence, recovery: Recovery[HeadWeights]) -> Recovery[HeadWeights]:
+    """Ask a used ledger's service a few new questions: the answers that were kept may be those of another layer."""
+    heads, generator = recovery.value, torch.Generator().manual_seed(len(evidence.ledger))
+    new = fresh_sequences(heads, 1.0, evidence.max_norm or 1e12, generator)[:_NUM_NEW]
+    try:
+        answers = evidence.ask(new)
+    except BudgetSpent:
+        return recovery
+    expected = heads(new)
+    is_sign = bool((answers.abs() == 1).all())
+    off = float((answers - (expected.sign() if is_sign else expected)).abs().max() / answers.square().mean().sqrt())
+    if off <= max(_CHANGED, 10 * recovery.certificate.tolerance):
+        return recovery
+    reason = (
+        f"The ledger holds the answers of another layer: {_NUM_NEW} new questions are answered otherwise now, by "
+        f"{off:.1e} of an answer. Name another ledger."
+    )
+    return replace(recovery, value=no_heads(evidence), status=Status.NOTHING_FOUND, reason=reason)
