@@ -9,6 +9,7 @@ import unmask
 from unmask.attacks.queries import weights
 from unmask.attacks.queries.weights import recover_from_answers
 from unmask.evidence import OracleEvidence
+from unmask.evidence.oracles import Refused
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Status
 from unmask.scores.weights import score_heads
@@ -191,3 +192,20 @@ def test_a_file_of_another_layers_answers_is_seen(tmp_path):
     assert other.status is Status.NOTHING_FOUND
     assert len(other.value) == 0
     assert "another layer" in other.reason
+
+
+@pytest.mark.parametrize("scale", [1.0])
+def test_a_used_ledger_is_trusted_where_answers_are_rounded_and_tokens_bounded(tmp_path, scale):
+    """The bound is found by asking, and rounding takes most of the answers to ordinary tokens."""
+    heads = random_head(6)
+    small = HeadWeights(W=heads.W, v=scale * heads.v)
+
+    def layer(X):
+        if float(X.norm(dim=2).max()) > 3e5:
+            raise Refused("a token is too long")
+        return small(X).mul(1e2).round() / 1e2
+
+    oracle, ledger = unmask.FunctionOracle(layer), tmp_path / "answers.sqlite"
+    first, again = (unmask.recover_weights(oracle, width=6, ledger=ledger) for _ in range(2))
+    assert first.status is Status.RECOVERED
+    assert again.status is Status.RECOVERED

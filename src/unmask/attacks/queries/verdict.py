@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -97,9 +97,7 @@ def billed(evidence: OracleEvidence, certificate: Certificate, bill: Bill, num_f
         "degrees_of_freedom": bill.unknowns,
         "learning_queries_per_degree_of_freedom": learning / max(1, bill.unknowns),
     }
-    bare = certificate
-    certificate = Certificate(bare.claim, bare.residual, bare.tolerance, bare.rejected, details)
-    return certificate, Cost(seconds=time.perf_counter() - bill.started, queries=asked)
+    return replace(certificate, details=details), Cost(seconds=time.perf_counter() - bill.started, queries=asked)
 
 
 def judged(

@@ -22,6 +22,7 @@ from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Recovery, Status
 
 _NUM_NEW = 4  # questions to a service whose answers were kept from an earlier run
+_ADDED = 20  # times what the oracle adds to an answer
 _CHANGED = 0.1  # of an answer: another layer is off by the order of one
 
 
@@ -57,23 +58,23 @@ def recover_from_answers(
     ledger was used before, a few new questions tell whether it is still the same layer.
     """
     before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
-    recovery = _recovered(evidence, profile, progress, seed)
-    if is_resumed and recovery.status is Status.RECOVERED:
-        recovery = _still_there(evidence, recovery)
-    cost = replace(recovery.cost, queries=evidence.ledger.num_asked - before)  # those of attacks that failed included
-    return replace(recovery, cost=cost)
-
-
-def _recovered(
-    evidence: OracleEvidence, profile: OracleProfile | None, progress: Progress, seed: int
-) -> Recovery[HeadWeights]:
-    """The recovery of the attack that fits."""
     bill = started(evidence, 0)
     try:
         profile = profile or probe_oracle(evidence, torch.Generator().manual_seed(seed))
     except BudgetSpent as ending:
         reason = f"The budget ended while the oracle was probed: {ending}."
         return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+    recovery = _recovered(evidence, profile, progress, seed)
+    if is_resumed and recovery.status is Status.RECOVERED:
+        recovery = _still_there(evidence, profile, recovery)
+    cost = replace(recovery.cost, queries=evidence.ledger.num_asked - before)  # those of attacks that failed included
+    return replace(recovery, cost=cost)
+
+
+def _recovered(
+    evidence: OracleEvidence, profile: OracleProfile, progress: Progress, seed: int
+) -> Recovery[HeadWeights]:
+    """The recovery of the attack that fits."""
     if profile.signs_only:
         return MembershipAttack(seed=seed)(evidence, progress)
     if profile.num_outputs:
@@ -91,18 +92,23 @@ def _recovered(
     return recovery
 
 
-def _still_there(evidence: OracleEvidence, recovery: Recovery[HeadWeights]) -> Recovery[HeadWeights]:
-    """Ask a used ledger's service a few new questions: the answers that were kept may be those of another layer."""
+def _still_there(
+    evidence: OracleEvidence, profile: OracleProfile, recovery: Recovery[HeadWeights]
+) -> Recovery[HeadWeights]:
+    """Ask a used ledger's service a few new questions: the answers that were kept may be those of another layer.
+
+    Limits: tells nothing where what the oracle adds is larger than its answers, or where the budget has no room.
+    """
     heads, generator = recovery.value, torch.Generator().manual_seed(len(evidence.ledger))
-    new = fresh_sequences(heads, 1.0, evidence.max_norm or 1e12, generator)[:_NUM_NEW]
+    new = fresh_sequences(heads, 1.0, min(profile.max_norm, 1e12), generator)[:_NUM_NEW]
     try:
         answers = evidence.ask(new)
     except BudgetSpent:
         return recovery
-    expected = heads(new)
-    is_sign = bool((answers.abs() == 1).all())
-    off = float((answers - (expected.sign() if is_sign else expected)).abs().max() / answers.square().mean().sqrt())
-    if off <= max(_CHANGED, 10 * recovery.certificate.tolerance):
+    expected = heads(new).sign() if profile.signs_only else heads(new)
+    size = max(float(answers.square().mean().sqrt()), float(expected.square().mean().sqrt()))
+    off = float((answers - expected).abs().max()) / size
+    if off <= max(_CHANGED, 10 * recovery.certificate.tolerance, _ADDED * profile.absolute_error / size):
         return recovery
     reason = (
         f"The ledger holds the answers of another layer: {_NUM_NEW} new questions are answered otherwise now, by "
