@@ -194,7 +194,7 @@ def test_a_file_of_another_layers_answers_is_seen(tmp_path):
     assert "another layer" in other.reason
 
 
-@pytest.mark.parametrize("scale", [1.0])
+@pytest.mark.parametrize("scale", [1.0, 0.03])
 def test_a_used_ledger_is_trusted_where_answers_are_rounded_and_tokens_bounded(tmp_path, scale):
     """The bound is found by asking, and rounding takes most of the answers to ordinary tokens."""
     heads = random_head(6)

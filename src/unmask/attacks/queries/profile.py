@@ -14,6 +14,7 @@ from unmask.evidence.oracles import OracleEvidence, Refused
 _NUM_REPEATS = 6
 _NUM_SCALES = 12
 _MOST_DECIMALS = 12
+_LONG_ENOUGH = 1e9  # a token to which any layer answers more than a rounding
 _LARGEST_NORM = 1e12  # more is never needed, and float32 squares it without overflow
 _SUMMED_ANOTHER_WAY = 1e-14  # of an answer: what float64 sums differ by when a batch is cut differently
 _BEST = 1.1e-16  # float64
@@ -90,6 +91,13 @@ def probe_oracle(evidence: OracleEvidence, generator: torch.Generator) -> Oracle
     if first is None:
         unit = _first_norm(evidence, direction, unit)
         first = evidence.ask((unit * direction)[None, None])
+    while not bool(first.any()) and unit < min(largest, _LONG_ENOUGH):  # rounded away, unless all answers are 0
+        unit = min(1e3 * unit, largest)
+        longer = _answers(evidence, direction, [unit])
+        if longer is None:
+            unit /= 1e3
+            break
+        first = longer
     num_outputs = first.shape[1] if first.ndim == 2 else 0
     scales = unit * (0.2 + 0.8 * torch.rand(_NUM_SCALES, generator=generator, dtype=torch.float64))
     answers = evidence.ask((scales.to(direction)[:, None] * direction)[:, None])
