@@ -159,7 +159,8 @@ class RepetitionAttack:
                 raise _NotFound(
                     f"{self.max_heads} heads do not explain the answers to repeated tokens: they leave "
                     f"{float(fit.residual.median()) / max(noise, 1e-300):.1e} times the oracle's error. There are more "
-                    "heads, and each further one costs two to three decades of conditioning; or it is not a layer of this form."
+                    "heads, and each further one costs two to three decades of conditioning; or it is not a layer of "
+                    "this form."
                 )
             heads = _by_linearity(U, fit, clear, others)
             found = _slice(ask, y, U, values, noise, *heads)
