@@ -6,20 +6,21 @@ Exit codes: 0 done · 1 a gate of a plan crossed · 2 bad input or tool error ·
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-try:
-    from typer import _click as click  # newer typers carry a click of their own, whose exceptions are not click's
-except ImportError:
-    import click  # type: ignore[no-redef]
-
+from unmask.cli.audit import audit_command
 from unmask.cli.observe import observe
 from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, JsonOption
 from unmask.cli.recover import recover
 from unmask.errors import UnmaskError
+
+# Newer typers carry a click of their own, whose exceptions are not click's.
+click = import_module("typer._click" if find_spec("typer._click") else "click")
 
 app = typer.Typer(
     name="unmask",
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(observe, name="observe")
 app.add_typer(recover, name="recover")
+app.command("audit")(audit_command)
 
 
 @app.command()

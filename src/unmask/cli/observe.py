@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Annotated
 
 import typer
 
+from unmask.audit.texts import read_pairs, read_texts
 from unmask.cli.options import (
     DefenceOption,
     DeviceOption,
@@ -22,8 +22,6 @@ from unmask.cli.options import (
     TextOption,
     load,
 )
-from unmask.cli.texts import read_pairs, read_texts
-from unmask.errors import InputError
 
 observe = typer.Typer(help="Make evidence: what an adversary would see.", no_args_is_help=True)
 
@@ -64,39 +62,35 @@ def observe_gradients_command(
     """
     import torch
 
-    from unmask.defences import parse_defence, secure_aggregate
+    from unmask.audit.observation import observe_update
+    from unmask.defences import parse_defence
     from unmask.protocols.specs import parse_protocol
     from unmask.show import print_observation, working
 
     client = parse_protocol(protocol)
     defences = [parse_defence(part) for part in defence or ()]
     texts = read_pairs(text, batch_size) if pairs else read_texts(text, batch_size)
-    if clients > len(texts) or (clients > 1 and client.name == "dpsgd"):
-        raise InputError(
-            f"--clients {clients} needs as many texts, and the file has {len(texts)}; with dpsgd it cannot be used, as "
-            "clients of one seed would draw the same noise"
-        )
     with working("loading the model"):
         loaded = load(model, dtype, device)
     with working(f"computing gradients of {len(texts)} texts"):
         options = {} if parameters is None else {"parameters": parameters}
-        generator, sent = torch.Generator().manual_seed(seed), []
-        for number in range(clients):
-            update = client(
-                loaded,
-                texts[number::clients],
-                task=task.value.replace("-", "_"),
-                padding_side=padding.value,
-                max_length=max_length,
-                train_mode=train_mode,
-                seed=seed,
-                **options,
-            )
-            sent.append(functools.reduce(lambda seen, step: step(seen, generator), defences, update.evidence))
-        evidence = sent[0] if clients == 1 else secure_aggregate(sent)
-        evidence.save(out)
+        update = observe_update(
+            loaded,
+            texts,
+            client,
+            defences,
+            num_clients=clients,
+            generator=torch.Generator().manual_seed(seed),
+            task=task.value.replace("-", "_"),
+            padding_side=padding.value,
+            max_length=max_length,
+            train_mode=train_mode,
+            seed=seed,
+            **options,
+        )
+        update.evidence.save(out)
     budget = f"; ε = {update.epsilon:.3g} at δ = {update.delta:g}" if update.delta else ""
-    print_observation(out, f"{len(evidence.gradients)} tensors of {len(texts)} texts{budget}", json)
+    print_observation(out, f"{len(update.evidence.gradients)} tensors of {len(texts)} texts{budget}", json)
 
 
 @observe.command("hidden")

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from unmask.defences.specs import read_spec
 from unmask.defences.table import Setting, written
 from unmask.errors import InputError, UnmaskError
 from unmask.evidence.oracles import Answers, FunctionOracle, Oracle, Refused, Sequences
+from unmask.protocols.spec_text import read_spec
 
 _ROUNDING = 1e-12  # relative: a token that was scaled to the bound exactly may be longer by a rounding
 
@@ -263,7 +263,11 @@ class RateLimitedOracle(_Defended):
 
 _WRAPPERS = (RoundedOracle, NoisyOracle, BoundedNormOracle, TopKOracle, RateLimitedOracle, SignOracle)
 ORACLE_DEFENCES: Mapping[str, type[_Defended]] = {wrapper.kind: wrapper for wrapper in _WRAPPERS}
-_NOBODY = FunctionOracle(torch.zeros_like, "nobody")  # to check settings before there is an oracle
+
+
+def nobody() -> Oracle:
+    """An oracle to look at a defence by itself, before there is a service."""
+    return FunctionOracle(torch.zeros_like, "nobody")
 
 
 @dataclass(frozen=True)
@@ -285,14 +289,14 @@ class OracleDefence:
             missing = next(name for name in known if name not in taken)
             raise InputError(f"defence '{self.name}' needs '{missing}'; {_usage(self.name)}")
         object.__setattr__(self, "settings", taken)
-        self(_NOBODY)
+        self(nobody())
 
     def __call__(self, oracle: Oracle) -> Oracle:
         """The service as its users see it."""
         return _wrapper(self.name)(oracle, **self.settings)
 
     def __str__(self) -> str:
-        return _wrapper(self.name)(_NOBODY, **self.settings).text
+        return _wrapper(self.name)(nobody(), **self.settings).text
 
     def __hash__(self) -> int:
         return hash(str(self))
@@ -300,7 +304,7 @@ class OracleDefence:
 
 def parse_oracle_defence(text: str) -> OracleDefence:
     """The defence that a text names, written as those of updates are: `round:decimals=2`."""
-    return OracleDefence(*read_spec(text, _usage))
+    return OracleDefence(*read_spec("defence", text, _usage))
 
 
 def _wrapper(name: str) -> type[_Defended]:

@@ -5,7 +5,7 @@ Secure aggregation and larger batches have no such text: they need several clien
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from unmask.defences.table import DEFENCES, DefenceKind, Setting, written
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
+from unmask.protocols.spec_text import read_spec
 
 
 @dataclass(frozen=True)
@@ -50,22 +51,7 @@ class Defence:
 
 def parse_defence(text: str) -> Defence:
     """The defence that a text names: a name and, after a colon, settings as key=value with commas between them."""
-    return Defence(*read_spec(text, lambda name: _usage(_kind(name))))
-
-
-def read_spec(text: str, usage_of: Callable[[str], str]) -> tuple[str, dict[str, str]]:
-    """Name and settings of a text; `usage_of` a name says how it is used, or raises where there is no such name."""
-    name, colon, rest = (part.strip() for part in text.partition(":"))
-    usage = usage_of(name)
-    settings: dict[str, str] = {}
-    for part in rest.split(",") if colon else ():
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals:
-            raise InputError(f"defence '{name}': expected key=value, got '{part}'; {usage}")
-        if key in settings:
-            raise InputError(f"defence '{name}': '{key}' is given twice; {usage}")
-        settings[key] = value
-    return name, settings
+    return Defence(*read_spec("defence", text, lambda name: _usage(_kind(name))))
 
 
 def describe_defences() -> list[tuple[str, str, str]]:

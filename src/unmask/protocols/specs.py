@@ -14,6 +14,7 @@ from unmask.protocols.dpsgd import PrivateUpdate, observe_dpsgd
 from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
 from unmask.protocols.lora import observe_lora
+from unmask.protocols.spec_text import read_spec
 
 
 @dataclass(frozen=True)
@@ -86,21 +87,24 @@ class Protocol:
 
 def parse_protocol(text: str) -> Protocol:
     """The protocol that a text names: a name and, after a colon, settings as key=value with commas between them."""
-    name, colon, rest = (part.strip() for part in text.partition(":"))
+    name, given = read_spec("protocol", text, _usage)
+    kinds = PROTOCOLS[name].settings
+    settings: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in kinds:
+            raise InputError(f"protocol '{name}': cannot take '{key}={value}'; {_usage(name)}")
+        try:
+            settings[key] = kinds[key](value)
+        except ValueError:
+            raise InputError(
+                f"protocol '{name}': '{key}' must be {_NAMES[kinds[key]]}, got {value!r}; {_usage(name)}"
+            ) from None
+    return Protocol(name, settings)
+
+
+def _usage(name: str) -> str:
     if name not in PROTOCOLS:
         examples = ", ".join(kind.example for kind in PROTOCOLS.values())
         raise InputError(f"there is no protocol '{name}'; for example {examples}")
     kind = PROTOCOLS[name]
-    usage = f"its settings are {', '.join(kind.settings) or 'none'}; for example {kind.example}"
-    settings: dict[str, Any] = {}
-    for part in rest.split(",") if colon else ():
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or key not in kind.settings or key in settings:
-            raise InputError(f"protocol '{name}': cannot take '{part.strip()}'; {usage}")
-        try:
-            settings[key] = kind.settings[key](value)
-        except ValueError:
-            raise InputError(
-                f"protocol '{name}': '{key}' must be {_NAMES[kind.settings[key]]}, got {value!r}; {usage}"
-            ) from None
-    return Protocol(name, settings)
+    return f"its settings are {', '.join(kind.settings) or 'none'}; for example {kind.example}"

@@ -1,0 +1,154 @@
+"""A finding: the result of one case, one line of JSON. `docs/finding.schema.json` publishes the format."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from unmask.errors import UnmaskError
+from unmask.recovery import Recovery, Status
+
+SCHEMA = 1
+ERROR = "ERROR"  # the status of a case that raised; all others are names of `Status`
+_RAN_TO_THE_END = (Status.RECOVERED.name, Status.PARTIAL.name, Status.NOTHING_FOUND.name)
+
+
+class FindingError(UnmaskError):
+    """A line that is no finding, or one of a newer version."""
+
+
+class Outcome(Enum):
+    """What a finding means for the one who asked. The value is what people read."""
+
+    LEAK = "leaks"
+    NO_LEAK = "not leaked by this attack"
+    INCONCLUSIVE = "inconclusive"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """A true text beside its recovery, as lists of (piece, mark); None where there is none, or nobody knows it.
+
+    The pieces of a list join to the text. Marks: 'place', the token was recovered at this place; 'bag', it is known
+    to occur, but not here; 'no', it was missed (true text) or is false (recovered text).
+    """
+
+    true: tuple[tuple[str, str], ...] | None
+    recovered: tuple[tuple[str, str], ...] | None
+    certain: bool = False
+    exact: bool = False
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a case gave. Only `run` may differ when the same case runs again on the same type of machine.
+
+    `case` is the specification, `id` its hash. `metrics` are the auditor's scores, empty where the secret is not known
+    to the auditor either; `chance` has the same scores for a guess that never saw the evidence. `texts` and `tokens`
+    hold the secret.
+    """
+
+    id: str
+    case: Mapping[str, Any]
+    status: str
+    reason: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    chance: Mapping[str, float] = field(default_factory=dict)
+    texts: tuple[TextPair, ...] = ()
+    tokens: tuple[tuple[str, str], ...] = ()  # the bag of words where no texts are known, with marks as in texts
+    certificate: Mapping[str, Any] = field(default_factory=dict)
+    cost: Mapping[str, int] = field(default_factory=dict)
+    used: tuple[str, ...] = ()
+    model_fingerprint: str | None = None
+    error: Mapping[str, str] | None = None  # type, message and traceback of a case that raised
+    run: Mapping[str, Any] = field(default_factory=dict)  # seconds, started, host, device, version
+    schema: int = SCHEMA
+
+    @property
+    def outcome(self) -> Outcome:
+        """Leak, none, or not known. Only an attack that ran to its end may say that nothing leaked."""
+        if self.status == ERROR:
+            return Outcome.ERROR
+        if self._shows_a_leak():
+            return Outcome.LEAK
+        return Outcome.NO_LEAK if self.ran_to_the_end else Outcome.INCONCLUSIVE
+
+    @property
+    def ran_to_the_end(self) -> bool:
+        """Whether the attack applied and finished, so that what it did not find means something."""
+        return self.status in _RAN_TO_THE_END
+
+    @property
+    def meaning(self) -> str:
+        """The general sentence of the status."""
+        return "The case raised an error, so nothing is known." if self.status == ERROR else Status[self.status].value
+
+    def _shows_a_leak(self) -> bool:
+        if not self.metrics:
+            return Status[self.status].conclusive
+        found = ("exact_texts", "weights_found", "hidden_size_found")
+        beyond_chance = self.metrics.get("token_recall", 0.0) > self.chance.get("token_recall", 0.0)
+        return any(self.metrics.get(name, 0.0) > 0 for name in found) or (
+            Status[self.status].conclusive and beyond_chance
+        )
+
+    def to_json(self) -> str:
+        """One line, ASCII only; numbers that JSON has not are null."""
+        return json.dumps(_plain(asdict(self)), ensure_ascii=True, allow_nan=False, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, line: str) -> Finding:
+        """Read a line; a damaged or newer one is refused with the reason."""
+        try:
+            document = json.loads(line)
+            schema = document.pop("schema")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise FindingError(f"this line is no finding ({error!r}): {line[:80]!r}") from None
+        if type(schema) is not int or not 1 <= schema <= SCHEMA:
+            raise FindingError(f"a finding has schema {schema!r}, this version reads up to {SCHEMA}; upgrade unmask")
+        try:
+            status = document["status"]
+            if status != ERROR:
+                Status[status]
+            texts = tuple(_pair(pair) for pair in document.pop("texts"))
+            tokens = _marked(document.pop("tokens")) or ()
+            used = tuple(document.pop("used"))
+            return cls(**document, texts=texts, tokens=tokens, used=used, schema=schema)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FindingError(f"a finding lacks a field or has a wrong one ({error!r}): {line[:80]!r}") from None
+
+
+def certificate_document(recovery: Recovery[Any]) -> dict[str, Any]:
+    """A recovery's certificate as plain data."""
+    return {**asdict(recovery.certificate), "holds": recovery.certificate.holds}
+
+
+def _pair(document: Mapping[str, Any]) -> TextPair:
+    return TextPair(
+        _marked(document["true"]),
+        _marked(document["recovered"]),
+        bool(document["certain"]),
+        bool(document["exact"]),
+        int(document["count"]),
+    )
+
+
+def _marked(pieces: Any) -> tuple[tuple[str, str], ...] | None:
+    return None if pieces is None else tuple((str(piece), str(mark)) for piece, mark in pieces)
+
+
+def _plain(value: Any) -> Any:
+    """The value with what JSON cannot hold replaced: infinite numbers and NaN by null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value

@@ -1,0 +1,162 @@
+"""The folder of an audit: a manifest and findings. Findings are appended, synced, and never rewritten.
+
+manifest.json       what was planned and on what: versions, hardware, hashes, every case with its gates
+plan.toml           a copy of the plan
+findings*.jsonl     one finding a line; a shard of a job array has a file of its own
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unmask.audit.finding import Finding
+from unmask.errors import InputError, UnmaskError
+
+MANIFEST, PLAN = "manifest.json", "plan.toml"
+_PATTERN = "findings*.jsonl"
+
+
+class FullDiskError(UnmaskError):
+    """Nothing more can be written. What was written before is whole."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What a folder holds: the manifest, and one finding for each case, in the order of the manifest."""
+
+    manifest: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+    num_damaged: int = 0  # lines that could not be read: a case that was in flight when the power went
+
+    @property
+    def planned(self) -> list[Mapping[str, Any]]:
+        """Every case of the plan as {'id', 'gates', 'line', 'case'}; empty where nothing was planned (Flower)."""
+        return list(self.manifest.get("cases", ()))
+
+    @property
+    def missing(self) -> list[str]:
+        """Ids of planned cases without a finding."""
+        done = {finding.id for finding in self.findings}
+        return [case["id"] for case in self.planned if case["id"] not in done]
+
+
+def read_audit(folder: str | Path) -> Audit:
+    """Read a folder back: findings of the plan as it is now, of two of one case the later; torn lines are counted."""
+    folder = Path(folder)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder} holds no audit: there is no {MANIFEST}; make one with `unmask audit plan.toml --out {folder}`"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{folder / MANIFEST} is damaged ({error}); run the audit again with the same plan") from None
+    findings, num_damaged = read_findings(folder)
+    if "cases" in manifest:
+        planned = [case["id"] for case in manifest["cases"]]
+        findings = {id: findings[id] for id in planned if id in findings}
+    return Audit(manifest, tuple(findings.values()), num_damaged)
+
+
+def read_findings(folder: Path) -> tuple[dict[str, Finding], int]:
+    """Findings by id, and the number of lines that are none (torn by a crash); newer versions are refused."""
+    found: dict[str, Finding] = {}
+    num_damaged = 0
+    for path in sorted(folder.glob(_PATTERN)):
+        for line in path.read_bytes().splitlines():
+            if not line.strip():
+                continue
+            try:
+                json.loads(line)
+            except ValueError:
+                num_damaged += 1
+                continue
+            finding = Finding.from_json(line.decode("utf-8"))
+            found[finding.id] = finding
+    return found, num_damaged
+
+
+class FindingsFile:
+    """The file that one process appends to; a second process at the same file is turned away."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
+        os.chmod(path, 0o600)  # findings hold the secret
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise InputError(
+                f"another process is writing {path}; wait for it, or use --shard or another --out"
+            ) from None
+        self._end_torn_line()
+
+    def append(self, finding: Finding) -> None:
+        """One line, on the disk before this returns; a line that does not fit is taken back."""
+        line = finding.to_json().encode("ascii") + b"\n"
+        start = self._file.seek(0, os.SEEK_END)
+        try:
+            written = 0
+            while written < len(line):
+                written += self._file.write(line[written:])
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._take_back(start)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise FullDiskError(
+                    f"the disk is full, so the finding of case {finding.id} could not be kept; all earlier ones are in "
+                    f"{self.path}. Free some space and run the same command again: it goes on from there"
+                ) from None
+            raise
+
+    def close(self) -> None:
+        """Let others write."""
+        self._file.close()
+
+    def _take_back(self, start: int) -> None:
+        with suppress(OSError):  # a torn line is ended when the file is opened again, and skipped by readers
+            os.ftruncate(self._file.fileno(), start)
+
+    def _end_torn_line(self) -> None:
+        """A line that a crash cut off must not swallow the next one."""
+        size = self._file.seek(0, os.SEEK_END)
+        if size:
+            with open(self.path, "rb") as file:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    self._file.write(b"\n")
+
+
+@contextmanager
+def open_findings(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[FindingsFile]:
+    """The file of this process: `findings.jsonl`, or that of a shard."""
+    name = "findings.jsonl" if shard is None else f"findings-{shard[0]}-of-{shard[1]}.jsonl"
+    file = FindingsFile(folder / name)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

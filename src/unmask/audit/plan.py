@@ -1,0 +1,185 @@
+"""A plan: models × data × tasks × protocols × defences × attacks × seeds, and the gates that must hold. TOML.
+
+    title = "The keyboard federation"
+    gates = ["no exact text"]            # for every group that has no gates of its own
+
+    [data.notes]
+    file = "notes.txt"                   # one text a line
+
+    [[gradients]]                        # every combination of the lists is a case
+    models = ["smollm2-135m"]
+    data = ["notes"]
+    batch_sizes = [1, 4]
+    protocols = ["fedsgd", "fedavg:local_steps=4"]
+    defences = ["none", "noise:sigma=1e-3", ["clip:norm=1", "int8"]]
+    seeds = [0, 1, 2]
+
+`[[outputs]]` and `[[queries]]` are written alike; `docs/plans.md` lists what each may hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unmask.audit.axes import AXES, Axis
+from unmask.audit.case import Case
+from unmask.audit.data import DataSet, read_data
+from unmask.audit.gates import Gate, parse_gate
+from unmask.audit.secrets import parse_secret
+from unmask.errors import InputError
+
+_TOP = ("title", "gates", "data", *AXES)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Cases in the order of the file, models together, and the data that they draw from."""
+
+    path: Path
+    text: str
+    title: str
+    cases: tuple[Case, ...]
+    data: Mapping[str, DataSet]
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the file."""
+        return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
+
+    @property
+    def models(self) -> list[str]:
+        """Every model that is needed, once."""
+        return list(dict.fromkeys(case["model"] for case in self.cases if case["model"]))
+
+    def shard(self, number: int, count: int) -> tuple[Case, ...]:
+        """Every count-th case, from the number-th on (1…count)."""
+        if not 1 <= number <= count:
+            raise InputError(f"--shard must be I/N with 1 ≤ I ≤ N, got {number}/{count}")
+        return self.cases[number - 1 :: count]
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan and its data; every mistake is found before anything runs."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+    except FileNotFoundError:
+        raise InputError(f"there is no plan {path}; docs/plans.md shows how to write one") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the plan {path} cannot be read ({error})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the plan {path} is not TOML: {error}") from None
+    try:
+        return _plan(path, text, document)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _plan(path: Path, text: str, document: Mapping[str, Any]) -> Plan:
+    if unknown := [key for key in document if key not in _TOP]:
+        raise InputError(f"'{unknown[0]}' is no part of a plan; its parts are {', '.join(_TOP)}")
+    title = document.get("title", path.stem)
+    data = document.get("data", {})
+    if not isinstance(title, str) or not isinstance(data, Mapping):
+        raise InputError("title must be a text, and data a table of tables, as [data.notes]")
+    data_sets = read_data(data, path.parent)
+    default = _gates(document.get("gates", []), "gates")
+    cases: dict[str, Case] = {}
+    for channel in AXES:
+        groups = document.get(channel, [])
+        if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+            raise InputError(f"groups are written as [[{channel}]], with two brackets")
+        for group, line in zip(groups, _lines_of(channel, text), strict=False):
+            for case in _cases(channel, group, data_sets, default, line):
+                cases.setdefault(case.id, case)
+    if not cases:
+        raise InputError(f"there is no case: write at least one of {', '.join(f'[[{channel}]]' for channel in AXES)}")
+    ordered = sorted(cases.values(), key=lambda case: [*_models(cases)].index(case["model"]))
+    _refuse_idle_gates(ordered, default)
+    return Plan(path, text, title, tuple(ordered), data_sets)
+
+
+def _cases(
+    channel: str, group: Mapping[str, Any], data: Mapping[str, DataSet], default: tuple[Gate, ...], line: int
+) -> Iterator[Case]:
+    """The product of a group's lists."""
+    where = f"[[{channel}]] in line {line}"
+    axes = AXES[channel]
+    if unknown := [key for key in group if key not in (*axes, "gates")]:
+        raise InputError(f"{where} has no '{unknown[0]}'; it may have {', '.join((*axes, 'gates'))}")
+    gates = _gates(group["gates"], f"gates of {where}") if "gates" in group else default
+    texts = tuple(str(gate) for gate in gates if gate.concerns(channel))
+    if "gates" in group and len(texts) < len(gates):
+        idle = next(str(gate) for gate in gates if not gate.concerns(channel))
+        raise InputError(f"{where}: the gate '{idle}' is about a metric that findings of this channel do not have")
+    lists = [_entries(f"{name} of {where}", axis, group.get(name)) for name, axis in axes.items()]
+    for values in itertools.product(*lists):
+        spec = {"channel": channel, **dict(zip((axis.key for axis in axes.values()), values, strict=True))}
+        yield Case(_checked(spec, data, where), texts, line)
+
+
+def _checked(spec: dict[str, Any], data: Mapping[str, DataSet], where: str) -> dict[str, Any]:
+    """A specification whose parts fit together, with the hash of its data."""
+    if "data" in spec:
+        if spec["data"] not in data:
+            raise InputError(f"{where}: there is no data '{spec['data']}'; there is {', '.join(data)}")
+        found = data[spec["data"]]
+        if spec["batch_size"] > len(found.texts):
+            raise InputError(
+                f"{where}: '{found.name}' has {len(found.texts)} texts, but batch_sizes has {spec['batch_size']}"
+            )
+        spec["data"] = {"name": found.name, "sha256": found.sha256}
+    if spec.get("clients", 1) > spec.get("batch_size", 1):
+        raise InputError(f"{where}: {spec['clients']} clients cannot share a batch of {spec['batch_size']} texts")
+    if "secret" in spec:
+        needs = parse_secret(spec["secret"]).needs_a_model
+        if needs and not spec["model"]:
+            raise InputError(
+                f"{where}: the secret '{spec['secret']}' is part of a model; write models = [\"smollm2-135m\"]"
+            )
+        spec["model"] = spec["model"] if needs else ""
+    return spec
+
+
+def _entries(what: str, axis: Axis, given: Any) -> list[Any]:
+    entries = list(axis.default) if given is None else given
+    if not isinstance(entries, list) or not entries:
+        seen = "nothing" if given is None else repr(given)
+        raise InputError(f"{what}: expected a list with at least one entry, got {seen}")
+    try:
+        return [axis.read(entry) for entry in entries]
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
+
+
+def _gates(texts: Any, what: str) -> tuple[Gate, ...]:
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f'{what} must be a list of texts, as ["no exact text", "rouge2 < 0.1"], got {texts!r}')
+    return tuple(parse_gate(text) for text in texts)
+
+
+def _refuse_idle_gates(cases: list[Case], default: tuple[Gate, ...]) -> None:
+    """A gate that no case stands under would hold for ever."""
+    used = {text for case in cases for text in case.gates}
+    for gate in default:
+        if str(gate) not in used:
+            raise InputError(f"the gate '{gate}' stands over no case: no group has findings with {gate.metric}")
+
+
+def _models(cases: Mapping[str, Case]) -> dict[str, None]:
+    return dict.fromkeys(case["model"] for case in cases.values())
+
+
+def _lines_of(channel: str, text: str) -> Iterator[int]:
+    """The lines at which groups of a channel start."""
+    header = re.compile(rf"\s*\[\[\s*{channel}\s*\]\]")
+    yield from (number for number, line in enumerate(text.splitlines(), start=1) if header.match(line))
+    yield from itertools.repeat(1)  # groups that are written in another way

@@ -1,0 +1,89 @@
+"""Run a plan into a folder: skip what is there, keep what comes, lose nothing but the case in flight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unmask.audit.case import Case
+from unmask.audit.engines import Engine, Means
+from unmask.audit.finding import ERROR, Finding
+from unmask.audit.folder import MANIFEST, PLAN, open_findings, read_findings, write_whole
+from unmask.audit.manifest import make_manifest
+from unmask.audit.plan import Plan
+from unmask.errors import InputError
+
+Shard = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done in a folder, and what is done already."""
+
+    todo: tuple[Case, ...]
+    done: tuple[Finding, ...]
+
+
+def prepare(plan: Plan, folder: Path, *, engine: str, threads: int, command: str) -> None:
+    """Write manifest and plan; a folder whose findings are of other weights under the same name is refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"--out {folder} is a file; give a folder") from None
+    manifest = make_manifest(plan, engine=engine, threads=threads, command=command)
+    path = folder / MANIFEST
+    if path.exists():
+        _refuse_another(json.loads(path.read_text(encoding="utf-8")), manifest, folder)
+    write_whole(path, json.dumps(manifest, indent=1, ensure_ascii=True) + "\n")
+    write_whole(folder / PLAN, plan.text)
+
+
+def outline(plan: Plan, folder: Path, shard: Shard | None = None, retry_errors: bool = False) -> Work:
+    """Which cases of the plan, or of a shard of it, have no finding yet."""
+    cases = plan.cases if shard is None else plan.shard(*shard)
+    found, _ = read_findings(folder)
+    again = {id for id, finding in found.items() if retry_errors and finding.status == ERROR}
+    todo = tuple(case for case in cases if case.id not in found or case.id in again)
+    left = {case.id for case in todo}
+    return Work(todo, tuple(found[case.id] for case in cases if case.id not in left))
+
+
+def run_cases(
+    work: Work,
+    folder: Path,
+    engine: Engine,
+    means: Means,
+    *,
+    shard: Shard | None = None,
+    tell: Callable[[Finding], None] = lambda finding: None,
+) -> None:
+    """Run what is to be done; each finding is on the disk before it is told of."""
+    with open_findings(folder, shard) as file:
+        for finding in _closing(engine(work.todo, means)):
+            file.append(finding)
+            tell(finding)
+
+
+def _closing(findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Findings of an engine that is closed however the loop ends, so that its workers are too."""
+    try:
+        yield from findings
+    finally:
+        close = getattr(findings, "close", None)
+        if close is not None:
+            close()
+
+
+def _refuse_another(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Findings of one folder must be of the same weights."""
+    for name, model in before.get("models", {}).items():
+        files = now["models"].get(name, model)["files"]
+        changed = [file for file in model["files"] if files.get(file) != model["files"][file]]
+        if changed:
+            raise InputError(
+                f"{folder} holds findings of '{name}' with another {changed[0]}; the model has changed since, so give "
+                "another --out, or bring the old weights back"
+            )

@@ -1,0 +1,102 @@
+"""Services that answer with secret weights, behind defences; the attack on them, and the auditor's score."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from unmask.attacks.progress import Progress
+from unmask.attacks.queries.output_layer import OutputLayerAttack
+from unmask.attacks.queries.weights import recover_weights
+from unmask.audit.case import Case
+from unmask.audit.secrets import QuerySecret, parse_secret
+from unmask.defences.logits import LogitFunction, defend_logits
+from unmask.defences.oracles import OracleDefence, parse_oracle_defence
+from unmask.errors import InputError
+from unmask.evidence.logits import FunctionLogitOracle, LogitEvidence
+from unmask.evidence.oracles import FunctionOracle, Oracle
+from unmask.linalg.heads import HeadWeights
+from unmask.models.adapter import Model
+from unmask.models.heads import layer_heads
+from unmask.recovery import Recovery
+from unmask.scores.weights import score_heads, score_up_to_linear_map
+
+_FOUND = 0.01  # relative error up to which weights count as found; recoveries have 1e-5 and less
+_TOKENS_PER_WIDTH = 1.7  # tokens whose logits are read, for each dimension: more than the width by a margin
+_PROMPTS_PER_WIDTH = 2.7
+
+
+def interrogate(case: Case, model: Model | None, progress: Progress) -> tuple[Recovery[Any], dict[str, Any]]:
+    """Ask the service of a case until its weights are known or cannot be."""
+    secret = parse_secret(case["secret"])
+    defences = [parse_oracle_defence(text) for text in case["defences"]]
+    if secret.name == "output-layer":
+        assert model is not None  # plans without a model are refused
+        return _output_layer(case, model, defences, progress)
+    heads = _secret_heads(secret, model, case["seed"])
+    oracle: Oracle = FunctionOracle(heads, str(secret))
+    for defence in defences:
+        oracle = defence(oracle)
+    recovery = recover_weights(oracle, width=heads.v.shape[1], progress=progress, seed=case["seed"])
+    score = score_heads(recovery.value, heads)
+    error = min(score.W_error, 1.0)
+    num_found = score.num_true - score.num_missing if error <= _FOUND else 0
+    return recovery, _scores(num_found, error, score.num_extra)
+
+
+def _secret_heads(secret: QuerySecret, model: Model | None, seed: int) -> HeadWeights:
+    """Heads that answer with one number: a layer of the model read out along a random direction, or random ones."""
+    generator = torch.Generator().manual_seed(seed)
+    if secret.name == "random":
+        heads, width = secret.settings["heads"], secret.settings["width"]
+        rows = torch.randn(heads, width + 1, width, generator=generator, dtype=torch.float64) / math.sqrt(width)
+        return HeadWeights(W=rows[:, 1:], v=rows[:, 0])
+    assert model is not None  # plans without a model are refused
+    if secret.settings["layer"] >= model.num_blocks:
+        raise InputError(f"the secret '{secret}' is no part of the model: it has {model.num_blocks} blocks, from 0 on")
+    layer = layer_heads(model, secret.settings["layer"]).cpu()
+    readout = torch.randn(layer.v.shape[2], generator=generator, dtype=torch.float64)
+    return HeadWeights(W=layer.W, v=layer.v @ (readout / readout.norm()))
+
+
+def _output_layer(
+    case: Case, model: Model, defences: list[OracleDefence], progress: Progress
+) -> tuple[Recovery[Any], dict[str, Any]]:
+    """A language model's service that shows logits."""
+    unembedding = model.unembedding
+    if unembedding is None:
+        raise InputError(f"this {model.family} model predicts no tokens, so it has no output layer to hide")
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return model.hf(tokens.to(model.device)).logits[:, -1].cpu()
+
+    shown: LogitFunction = logits
+    for defence in defences:
+        shown = defend_logits(shown, defence)
+    num_tokens = min(unembedding.shape[0], max(64, int(_TOKENS_PER_WIDTH * model.width)))
+    attack = OutputLayerAttack(num_tokens, max(256, int(_PROMPTS_PER_WIDTH * model.width)), seed=case["seed"])
+    recovery = attack(LogitEvidence(FunctionLogitOracle(shown, unembedding.shape[0], "logits")), progress)
+    found = recovery.value
+    if found.hidden_size is None:
+        return recovery, _scores(0, 1.0, 0, 0)
+    W = unembedding.detach().double().cpu()[found.tokens.cpu()]
+    right = found.hidden_size == model.width
+    error = min(1.0, score_up_to_linear_map(found.W, W - W.mean(0))) if right else 1.0
+    return recovery, _scores(int(error <= _FOUND), error, int(not right), int(right))
+
+
+def _scores(num_found: int, error: float, num_false: int, size_found: int | None = None) -> dict[str, Any]:
+    """Metrics, beside those of somebody who answers 0 for every weight."""
+    metrics: dict[str, float] = {
+        "weights_found": num_found,
+        "weights_rate": 1 - error,
+        "weight_error": error,
+        "false_weights": num_false,
+    }
+    if size_found is not None:
+        metrics["hidden_size_found"] = size_found
+    chance = {"weights_found": 0, "weights_rate": 0.0, "weight_error": 1.0, "false_weights": 0}
+    return {"metrics": metrics, "chance": chance}

@@ -1,0 +1,101 @@
+"""The verdict on an audit. What is printed and the exit code come from here, and from nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unmask.audit.finding import Finding, Outcome
+from unmask.audit.folder import Audit
+from unmask.audit.gates import Gate, Ruling, parse_gate
+
+PASSED, CROSSED, FAILED, INCONCLUSIVE = 0, 1, 2, 3  # as exit codes
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one gate says of one finding."""
+
+    gate: Gate
+    finding: Finding
+    ruling: Ruling
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The whole audit in one sentence, with what it rests on."""
+
+    exit_code: int
+    headline: str
+    judgements: tuple[Judgement, ...]
+    outcomes: Mapping[Outcome, int]
+    missing: tuple[str, ...]
+
+    @property
+    def crossed(self) -> tuple[Judgement, ...]:
+        """Judgements of gates that were crossed."""
+        return tuple(judgement for judgement in self.judgements if judgement.ruling is Ruling.CROSSED)
+
+    @property
+    def inconclusive(self) -> tuple[Judgement, ...]:
+        """Judgements that could not be made."""
+        return tuple(judgement for judgement in self.judgements if judgement.ruling is Ruling.INCONCLUSIVE)
+
+    def of(self, finding: Finding) -> tuple[Judgement, ...]:
+        """What the gates say of one finding."""
+        return tuple(judgement for judgement in self.judgements if judgement.finding.id == finding.id)
+
+
+def reach_verdict(audit: Audit) -> Verdict:
+    """Crossed gates come first, then errors, then what is not known; only the rest may pass."""
+    gates = {case["id"]: [parse_gate(text) for text in case["gates"]] for case in audit.planned}
+    judgements = tuple(
+        Judgement(gate, finding, gate.judge(finding))
+        for finding in audit.findings
+        for gate in gates.get(finding.id, ())
+        if gate.concerns(str(finding.case["channel"]))
+    )
+    outcomes = {outcome: sum(f.outcome is outcome for f in audit.findings) for outcome in Outcome}
+    missing = tuple(audit.missing)
+    code, headline = _sentence(audit.findings, judgements, outcomes, len(missing))
+    return Verdict(code, headline, judgements, outcomes, missing)
+
+
+def _sentence(
+    findings: Sequence[Finding], judgements: Sequence[Judgement], outcomes: Mapping[Outcome, int], num_missing: int
+) -> tuple[int, str]:
+    crossed = [judgement for judgement in judgements if judgement.ruling is Ruling.CROSSED]
+    unknown = {judgement.finding.id for judgement in judgements if judgement.ruling is Ruling.INCONCLUSIVE}
+    leaks = f"{outcomes[Outcome.LEAK]} of {len(findings)} cases leak"
+    if crossed:
+        gates = sorted({judgement.gate.text for judgement in crossed})
+        cases = len({judgement.finding.id for judgement in crossed})
+        return CROSSED, f"A gate is crossed: {_listed(gates)} by {_counted(cases, 'case')}; {leaks}."
+    if outcomes[Outcome.ERROR]:
+        return (
+            FAILED,
+            f"{_counted(outcomes[Outcome.ERROR], 'case')} ended in an error, so the audit is not whole; {leaks}.",
+        )
+    if num_missing:
+        return INCONCLUSIVE, f"The audit is not finished: {_counted(num_missing, 'case')} not run yet; {leaks}."
+    if unknown:
+        return (
+            INCONCLUSIVE,
+            f"Inconclusive: {_counted(len(unknown), 'case')} could not be told, which is not 'safe'; {leaks}.",
+        )
+    if judgements:
+        return (
+            PASSED,
+            f"No gate is crossed in {_counted(len(findings), 'case')}; {leaks}. Measured against these attacks only.",
+        )
+    if findings and all(finding.outcome is Outcome.INCONCLUSIVE for finding in findings):
+        return INCONCLUSIVE, "Inconclusive: no attack could tell anything, which is not 'safe'."
+    return PASSED, f"Done, and no gate was set; {leaks}."
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(f"'{text}'" for text in texts)
