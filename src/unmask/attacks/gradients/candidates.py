@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -129,12 +129,13 @@ def _noise_floor(evidence: GradientEvidence, found: NoisyTokens, reason: str) ->
 def _from_adapters(
     evidence: GradientEvidence, model: Model, num_probes: int, min_gap_decades: float, generator: torch.Generator
 ) -> BagOfWords:
-    """The same behind low-rank adapters."""
+    """The same behind low-rank adapters. What they do not show may be there: they show few directions, and blurred."""
     found = lora_tokens(evidence, model, num_probes, generator)
     if found.candidates is None:
         status = Status.NOT_IDENTIFIABLE if found.used else Status.MISSING_EVIDENCE
         return BagOfWords(None, found.used, status, found.reason)
-    return _judged(found.candidates, found.used, min_gap_decades)
+    judged = _judged(found.candidates, found.used, min_gap_decades)
+    return judged if judged.candidates else replace(judged, status=Status.NOT_IDENTIFIABLE)
 
 
 def _judged(candidates: Candidates, used: tuple[str, ...], min_gap_decades: float) -> BagOfWords:
