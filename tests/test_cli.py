@@ -29,7 +29,7 @@ SENTENCE = "the spare key lies under blue pot biopsy was positive and treatment 
 WORDS = SENTENCE.split()
 TEXTS = ("the spare key lies under the blue pot", "the biopsy was positive", "wire the money now")
 COMMANDS = (
-    *(("models",), ("demo",), ("observe", "gradients"), ("observe", "hidden")),
+    *(("models",), ("demo",), ("audit",), ("report",), ("observe", "gradients"), ("observe", "hidden")),
     *(("recover", "text"), ("recover", "inputs"), ("recover", "weights"), ("recover", "output-layer")),
 )
 SCRIPT = Path(sys.executable).parent / "unmask"

@@ -20,7 +20,19 @@ IDS = [str(path.relative_to(PACKAGE)) for path in FILES]
 
 # Each layer imports only from itself and from layers before it.
 LAYERS = (
-    *("shapes", "errors", "recovery", "linalg", "solvers", "models", "evidence", "protocols", "defences", "attacks"),
+    *(
+        "shapes",
+        "errors",
+        "harmless",
+        "recovery",
+        "linalg",
+        "solvers",
+        "models",
+        "evidence",
+        "protocols",
+        "defences",
+        "attacks",
+    ),
     *("scores", "audit", "report", "integrations", "show", "demo", "cli"),
 )
 SECRETS_SIDE = frozenset({"protocols", "defences", "scores", "audit", "report"})

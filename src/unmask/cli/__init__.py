@@ -17,6 +17,7 @@ from unmask.cli.audit import audit_command
 from unmask.cli.observe import observe
 from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, JsonOption
 from unmask.cli.recover import recover
+from unmask.cli.report import report_command
 from unmask.errors import UnmaskError
 
 # Newer typers carry a click of their own, whose exceptions are not click's.
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.add_typer(observe, name="observe")
 app.add_typer(recover, name="recover")
 app.command("audit")(audit_command)
+app.command("report")(report_command)
 
 
 @app.command()
@@ -49,18 +51,15 @@ def models(json: JsonOption = False) -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the evidence and the result.")] = Path(
-        "runs/demo"
-    ),
-    num_texts: Annotated[int, typer.Option(min=1, max=16, help="How many texts the client holds.")] = 8,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for findings and report.")] = Path("runs/demo"),
 ) -> None:
-    """Take a client's gradients on real weights and recover its texts, with controls.
+    """The tour: all three channels on real weights, a defence each, controls, and the report. A few minutes.
 
     Example: [bold]unmask demo --out runs/demo[/bold]
     """
     from unmask.demo import run_demo
 
-    raise typer.Exit(EXIT_DONE if run_demo(out, num_texts) else EXIT_ERROR)
+    raise typer.Exit(EXIT_DONE if run_demo(out) else EXIT_ERROR)
 
 
 def main() -> None:

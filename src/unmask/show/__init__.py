@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unmask.attacks.progress import Progress as Report
+from unmask.harmless import shown as printable
 
 if TYPE_CHECKING:
     from unmask.attacks.outputs.preimages import Preimages
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from unmask.models import Model
     from unmask.models.catalog import ModelListing
     from unmask.recovery import RecoveredTexts, Recovery
-
-_LONGEST = 400  # characters of one recovered text that are shown to people; --json has all of it
-
-
-def printable(text: str, longest: int = _LONGEST) -> str:
-    """A text with control, bidi and invisible characters escaped and its length bounded: safe for any terminal."""
-    shown = "".join(_escape(character) for character in text[:longest])
-    return shown if len(text) <= longest else f"{shown} … ({len(text)} characters)"
-
-
-def _escape(character: str) -> str:
-    if unicodedata.category(character)[0] in "CZ" and character != " ":
-        return character.encode("unicode_escape").decode("ascii")
-    return character
 
 
 def print_json(document: Any) -> None:

@@ -58,7 +58,8 @@ class AuditTable:
         for key, total in self._totals.items():
             counts = [self._counts[key, outcome] for outcome in Outcome]
             cells = [Text(str(n), style=_COLOURS[o] if n else "dim") for o, n in zip(Outcome, counts, strict=True)]
-            table.add_row(key[0], printable(key[1]) or "–", f"{sum(counts)} of {total}", *cells)
+            names = (Text(printable(name) or "–") for name in key)
+            table.add_row(*names, f"{sum(counts)} of {total}", *cells)
         return Group(table, self._bar, Text(printable(self._stage), style="dim"))
 
 
@@ -101,7 +102,7 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
         print_json(verdict_document(verdict, folder, findings))
         return
     console = Console()
-    console.print(Panel(Text(verdict.headline), title="verdict", style=_VERDICT_COLOURS[verdict.exit_code]))
+    console.print(Panel(Text(printable(verdict.headline)), title="verdict", style=_VERDICT_COLOURS[verdict.exit_code]))
     for title, judgements in (("crossed", verdict.crossed), ("inconclusive", verdict.inconclusive)):
         for judgement in judgements[:_MOST_NAMED]:
             finding = judgement.finding
@@ -119,7 +120,8 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
         console.print(Text(printable(line), style=_COLOURS[Outcome.ERROR]))
     if errors:
         console.print(Text("mend the cause, then run the same command with --retry-errors", style="dim"))
-    console.print(Text(f"everything is in {folder}, as sensitive as the secrets; next: unmask report {folder}"))
+    where = printable(str(folder), longest=4000)
+    console.print(Text(f"everything is in {where}, as sensitive as the secrets; next: unmask report {where}"))
 
 
 def verdict_document(verdict: Verdict, folder: Path, findings: Sequence[Finding]) -> dict[str, object]:

@@ -1,0 +1,65 @@
+"""`unmask report`: findings in, reports out."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask.cli.options import EXIT_DONE, JsonOption
+
+
+class FormatName(StrEnum):
+    """Formats by their command-line names."""
+
+    html = "html"
+    markdown = "markdown"
+    junit = "junit"
+    sarif = "sarif"
+
+
+def report_command(
+    folder: Annotated[Path, typer.Argument(help="Folder of an audit: its manifest and its findings.")],
+    show_secrets: Annotated[
+        bool, typer.Option("--show-secrets", help="Put the texts into the HTML file; keep it as you keep the texts.")
+    ] = False,
+    formats: Annotated[
+        list[FormatName] | None, typer.Option("--format", help="Only this format; repeatable. All of them by default.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the reports; the audit's own.")] = None,
+    gate: Annotated[bool, typer.Option("--gate", help="Exit with the verdict's code instead of 0.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Build the reports of an audit from its findings: HTML, Markdown, JUnit and SARIF. Texts are redacted.
+
+    Example: [bold]unmask report runs/release[/bold]
+
+    Another: [bold]unmask report runs/release --format html --show-secrets[/bold]
+
+    In CI: [bold]unmask report runs/release --format junit --format sarif --gate[/bold]
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from unmask.audit.folder import read_audit
+    from unmask.audit.verdict import reach_verdict
+    from unmask.report.write import FORMATS, write_reports_of
+    from unmask.show import print_json, printable
+
+    audit = read_audit(folder)
+    verdict = reach_verdict(audit)
+    wanted = [name.value for name in formats] if formats else list(FORMATS)
+    paths = write_reports_of(audit, verdict, folder, show_secrets=show_secrets, formats=wanted, out=out)
+    if json:
+        reports = {name: str(path) for name, path in paths.items()}
+        print_json({"exit_code": verdict.exit_code, "headline": verdict.headline, "reports": reports})
+    else:
+        console = Console()
+        console.print(Text(printable(verdict.headline, longest=4000), style="bold"))
+        for name, path in paths.items():
+            console.print(Text(f"{name:9} {printable(str(path), longest=4000)}"), soft_wrap=True)
+        if show_secrets and "html" in paths:
+            console.print(Text("the HTML file holds the texts; it is as sensitive as they are", style="yellow"))
+    raise typer.Exit(verdict.exit_code if gate else EXIT_DONE)

@@ -1,0 +1,140 @@
+"""The data island: what the page's script needs to build the details of a finding, as one JSON document."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from unmask.audit.finding import Finding, Outcome
+from unmask.audit.folder import Audit
+from unmask.audit.verdict import Verdict
+from unmask.harmless import shown
+from unmask.report.case_names import full_name, repeat_command, specification
+from unmask.report.numbers import leak_in_words, scientific, written
+from unmask.report.page import Row, judgements_by_finding, plan_of
+from unmask.report.secrets import Secrets, error_traceback, reason
+from unmask.report.stops import Effect, Stop, Stops
+from unmask.report.threats import attack_limit, threat_key, threat_of
+
+_MAX_STOPS = 12
+
+
+class Strings:
+    """Long texts that many findings share, each kept once."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def place(self, text: str) -> int:
+        """Where the text is in the list."""
+        return self._places.setdefault(text, len(self._places))
+
+    def all(self) -> list[str]:
+        """The list."""
+        return list(self._places)
+
+
+def island(audit: Audit, verdict: Verdict, folder: Path, rows: Sequence[Row], show_secrets: bool) -> dict[str, Any]:
+    """Everything that the script reads. Texts are in it only if secrets are shown."""
+    strings, stops, secrets = Strings(), Stops(audit.findings), Secrets(show_secrets)
+    places = {finding.id: place for place, finding in enumerate(audit.findings)}
+    path = plan_of(audit.manifest).get("path")
+    judgements = judgements_by_finding(verdict)
+    findings = [
+        {
+            **_details(finding, strings, show_secrets),
+            "order": row.order,
+            "gate": row.gate,
+            "gates": [[shown(one.gate.text), one.ruling.value] for one in judgements.get(finding.id, ())],
+            "stops": _stops(stops.of(finding), places),
+            "command": repeat_command(path, str(folder), finding.id),
+            **secrets.of(finding),
+        }
+        for finding, row in zip(audit.findings, rows, strict=True)
+    ]
+    keys = sorted({threat_key(finding.case) for finding in audit.findings})
+    return {
+        "secrets": show_secrets,
+        "strings": strings.all(),
+        "pieces": secrets.pieces,
+        "outcomes": {outcome.name: outcome.value for outcome in Outcome},
+        "meanings": {finding.status: finding.meaning for finding in audit.findings},
+        "threats": {shown(key): asdict(threat_of(key)) for key in keys},
+        "findings": findings,
+    }
+
+
+def as_script(document: Any) -> Markup:
+    """JSON that may stand in a script element: ASCII only, and no sign that HTML or a comment could begin with."""
+    text = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def _details(finding: Finding, strings: Strings, show_secrets: bool) -> dict[str, Any]:
+    details: dict[str, Any] = {
+        "id": shown(finding.id),
+        "name": full_name(finding.case),
+        "outcome": finding.outcome.name,
+        "status": finding.status,
+        "reason": strings.place(reason(finding, show_secrets)),
+        "threat": shown(threat_key(finding.case)),
+        "case": specification(finding.case),
+        "metrics": _metrics(finding),
+        "certificate": _certificate(finding.certificate, strings),
+        "cost": [(shown(name).replace("_", " "), _value(value)) for name, value in finding.cost.items()],
+        "run": [(shown(name), _value(value)) for name, value in finding.run.items()],
+        "used": strings.place(", ".join(shown(name, 120) for name in finding.used[:200])),
+    }
+    if limit := attack_limit(finding.case):
+        details["limit"] = strings.place(limit)
+    if finding.model_fingerprint:
+        details["fingerprint"] = shown(finding.model_fingerprint)
+    if lines := error_traceback(finding, show_secrets):
+        details["traceback"] = lines
+    return details
+
+
+def _metrics(finding: Finding) -> list[tuple[str, str, str]]:
+    return [
+        (shown(name), written(name, value), written(name, finding.chance[name]) if name in finding.chance else "")
+        for name, value in finding.metrics.items()
+    ]
+
+
+def _certificate(certificate: Mapping[str, Any], strings: Strings) -> dict[str, Any] | None:
+    if not certificate:
+        return None
+    details = certificate.get("details") or {}
+    return {
+        "claim": strings.place(shown(certificate.get("claim", ""), 2000)),
+        "holds": certificate.get("holds") is True,
+        "numbers": [
+            *((name, _value(certificate.get(name))) for name in ("residual", "tolerance", "rejected")),
+            *((shown(name).replace("_", " "), _value(value)) for name, value in details.items()),
+        ],
+    }
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    return scientific(value) if isinstance(value, float) else shown(value)
+
+
+def _stops(stops: Sequence[Stop], places: Mapping[str, int]) -> list[tuple[int, str, str]]:
+    words = {
+        Effect.STOPPED: "not leaked by this attack",
+        Effect.REDUCED: "reduced to {leak}",
+        Effect.UNCLEAR: "the attack could not tell, which is not 'stopped'",
+    }
+    return [
+        (places[stop.finding.id], stop.protection, words[stop.effect].format(leak=leak_in_words(stop.finding)))
+        for stop in stops[:_MAX_STOPS]
+    ]

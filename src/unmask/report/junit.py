@@ -1,0 +1,64 @@
+"""The report as JUnit XML: one test case for each finding and gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from unmask.audit.finding import Finding, Outcome
+from unmask.audit.folder import Audit
+from unmask.audit.gates import Ruling
+from unmask.audit.verdict import Judgement, Verdict
+from unmask.harmless import shown
+from unmask.report.case_names import case_name, full_name, model_name
+from unmask.report.numbers import leak_in_words, number
+from unmask.report.page import judgements_by_finding, missing_cases
+from unmask.report.secrets import reason
+
+
+def render_junit(audit: Audit, verdict: Verdict, folder: Path) -> str:
+    """Failure: a gate is crossed; error: the case raised; skipped: it could not tell, or was not run."""
+    suite = ElementTree.Element("testsuite", name="unmask audit")
+    judgements = judgements_by_finding(verdict)
+    for finding in audit.findings:
+        for place, judgement in enumerate(judgements.get(finding.id, (None,))):
+            seconds = number(finding.run, "seconds") if place == 0 else None
+            _add(suite, finding, judgement, seconds or 0.0)
+    for case_id, name in missing_cases(audit):
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="unmask.missing", name=f"{name} [{case_id}]", time="0"
+        )
+        ElementTree.SubElement(case, "skipped", message="not run yet; run the same audit again to go on")
+    for kind, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(kind, str(len(suite.findall(f"testcase/{tag}"))))
+    suite.set("tests", str(len(suite)))
+    suite.set("time", f"{sum(float(case.get('time', 0)) for case in suite):.3f}")
+    suites = ElementTree.Element("testsuites", name=shown(verdict.headline, 1000))
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _add(suite: ElementTree.Element, finding: Finding, judgement: Judgement | None, seconds: float) -> None:
+    channel = shown(finding.case.get("channel", "?"), 40)
+    gate = "no gate" if judgement is None else f"gate {shown(judgement.gate.text)!r}"
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        classname=f"unmask.{channel}.{model_name(finding.case)}",
+        name=f"{case_name(finding.case)} [{shown(finding.id)}] {gate}",
+        time=f"{seconds:.3f}",
+    )
+    why = reason(finding)
+    measured = f"{finding.outcome.value}: {leak_in_words(finding)} ({finding.status})"
+    if finding.outcome is Outcome.ERROR:
+        ElementTree.SubElement(case, "error", message=why, type="error")
+    elif judgement is not None and judgement.ruling is Ruling.CROSSED:
+        node = ElementTree.SubElement(case, "failure", message=f"{gate} is crossed; {measured}", type="crossed")
+        node.text = f"{full_name(finding.case)}\n{why}"
+    elif (judgement is None and finding.outcome is Outcome.INCONCLUSIVE) or (
+        judgement is not None and judgement.ruling is Ruling.INCONCLUSIVE
+    ):
+        ElementTree.SubElement(case, "skipped", message=f"inconclusive, which is not 'safe' ({finding.status}): {why}")
+    else:
+        ElementTree.SubElement(case, "system-out").text = f"{measured}\n{why}"

@@ -1,0 +1,118 @@
+"""The report as Markdown, short enough for a comment on a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from unmask.audit.finding import Outcome
+from unmask.audit.folder import Audit
+from unmask.audit.gates import Ruling
+from unmask.audit.verdict import Verdict
+from unmask.harmless import code_span, shown
+from unmask.report import page
+from unmask.report.case_names import full_name, repeat_command
+from unmask.report.numbers import leak_in_words
+from unmask.report.secrets import reason
+from unmask.report.stops import Effect, Stops
+
+MAX_LINES = 20  # of a table; a comment on GitHub ends at 65,536 characters
+_PUNCTUATION = set("\\`*_{}[]()#|<>&~@$")
+_HEADINGS = ("leaks", "not leaked by this attack", "inconclusive", "error", "not run")
+
+
+def render_markdown(audit: Audit, verdict: Verdict, folder: Path) -> str:
+    """Verdict, gates, numbers, and what somebody should look at first. It never holds a text."""
+    face = page.hero(verdict)
+    plan = page.plan_of(audit.manifest)
+    places = {finding.id: place for place, finding in enumerate(audit.findings)}
+    parts = [
+        f"## unmask: {face.word}",
+        f"**{_prose(verdict.headline)}**",
+        f"{face.note} Plan {code_span(plan.get('title') or plan.get('path') or 'none', 120)}, exit code "
+        f"{verdict.exit_code}. Texts are never in this file.",
+        *_gates(verdict, places),
+        *_summary(audit),
+        *_look_at(audit, verdict, folder),
+        *_missing(audit),
+    ]
+    if audit.num_damaged:
+        parts.append(f"{audit.num_damaged} line(s) of the findings could not be read: a case in flight at a crash.")
+    parts.append(
+        "'Not leaked by this attack' and 'inconclusive' never mean 'safe'. What the words mean: "
+        "`docs/reading-the-report.md`; the details: `report.html`."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _gates(verdict: Verdict, places: dict[str, int]) -> list[str]:
+    lines = page.gate_lines(verdict, places)
+    if not lines:
+        return []
+    order = (Ruling.CROSSED, Ruling.INCONCLUSIVE, Ruling.HELD)
+    body = [
+        [code_span(line.text), f"**{line.ruling}**", *(str(line.counts[ruling.value]) for ruling in order)]
+        for line in lines[:MAX_LINES]
+    ]
+    return ["### Gates", _table(["gate", "verdict", *(ruling.value for ruling in order)], body), *_more(len(lines))]
+
+
+def _summary(audit: Audit) -> list[str]:
+    lines = page.summary(audit)
+    body = [
+        [code_span(channel, 40), code_span(model, 60), *(str(count) for count in counts.values())]
+        for channel, model, counts in lines[:MAX_LINES]
+    ]
+    return ["### Cases", _table(["channel", "model", *_HEADINGS], body), *_more(len(lines))] if body else []
+
+
+def _look_at(audit: Audit, verdict: Verdict, folder: Path) -> list[str]:
+    """Crossed gates, errors, then what could not be told."""
+    crossed = {judgement.finding.id for judgement in verdict.crossed}
+    unclear = {judgement.finding.id for judgement in verdict.inconclusive}
+    ranks = {
+        finding.id: 0 if finding.id in crossed else 1 if finding.outcome is Outcome.ERROR else 2
+        for finding in audit.findings
+        if finding.id in crossed | unclear or finding.outcome is Outcome.ERROR
+    }
+    if not ranks:
+        return []
+    stops = Stops(audit.findings)
+    chosen = sorted((finding for finding in audit.findings if finding.id in ranks), key=lambda f: ranks[f.id])
+    body = []
+    for finding in chosen[:MAX_LINES]:
+        stopped = [stop.protection for stop in stops.of(finding) if stop.effect is Effect.STOPPED]
+        body.append(
+            [
+                finding.outcome.value,
+                code_span(full_name(finding.case), 240),
+                leak_in_words(finding),
+                code_span(reason(finding), 240),
+                code_span(stopped[0], 120) if stopped else "–",
+                code_span(finding.id, 40),
+            ]
+        )
+    table = _table(["outcome", "case", "leak", "why", "stopped by, in this audit", "id"], body)
+    command = repeat_command(page.plan_of(audit.manifest).get("path"), str(folder), chosen[0].id)
+    again = [f"Run the first of them again: {code_span(command, 400)}"] if command else []
+    return ["### Look at these first", table, *_more(len(chosen)), *again]
+
+
+def _missing(audit: Audit) -> list[str]:
+    cases = page.missing_cases(audit)
+    lines = [f"- {code_span(name, 240)}, id {code_span(case_id, 40)}" for case_id, name in cases[:MAX_LINES]]
+    return ["### Not run yet", "\n".join(lines), *_more(len(cases))] if cases else []
+
+
+def _more(number: int) -> list[str]:
+    return [f"… and {number - MAX_LINES} more, in `report.html`."] if number > MAX_LINES else []
+
+
+def _table(head: Iterable[str], body: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _prose(text: str) -> str:
+    return "".join(f"\\{sign}" if sign in _PUNCTUATION else sign for sign in shown(text, 2000))

@@ -1,0 +1,97 @@
+"""Numbers of findings: the one that says how much leaked, how numbers are written, and intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unmask.audit.finding import Finding, Outcome
+from unmask.harmless import shown
+
+CONFIDENCE = 0.95
+SHARES = frozenset(
+    {"exact_rate", "token_recall", "token_precision", "rouge1", "rouge2", "rougeL", "weights_rate"}
+)  # from 0 to 1
+WORDS: Mapping[str, str] = {
+    "token_recall": "of tokens",
+    "weights_rate": "of weights",
+}
+TITLES: Mapping[str, str] = {
+    "token_recall": "Share of tokens recovered",
+    "exact_rate": "Share of texts recovered exactly",
+    "weights_rate": "Weights recovered (1 − relative error)",
+}
+_LEAKS = ("token_recall", "weights_rate")
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(values: Mapping[str, Any], name: str) -> float | None:
+    """A finite number of a finding; None where it is absent or could not be written."""
+    value = values.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def leak(finding: Finding) -> tuple[str, float] | None:
+    """The metric that says how much leaked, with its value; None where the auditor does not know the secret."""
+    for name in _LEAKS:
+        value = number(finding.metrics, name)
+        if value is not None:
+            return name, value
+    return None
+
+
+def leak_in_words(finding: Finding) -> str:
+    """How much leaked, as '93 % of tokens'. Nothing is never said of an attack that could not tell."""
+    measured = leak(finding)
+    if finding.outcome is Outcome.INCONCLUSIVE and not (measured and measured[1]):
+        return "could not tell"
+    if finding.outcome is Outcome.LEAK and not finding.metrics:
+        return f"{len(finding.tokens)} tokens claimed" if finding.tokens else f"{len(finding.texts)} texts claimed"
+    return "not measured" if measured is None else f"{percent(measured[1])} {WORDS[measured[0]]}"
+
+
+def percent(share: float) -> str:
+    """A share from 0 to 1; only what is all is written 100 %, only what is nothing 0 %."""
+    if 0 < share < 0.005:
+        return "< 1 %"
+    if 0.995 <= share < 1:
+        return "> 99 %"
+    return f"{100 * share:.0f} %"
+
+
+def written(name: str, value: Any) -> str:
+    """A metric's value for people."""
+    if value is None:
+        return "∞" if name == "epsilon" else "not a number"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return shown(value)
+    return percent(value) if name in SHARES else scientific(float(value))
+
+
+def scientific(value: float) -> str:
+    """Three digits, powers of ten for very small and very large numbers."""
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "–∞" if value < 0 else "not a number"
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".")
+    power = f"10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+    return power if mantissa == "1" else f"{mantissa}·{power}"
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's interval for the mean of shares over seeds, cut at 0 and 1; None with fewer than two seeds."""
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit
+
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    half = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(len(values))
+    return max(0.0, mean - half), min(1.0, mean + half)

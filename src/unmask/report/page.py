@@ -1,0 +1,194 @@
+"""What the page says before any script runs: verdict, summary, rows of the table, manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unmask.audit.finding import Finding, Outcome
+from unmask.audit.folder import Audit
+from unmask.audit.gates import Ruling
+from unmask.audit.verdict import CROSSED, FAILED, INCONCLUSIVE, Judgement, Verdict
+from unmask.harmless import shown
+from unmask.report.case_names import case_name, full_name, model_name
+from unmask.report.numbers import leak, leak_in_words, number
+from unmask.report.secrets import reason
+
+MAX_NAMED = 50  # findings that are named beside a gate; the table has all of them
+NO_GATE = "no gate"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A finding to point to."""
+
+    place: int
+    name: str
+    id: str
+
+
+@dataclass(frozen=True)
+class GateLine:
+    """A gate with what it says of all its findings."""
+
+    text: str
+    ruling: str  # the worst one
+    counts: Mapping[str, int]
+    named: tuple[Named, ...]
+    num_more: int
+
+
+@dataclass(frozen=True)
+class Hero:
+    """The verdict in a word, a colour and a sentence."""
+
+    kind: str
+    word: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table of findings; `order` has a number for each column that is not sorted by its words."""
+
+    place: int
+    outcome: Outcome
+    channel: str
+    model: str
+    name: str
+    leak: str
+    gate: str
+    id: str
+    order: tuple[float, float, float]
+
+
+def hero(verdict: Verdict) -> Hero:
+    """The verdict's face. Green only where gates were set and held; what is not known never looks like it."""
+    match verdict.exit_code:
+        case code if code == CROSSED:
+            return Hero("crossed", "Gate crossed", "At least one case leaks more than the plan accepts.")
+        case code if code == FAILED:
+            return Hero("error", "Not whole", "Cases ended in an error. Nothing is known about them.")
+        case code if code == INCONCLUSIVE:
+            return Hero("unclear", "Inconclusive", "The audit cannot say whether the gates hold. That is not 'safe'.")
+    if verdict.judgements:
+        note = "Every gate of the plan held against these attacks. Other attacks were not measured."
+        return Hero("held", "No gate crossed", note)
+    return Hero("ungated", "No gate set", "No gate was set, so there is nothing to pass. Read the findings below.")
+
+
+def gate_lines(verdict: Verdict, places: Mapping[str, int]) -> list[GateLine]:
+    """Gates, the crossed ones first, with the findings that crossed them or could not tell."""
+    by_gate: dict[str, list[Judgement]] = {}
+    for judgement in verdict.judgements:
+        by_gate.setdefault(judgement.gate.text, []).append(judgement)
+    lines = []
+    for text, judgements in by_gate.items():
+        counts = Counter(judgement.ruling for judgement in judgements)
+        worst = next(ruling for ruling in _WORST_FIRST if counts[ruling])
+        named = [
+            Named(places[judgement.finding.id], full_name(judgement.finding.case), shown(judgement.finding.id))
+            for judgement in judgements
+            if judgement.ruling is worst and worst is not Ruling.HELD
+        ]
+        numbers = {ruling.value: counts[ruling] for ruling in _WORST_FIRST}
+        more = len(named) - len(named[:MAX_NAMED])
+        lines.append(GateLine(shown(text), worst.value, numbers, tuple(named[:MAX_NAMED]), more))
+    order = [ruling.value for ruling in _WORST_FIRST]
+    return sorted(lines, key=lambda line: order.index(line.ruling))
+
+
+_WORST_FIRST = (Ruling.CROSSED, Ruling.INCONCLUSIVE, Ruling.HELD)
+
+
+def worst_ruling(judgements: Sequence[Judgement]) -> str:
+    """The worst word of the gates on one finding."""
+    rulings = {judgement.ruling for judgement in judgements}
+    return next((ruling.value for ruling in _WORST_FIRST if ruling in rulings), NO_GATE)
+
+
+def judgements_by_finding(verdict: Verdict) -> dict[str, list[Judgement]]:
+    """What the gates say, by the finding's id; findings under no gate are not in it."""
+    judgements: dict[str, list[Judgement]] = {}
+    for judgement in verdict.judgements:
+        judgements.setdefault(judgement.finding.id, []).append(judgement)
+    return judgements
+
+
+def plan_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Path, hash and title of the plan; empty where none made the findings (a live federation)."""
+    plan = manifest.get("plan")
+    return plan if isinstance(plan, Mapping) else {}
+
+
+def rows(audit: Audit, verdict: Verdict) -> list[Row]:
+    """All findings, in the order of the plan."""
+    judgements = judgements_by_finding(verdict)
+    return [_row(place, finding, judgements.get(finding.id, [])) for place, finding in enumerate(audit.findings)]
+
+
+def _row(place: int, finding: Finding, judgements: Sequence[Judgement]) -> Row:
+    measured, gate = leak(finding), worst_ruling(judgements)
+    channel, name = shown(finding.case.get("channel", "?"), 40), case_name(finding.case)
+    severity = list(Outcome).index(finding.outcome)
+    gates = [*(ruling.value for ruling in _WORST_FIRST), NO_GATE].index(gate)
+    is_known = measured is not None and finding.outcome in (Outcome.LEAK, Outcome.NO_LEAK)
+    order = (float(severity), measured[1] if measured and is_known else -1.0, float(gates))
+    leaked = leak_in_words(finding)
+    if exact := number(finding.metrics, "exact_texts"):
+        leaked += f", {exact:.0f} exact"
+    if number(finding.metrics, "hidden_size_found"):
+        leaked += ", hidden size found"
+    return Row(place, finding.outcome, channel, model_name(finding.case), name, leaked, gate, shown(finding.id), order)
+
+
+def summary(audit: Audit) -> list[tuple[str, str, dict[str, int]]]:
+    """Numbers by channel and model: outcomes, and planned cases that were not run."""
+    table: dict[tuple[str, str], Counter[str]] = {}
+    for finding in audit.findings:
+        table.setdefault(_cell(finding.case), Counter())[finding.outcome.name] += 1
+    missing = set(audit.missing)
+    for case in audit.planned:
+        if case["id"] in missing:
+            table.setdefault(_cell(case.get("case") or {}), Counter())["MISSING"] += 1
+    columns = (*(outcome.name for outcome in Outcome), "MISSING")
+    return [(*cell, {column: counts[column] for column in columns}) for cell, counts in sorted(table.items())]
+
+
+def _cell(case: Mapping[str, Any]) -> tuple[str, str]:
+    return shown(case.get("channel", "?"), 40), model_name(case)
+
+
+def missing_cases(audit: Audit) -> list[tuple[str, str]]:
+    """Id and name of every planned case without a finding."""
+    cases = {case["id"]: case.get("case") or {} for case in audit.planned}
+    return [(shown(case_id), full_name(cases[case_id])) for case_id in audit.missing]
+
+
+def failed_cases(audit: Audit) -> list[tuple[Named, str]]:
+    """Cases that raised, with the error."""
+    return [
+        (Named(place, full_name(finding.case), shown(finding.id)), reason(finding))
+        for place, finding in enumerate(audit.findings)
+        if finding.outcome is Outcome.ERROR
+    ]
+
+
+def manifest_tables(manifest: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The manifest without its cases, as tables of pairs."""
+    plain = [(key, value) for key, value in manifest.items() if not isinstance(value, (Mapping, list))]
+    tables = [("Run", [(shown(key), shown(value, 1000)) for key, value in plain])]
+    for key, value in manifest.items():
+        if isinstance(value, Mapping) and value:
+            tables.append((shown(key).capitalize(), list(_flat(value))))
+    return tables
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for key, part in value.items():
+        name = f"{prefix}{shown(key, 120)}"
+        pairs += _flat(part, f"{name} / ") if isinstance(part, Mapping) else [(name, shown(part, 1000))]
+    return pairs

@@ -1,0 +1,95 @@
+"""The secret in a report: marks always, pieces only where they were asked for, and never without end.
+
+This is the only file of the report that reads what `Finding.texts`, `Finding.tokens` and `Finding.error` say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unmask import errors
+from unmask.audit.finding import Finding, TextPair
+from unmask.harmless import shown
+
+MAX_TEXTS, MAX_TOKENS, LONGEST_PIECE = 64, 256, 80
+MAX_PIECES = 250_000  # in a whole report
+_MARKS = {"place": "p", "bag": "b", "no": "n"}
+_OURS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type))
+HELD_BACK = "The message is held back, because it may quote a text; findings.jsonl has it."
+
+
+class Secrets:
+    """Writes texts as plain data: with pieces if `show` is set, and as marks alone if not."""
+
+    def __init__(self, show: bool) -> None:
+        self.show = show
+        self._pieces: dict[str, int] = {}
+        self._left = MAX_PIECES
+
+    @property
+    def pieces(self) -> list[str]:
+        """Every piece once; texts hold places in this list. Empty unless secrets are shown."""
+        return list(self._pieces)
+
+    def of(self, finding: Finding) -> dict[str, Any]:
+        """Texts and bag of words of a finding; empty where it has none, 'left_out' counts what did not fit."""
+        document: dict[str, Any] = {}
+        pairs = [pair for pair in finding.texts[:MAX_TEXTS] if self._fits(pair)]
+        if pairs:
+            document["texts"] = [
+                {
+                    "true": self._marked(pair.true),
+                    "recovered": self._marked(pair.recovered),
+                    "certain": pair.certain,
+                    "exact": pair.exact,
+                    "count": pair.count,
+                }
+                for pair in pairs
+            ]
+        if len(pairs) < len(finding.texts):
+            document["left_out"] = len(finding.texts) - len(pairs)
+        if finding.tokens:
+            document["bag"] = self._marked(finding.tokens)
+        return document
+
+    def _fits(self, pair: TextPair) -> bool:
+        size = sum(min(len(side), MAX_TOKENS) for side in (pair.true, pair.recovered) if side is not None)
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+    def _marked(self, pieces: Sequence[tuple[str, str]] | None) -> dict[str, Any] | None:
+        if pieces is None:
+            return None
+        kept = pieces[:MAX_TOKENS]
+        document: dict[str, Any] = {"marks": "".join(_MARKS.get(mark, "n") for _, mark in kept)}
+        if self.show:
+            document["pieces"] = [
+                self._pieces.setdefault(shown(piece, LONGEST_PIECE), len(self._pieces)) for piece, _ in kept
+            ]
+        if len(kept) < len(pieces):
+            document["cut"] = len(pieces)
+        return document
+
+
+def error_message(finding: Finding, show: bool) -> str | None:
+    """Type and message of an error. A message that is not unmask's own may quote a text, and is held back."""
+    if finding.error is None:
+        return None
+    kind = str(finding.error.get("type", "error"))
+    ours = kind.rpartition(".")[2] in _OURS
+    return f"{shown(kind, 80)}: {shown(finding.error.get('message', ''), 2000) if show or ours else HELD_BACK}"
+
+
+def error_traceback(finding: Finding, show: bool) -> list[str]:
+    """Lines of the traceback, only where secrets are shown."""
+    if finding.error is None or not show:
+        return []
+    return [shown(line) for line in str(finding.error.get("traceback", "")).splitlines()[-60:]]
+
+
+def reason(finding: Finding, show: bool = False) -> str:
+    """Why the finding is as it is, in the attack's or the error's words."""
+    return error_message(finding, show) or shown(finding.reason, 2000)

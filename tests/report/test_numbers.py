@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from tests.report.findings import failed, flower_finding, inconclusive, query_finding, text_case, text_finding
+
+from unmask.report.numbers import interval, leak_in_words, number, percent, scientific, written
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0, "0 %"), (1e-6, "< 1 %"), (0.5, "50 %"), (0.9999, "> 99 %"), (1.0, "100 %")]
+)
+def test_only_all_is_all_and_only_nothing_is_nothing(share, text):
+    assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1e-6, "10⁻⁶"),
+        (3.4e-7, "3.4·10⁻⁷"),
+        (0.25, "0.25"),
+        (5300.0, "5300"),
+        (5e7, "5·10⁷"),
+        (math.inf, "∞"),
+    ],
+)
+def test_numbers_are_short(value, text):
+    assert scientific(value) == text
+
+
+def test_an_epsilon_that_json_could_not_hold_is_infinite():
+    assert written("epsilon", None) == "∞"
+    assert written("weight_error", None) == "not a number"
+    assert written("token_recall", 1) == "100 %"
+    assert written("exact_texts", 3) == "3"
+
+
+@pytest.mark.parametrize("value", [None, "1", True, math.nan, math.inf, [1]])
+def test_what_is_no_finite_number_is_none(value):
+    assert number({"x": value}, "x") is None
+
+
+def test_an_attack_that_could_not_tell_never_says_that_nothing_leaked():
+    assert leak_in_words(inconclusive(text_case())) == "could not tell"
+    assert leak_in_words(text_finding(text_case(), 0.0)) == "0 % of tokens"
+    assert leak_in_words(query_finding(1.0)) == "100 % of weights"
+    assert leak_in_words(flower_finding()) == "11 tokens claimed"
+    assert leak_in_words(failed(text_case())) == "not measured"
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=9))
+def test_the_interval_is_student_s(values):
+    low, high = interval(values)
+    mean = sum(values) / len(values)
+    error = stats.sem(values)
+    expected = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=error) if error > 1e-12 else (mean, mean)
+    assert low == pytest.approx(max(0, expected[0]), abs=1e-6)
+    assert high == pytest.approx(min(1, expected[1]), abs=1e-6)
+
+
+def test_one_seed_has_no_interval():
+    assert interval([0.5]) is None

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from tests.report.findings import audit_of, failed, inconclusive, query_finding, text_case, text_finding
+
+from unmask.audit.folder import Audit
+from unmask.audit.verdict import reach_verdict
+from unmask.report import page
+
+LEAK = text_finding(text_case(), 1.0, 4)
+NOTHING = text_finding(text_case(defences=["noise:sigma=0.1"]), 0.0)
+UNCLEAR = inconclusive(text_case(protocol="lora:rank=8"))
+FAILED = failed(text_case(batch_size=64))
+
+
+def kind(findings, gates=(), missing=()):
+    return page.hero(reach_verdict(audit_of(findings, gates, missing))).kind
+
+
+def test_the_face_of_every_verdict():
+    gate = ["no exact text"]
+    assert kind([NOTHING], gate) == "held"
+    assert kind([LEAK, NOTHING], gate) == "crossed"
+    assert kind([FAILED], gate) == "error"
+    assert kind([UNCLEAR, NOTHING], gate) == "unclear"
+    assert kind([NOTHING], gate, [text_case(seed=7)]) == "unclear"
+    assert kind([LEAK]) == "ungated"
+    assert kind([UNCLEAR]) == "unclear"
+
+
+def test_an_audit_without_gates_never_looks_passed():
+    assert page.hero(reach_verdict(audit_of([NOTHING]))).word == "No gate set"
+
+
+def test_gates_name_the_findings_that_crossed_them():
+    audit = audit_of([NOTHING, LEAK, UNCLEAR], ["rouge1 < 2", "no exact text"])
+    lines = page.gate_lines(reach_verdict(audit), {finding.id: place for place, finding in enumerate(audit.findings)})
+    assert [(line.text, line.ruling) for line in lines] == [
+        ("no exact text", "crossed"),
+        ("rouge1 < 2", "inconclusive"),
+    ]
+    assert lines[0].counts == {"crossed": 1, "inconclusive": 1, "held": 1}
+    assert [(named.place, named.id) for named in lines[0].named] == [(1, LEAK.id)]
+    assert [named.id for named in lines[1].named] == [UNCLEAR.id]
+
+
+def test_a_gate_crossed_by_many_names_some_and_counts_the_rest():
+    audit = audit_of([text_finding(text_case(seed=seed), 1.0, 4) for seed in range(60)], ["no exact text"])
+    (line,) = page.gate_lines(reach_verdict(audit), {finding.id: 0 for finding in audit.findings})
+    assert (len(line.named), line.num_more) == (page.MAX_NAMED, 60 - page.MAX_NAMED)
+
+
+def test_rows_say_what_leaked_and_sort_what_is_not_known_apart():
+    audit = audit_of([LEAK, NOTHING, UNCLEAR, FAILED, query_finding(1.0)], ["no exact text"])
+    rows = page.rows(audit, reach_verdict(audit))
+    assert [row.leak for row in rows] == [
+        *("100 % of tokens, 4 exact", "0 % of tokens", "could not tell", "not measured", "100 % of weights")
+    ]
+    assert [row.order[1] for row in rows] == [1.0, 0.0, -1.0, -1.0, 1.0]
+    assert [row.gate for row in rows] == ["crossed", "held", "inconclusive", "inconclusive", "no gate"]
+
+
+def test_the_summary_counts_every_case_once():
+    audit = audit_of([LEAK, NOTHING, UNCLEAR, FAILED, query_finding(1.0)], missing=[text_case(seed=5)])
+    assert page.summary(audit) == [
+        ("gradients", "smollm2-135m", {"LEAK": 1, "NO_LEAK": 1, "INCONCLUSIVE": 1, "ERROR": 1, "MISSING": 1}),
+        ("queries", "smollm2-135m", {"LEAK": 1, "NO_LEAK": 0, "INCONCLUSIVE": 0, "ERROR": 0, "MISSING": 0}),
+    ]
+    assert page.missing_cases(audit)[0][1].endswith("seed 5")
+    assert page.failed_cases(audit)[0][0].id == FAILED.id
+
+
+def test_the_manifest_is_shown_without_its_cases():
+    tables = dict(page.manifest_tables(audit_of([LEAK]).manifest))
+    assert ("engine", "local") in tables["Run"]
+    assert ("smollm2-135m / files / model.safetensors", "0d" * 32) in tables["Models"]
+    assert "Cases" not in tables
+
+
+def test_an_empty_audit_has_a_page():
+    empty = Audit({}, ())
+    assert page.rows(empty, reach_verdict(empty)) == []
+    assert page.summary(empty) == []

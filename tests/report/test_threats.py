@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from tests.report.findings import flower_finding, text_case
+
+from unmask.audit.gates import METRICS
+from unmask.report.threats import THREATS, attack_limit, threat_key, threat_of
+
+
+def test_every_channel_has_a_threat_model():
+    assert set(METRICS) <= set(THREATS)
+
+
+def test_a_federation_has_a_threat_model_of_its_own():
+    assert "does not know the texts" in threat_of(threat_key(flower_finding().case)).limits[0]
+
+
+def test_a_channel_of_a_newer_version_claims_nothing():
+    assert threat_of(threat_key({"channel": "timing"})).who == "Not known."
+    assert threat_of(threat_key({})).limits
+
+
+def test_every_limit_says_that_nothing_found_is_no_proof():
+    assert all("no proof" in threat.limits[-1] for threat in THREATS.values())
+
+
+def test_the_baseline_is_called_one():
+    assert "baseline" in attack_limit(text_case(attack="dager"))
+    assert attack_limit(text_case()) is None
