@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo test test-slow lint bench clean
 
-demo: .venv/.ok  ## a client's texts from its gradients, on real weights
+demo: .venv/.ok  ## all three channels on real weights, with defences, controls and a report (about three minutes)
 	$(BIN)/unmask demo --out runs/demo
 
 test: lint  ## style, types and the default tests (under 15 minutes on two cores)

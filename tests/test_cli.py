@@ -202,7 +202,7 @@ def test_help_of_the_installed_script():
         ("observe", "gradients", "-m", "m", "-t", "t", "-o", "o", "--batch-size", "0"),
         ("observe", "gradients", "-m", "m", "-t", "t", "-o", "o", "--dtype", "int8"),
         ("observe", "hidden", "-m", "m", "-t", "t", "-o", "o", "-l", "-1"),
-        ("demo", "--num-texts", "17"),
+        ("demo", "--num-texts", "4"),
     ],
     ids=lambda arguments: " ".join(arguments) or "-",
 )

