@@ -104,7 +104,7 @@ AXES: Mapping[str, Mapping[str, Axis]] = {
         "seeds": _SEEDS,
     },
     "queries": {
-        "models": Axis("model", lambda value: value and _name(value), ("",)),
+        "models": Axis("model", lambda value: value if value == "" else _name(value), ("",)),
         "secrets": Axis("secret", lambda value: str(parse_secret(_name(value)))),
         "defences": Axis("defences", _defences(parse_oracle_defence), (NO_DEFENCE,)),
         "attacks": Axis("attack", _one_of(DEFAULT), (DEFAULT,)),

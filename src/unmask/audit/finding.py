@@ -92,11 +92,15 @@ class Finding:
     def _shows_a_leak(self) -> bool:
         if not self.metrics:
             return Status[self.status].conclusive
-        found = ("exact_texts", "weights_found", "hidden_size_found")
-        beyond_chance = self.metrics.get("token_recall", 0.0) > self.chance.get("token_recall", 0.0)
-        return any(self.metrics.get(name, 0.0) > 0 for name in found) or (
-            Status[self.status].conclusive and beyond_chance
-        )
+        if any((self.metrics.get(name) or 0.0) > 0 for name in ("exact_texts", "weights_found", "hidden_size_found")):
+            return True
+        return Status[self.status].conclusive and self._tells_tokens()
+
+    def _tells_tokens(self) -> bool:
+        """Whether tokens were named that occur, more of them than a guess would name or with fewer false ones."""
+        names = ("token_recall", "token_precision")
+        beyond = any((self.metrics.get(name) or 0.0) > (self.chance.get(name) or 0.0) for name in names)
+        return (self.metrics.get("token_recall") or 0.0) > 0 and beyond
 
     def to_json(self) -> str:
         """One line, ASCII only; numbers that JSON has not are null."""
@@ -118,7 +122,8 @@ class Finding:
                 Status[status]
             texts = tuple(_pair(pair) for pair in document.pop("texts"))
             tokens = _marked(document.pop("tokens")) or ()
-            used = tuple(document.pop("used"))
+            used = tuple(map(str, document.pop("used")))
+            _check(document)
             return cls(**document, texts=texts, tokens=tokens, used=used, schema=schema)
         except (KeyError, TypeError, ValueError) as error:
             raise FindingError(f"a finding lacks a field or has a wrong one ({error!r}): {line[:80]!r}") from None
@@ -127,6 +132,17 @@ class Finding:
 def certificate_document(recovery: Recovery[Any]) -> dict[str, Any]:
     """A recovery's certificate as plain data."""
     return {**asdict(recovery.certificate), "holds": recovery.certificate.holds}
+
+
+def _check(document: Mapping[str, Any]) -> None:
+    """Whether what is counted on later is there: texts, tables, and numbers in tables of numbers."""
+    for name in ("id", "reason", "case", "metrics", "chance", "certificate", "cost", "run"):
+        if not isinstance(document[name], str if name in ("id", "reason") else dict):
+            raise TypeError(f"{name} is {document[name]!r}")
+    for name in ("metrics", "chance", "cost"):
+        for key, value in document[name].items():
+            if value is not None and type(value) not in (int, float):
+                raise TypeError(f"{key} is {value!r}")
 
 
 def _pair(document: Mapping[str, Any]) -> TextPair:

@@ -22,6 +22,7 @@ from unmask.audit.finding import Finding
 from unmask.errors import InputError, UnmaskError
 
 MANIFEST, PLAN = "manifest.json", "plan.toml"
+SCHEMA = 1  # of the manifest
 _PATTERN = "findings*.jsonl"
 
 
@@ -52,19 +53,33 @@ class Audit:
 def read_audit(folder: str | Path) -> Audit:
     """Read a folder back: findings of the plan as it is now, of two of one case the later; torn lines are counted."""
     folder = Path(folder)
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{folder} holds no audit: there is no {MANIFEST}; make one with `unmask audit plan.toml --out {folder}`"
-        ) from None
-    except ValueError as error:
-        raise InputError(f"{folder / MANIFEST} is damaged ({error}); run the audit again with the same plan") from None
+    manifest = read_manifest(folder)
     findings, num_damaged = read_findings(folder)
     if "cases" in manifest:
         planned = [case["id"] for case in manifest["cases"]]
         findings = {id: findings[id] for id in planned if id in findings}
     return Audit(manifest, tuple(findings.values()), num_damaged)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder; a damaged or newer one is refused with the reason."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        schema = manifest["schema"]
+    except FileNotFoundError:
+        raise InputError(
+            f"{folder} holds no audit: there is no {MANIFEST}; make one with `unmask audit plan.toml --out {folder}`"
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{folder / MANIFEST} is damaged ({error!r}); delete it and run the audit again with the same plan: "
+            "findings stay"
+        ) from None
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise InputError(
+            f"{folder / MANIFEST} has schema {schema!r}, this version reads up to {SCHEMA}; upgrade unmask"
+        )
+    return dict(manifest)
 
 
 def read_findings(folder: Path) -> tuple[dict[str, Finding], int]:
@@ -77,7 +92,7 @@ def read_findings(folder: Path) -> tuple[dict[str, Finding], int]:
                 continue
             try:
                 json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 num_damaged += 1
                 continue
             finding = Finding.from_json(line.decode("utf-8"))
@@ -94,11 +109,13 @@ class FindingsFile:
         os.chmod(path, 0o600)  # findings hold the secret
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._file.close()
             raise InputError(
                 f"another process is writing {path}; wait for it, or use --shard or another --out"
             ) from None
+        except OSError:
+            pass  # a file system without locks, as clusters have some; shards have files of their own
         self._end_torn_line()
 
     def append(self, finding: Finding) -> None:

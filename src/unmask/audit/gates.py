@@ -66,7 +66,7 @@ class Gate:
         value = finding.metrics.get(self.metric)
         if value is None and self.metric == "epsilon":
             value = math.inf  # no guarantee was given
-        if finding.status == ERROR or value is None:
+        if finding.status == ERROR or value is None or math.isnan(value):
             return Ruling.INCONCLUSIVE
         if not _OPERATORS[self.sign](value, self.bound):
             return Ruling.CROSSED

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from unmask import __version__
+from unmask.audit.folder import SCHEMA
 from unmask.audit.plan import Plan
 from unmask.models.catalog import resolve
 
-SCHEMA = 1
 _PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors", "opacus", "peft", "ray", "flwr")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import zip_longest
+from itertools import pairwise, takewhile, zip_longest
 
 from unmask.audit.finding import TextPair
 from unmask.models.vocabulary import Vocabulary
@@ -68,14 +68,9 @@ def pieces_of(tokens: Sequence[int], vocabulary: Vocabulary) -> list[str]:
 
     A token that is part of a character adds nothing that can be shown; the one that completes it adds the character.
     """
-    pieces, before = [], ""
-    for end in range(1, len(tokens) + 1):
-        text = vocabulary.decode(tokens[:end])
-        whole = text.rstrip("\ufffd")
-        if whole.startswith(before):
-            pieces.append(whole[len(before) :])
-            before = whole
-        else:  # a tokenizer that joins what came before in another way
-            pieces.append(vocabulary.decode([tokens[end - 1]]))
-            before = whole
-    return pieces
+    text = vocabulary.decode(tokens)
+    cuts = [0]
+    for end in range(1, len(tokens)):
+        so_far = zip(vocabulary.decode(tokens[:end]), text, strict=False)
+        cuts.append(max(cuts[-1], len([*takewhile(lambda pair: pair[0] == pair[1], so_far)])))
+    return [text[start:end] for start, end in pairwise([*cuts, len(text)])] if tokens else []

@@ -24,7 +24,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from unmask.audit.case import Case
 from unmask.audit.data import DataSet, read_data
 from unmask.audit.gates import Gate, parse_gate
 from unmask.audit.secrets import parse_secret
+from unmask.defences.oracles import ORACLE_DEFENCES
 from unmask.errors import InputError
 
 _TOP = ("title", "gates", "data", *AXES)
@@ -99,10 +100,12 @@ def _plan(path: Path, text: str, document: Mapping[str, Any]) -> Plan:
             raise InputError(f"groups are written as [[{channel}]], with two brackets")
         for group, line in zip(groups, _lines_of(channel, text), strict=False):
             for case in _cases(channel, group, data_sets, default, line):
-                cases.setdefault(case.id, case)
+                known = cases.get(case.id, case)  # a case of two groups stands under the gates of both
+                cases[case.id] = replace(known, gates=tuple(dict.fromkeys((*known.gates, *case.gates))))
     if not cases:
         raise InputError(f"there is no case: write at least one of {', '.join(f'[[{channel}]]' for channel in AXES)}")
-    ordered = sorted(cases.values(), key=lambda case: [*_models(cases)].index(case["model"]))
+    models = {model: place for place, model in enumerate(dict.fromkeys(case["model"] for case in cases.values()))}
+    ordered = sorted(cases.values(), key=lambda case: models[case["model"]])
     _refuse_idle_gates(ordered, default)
     return Plan(path, text, title, tuple(ordered), data_sets)
 
@@ -116,14 +119,21 @@ def _cases(
     if unknown := [key for key in group if key not in (*axes, "gates")]:
         raise InputError(f"{where} has no '{unknown[0]}'; it may have {', '.join((*axes, 'gates'))}")
     gates = _gates(group["gates"], f"gates of {where}") if "gates" in group else default
-    texts = tuple(str(gate) for gate in gates if gate.concerns(channel))
-    if "gates" in group and len(texts) < len(gates):
-        idle = next(str(gate) for gate in gates if not gate.concerns(channel))
-        raise InputError(f"{where}: the gate '{idle}' is about a metric that findings of this channel do not have")
     lists = [_entries(f"{name} of {where}", axis, group.get(name)) for name, axis in axes.items()]
+    used: set[Gate] = set()
     for values in itertools.product(*lists):
         spec = {"channel": channel, **dict(zip((axis.key for axis in axes.values()), values, strict=True))}
-        yield Case(_checked(spec, data, where), texts, line)
+        over = [gate for gate in gates if _can_tell(gate, spec)]
+        used.update(over)
+        yield Case(_checked(spec, data, where), tuple(map(str, over)), line)
+    if "gates" in group and (idle := [gate for gate in gates if gate not in used]):
+        raise InputError(f"{where}: the gate '{idle[0]}' is about a metric that findings of this group do not have")
+
+
+def _can_tell(gate: Gate, spec: Mapping[str, Any]) -> bool:
+    """Whether findings of a case have the metric of a gate; a hidden size has only the output layer."""
+    hides_a_size = gate.metric != "hidden_size_found" or spec.get("secret") == "output-layer"
+    return gate.concerns(spec["channel"]) and hides_a_size
 
 
 def _checked(spec: dict[str, Any], data: Mapping[str, DataSet], where: str) -> dict[str, Any]:
@@ -139,6 +149,8 @@ def _checked(spec: dict[str, Any], data: Mapping[str, DataSet], where: str) -> d
         spec["data"] = {"name": found.name, "sha256": found.sha256}
     if spec.get("clients", 1) > spec.get("batch_size", 1):
         raise InputError(f"{where}: {spec['clients']} clients cannot share a batch of {spec['batch_size']} texts")
+    if fault := _fault(spec):
+        raise InputError(f"{where}: {fault}")
     if "secret" in spec:
         needs = parse_secret(spec["secret"]).needs_a_model
         if needs and not spec["model"]:
@@ -147,6 +159,23 @@ def _checked(spec: dict[str, Any], data: Mapping[str, DataSet], where: str) -> d
             )
         spec["model"] = spec["model"] if needs else ""
     return spec
+
+
+def _fault(spec: Mapping[str, Any]) -> str | None:
+    """What does not go together in a specification, which would else show as an error hours later."""
+    protocol = spec.get("protocol", "fedsgd").partition(":")[0]
+    defences = {text.partition(":")[0]: text for text in spec["defences"]}
+    if spec.get("clients", 1) > 1 and protocol == "dpsgd":
+        return "with dpsgd there must be one client, as those of one seed would draw the same noise"
+    if spec.get("task") == "masked_token" and protocol != "fedsgd":
+        return f"clients of {protocol} do not train for masked_token yet; those of fedsgd do"
+    if spec["channel"] == "outputs" and "withhold" in defences:
+        return f"the defence '{defences['withhold']}' has no meaning for states, which have no names"
+    if spec["channel"] == "queries":
+        shown = ("round", "noise") if spec["secret"] == "output-layer" else tuple(set(ORACLE_DEFENCES) - {"topk"})
+        if idle := [text for name, text in defences.items() if name not in shown]:
+            return f"the defence '{idle[0]}' has no meaning for the answers of '{spec['secret']}'"
+    return None
 
 
 def _entries(what: str, axis: Axis, given: Any) -> list[Any]:
@@ -163,7 +192,10 @@ def _entries(what: str, axis: Axis, given: Any) -> list[Any]:
 def _gates(texts: Any, what: str) -> tuple[Gate, ...]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InputError(f'{what} must be a list of texts, as ["no exact text", "rouge2 < 0.1"], got {texts!r}')
-    return tuple(parse_gate(text) for text in texts)
+    try:
+        return tuple(parse_gate(text) for text in texts)
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
 
 
 def _refuse_idle_gates(cases: list[Case], default: tuple[Gate, ...]) -> None:
@@ -172,10 +204,6 @@ def _refuse_idle_gates(cases: list[Case], default: tuple[Gate, ...]) -> None:
     for gate in default:
         if str(gate) not in used:
             raise InputError(f"the gate '{gate}' stands over no case: no group has findings with {gate.metric}")
-
-
-def _models(cases: Mapping[str, Case]) -> dict[str, None]:
-    return dict.fromkeys(case["model"] for case in cases.values())
 
 
 def _lines_of(channel: str, text: str) -> Iterator[int]:

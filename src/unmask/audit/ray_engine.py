@@ -51,7 +51,7 @@ class _Slot:
 
 
 def run_on_ray(cases: Sequence[Case], means: Means) -> Iterator[Finding]:
-    """As many workers as the cluster has room for, each with one model; a free place goes to the longest queue."""
+    """As many workers as there is room for, each with one model at a time; who is free takes the longest queue."""
     started_here = _connect()
     try:
         yield from _schedule(cases, means)
@@ -65,21 +65,24 @@ def _schedule(cases: Sequence[Case], means: Means) -> Iterator[Finding]:
     for case in cases:
         waiting.setdefault(case["model"], deque()).append(case)
     options, device, num_slots = _resources(means)
-    data = ray.put(dict(means.data))
     running: dict[Any, _Slot] = {}
     while waiting or running:
         while waiting and len(running) < num_slots:
-            model = max(waiting, key=lambda name: len(waiting[name]))
-            actor = ray.remote(**options)(_Actor).remote(data, device, means.threads_each)
-            _submit(actor, model, waiting, running)
+            actor = ray.remote(**options)(_Actor).remote(dict(means.data), device, means.threads_each)
+            _submit(actor, _longest(waiting), waiting, running)
         (reference,), _ = ray.wait(list(running), num_returns=1)
         slot = running.pop(reference)
         finding, alive = _result(reference, slot.case)
-        if alive and slot.model in waiting:
-            _submit(slot.actor, slot.model, waiting, running)
+        if alive and waiting:  # its own model, or another one: a new process would take seconds to start
+            _submit(slot.actor, slot.model if slot.model in waiting else _longest(waiting), waiting, running)
         else:
             ray.kill(slot.actor)
         yield finding
+
+
+def _longest(waiting: Mapping[str, deque[Case]]) -> str:
+    """The model with the most cases."""
+    return max(waiting, key=lambda name: len(waiting[name]))
 
 
 def _submit(actor: Any, model: str, waiting: dict[str, deque[Case]], running: dict[Any, _Slot]) -> None:
@@ -102,9 +105,11 @@ def _connect() -> bool:
     """Join the cluster that `RAY_ADDRESS` or `ray start` names, else start one here; whether one was started."""
     if ray.is_initialized():
         return False
-    address = os.environ.get("RAY_ADDRESS")
-    options: dict[str, Any] = {} if address else {"object_store_memory": _OBJECT_STORE_BYTES}
-    ray.init(address=address, include_dashboard=False, log_to_driver=False, configure_logging=False, **options)
+    options = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+    try:
+        ray.init(object_store_memory=_OBJECT_STORE_BYTES, **options)
+    except ValueError:  # a cluster is there, and its store has its size already
+        ray.init(**options)
     return True
 
 

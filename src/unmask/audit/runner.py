@@ -11,7 +11,7 @@ from typing import Any
 from unmask.audit.case import Case
 from unmask.audit.engines import Engine, Means
 from unmask.audit.finding import ERROR, Finding
-from unmask.audit.folder import MANIFEST, PLAN, open_findings, read_findings, write_whole
+from unmask.audit.folder import MANIFEST, PLAN, open_findings, read_findings, read_manifest, write_whole
 from unmask.audit.manifest import make_manifest
 from unmask.audit.plan import Plan
 from unmask.errors import InputError
@@ -36,7 +36,7 @@ def prepare(plan: Plan, folder: Path, *, engine: str, threads: int, command: str
     manifest = make_manifest(plan, engine=engine, threads=threads, command=command)
     path = folder / MANIFEST
     if path.exists():
-        _refuse_another(json.loads(path.read_text(encoding="utf-8")), manifest, folder)
+        _refuse_another(read_manifest(folder), manifest, folder)
     write_whole(path, json.dumps(manifest, indent=1, ensure_ascii=True) + "\n")
     write_whole(folder / PLAN, plan.text)
 

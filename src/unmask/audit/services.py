@@ -13,14 +13,14 @@ from unmask.attacks.queries.weights import recover_weights
 from unmask.audit.case import Case
 from unmask.audit.secrets import QuerySecret, parse_secret
 from unmask.defences.logits import LogitFunction, defend_logits
-from unmask.defences.oracles import OracleDefence, parse_oracle_defence
+from unmask.defences.oracles import OracleDefence, RateLimited, parse_oracle_defence
 from unmask.errors import InputError
 from unmask.evidence.logits import FunctionLogitOracle, LogitEvidence
 from unmask.evidence.oracles import FunctionOracle, Oracle
 from unmask.linalg.heads import HeadWeights
 from unmask.models.adapter import Model
 from unmask.models.heads import layer_heads
-from unmask.recovery import Recovery
+from unmask.recovery import Certificate, Cost, Recovery, Status
 from unmask.scores.weights import score_heads, score_up_to_linear_map
 
 _FOUND = 0.01  # relative error up to which weights count as found; recoveries have 1e-5 and less
@@ -31,19 +31,36 @@ _PROMPTS_PER_WIDTH = 2.7
 def interrogate(case: Case, model: Model | None, progress: Progress) -> tuple[Recovery[Any], dict[str, Any]]:
     """Ask the service of a case until its weights are known or cannot be."""
     secret = parse_secret(case["secret"])
-    defences = [parse_oracle_defence(text) for text in case["defences"]]
+    defences = [_of_this_case(parse_oracle_defence(text), case) for text in case["defences"]]
     if secret.name == "output-layer":
         assert model is not None  # plans without a model are refused
         return _output_layer(case, model, defences, progress)
     heads = _secret_heads(secret, model, case["seed"])
-    oracle: Oracle = FunctionOracle(heads, str(secret))
+    # Where waiting cuts batches, rows are computed one by one: the last digits must not depend on the clock.
+    is_cut = any(defence.name == "rate" for defence in defences)
+    oracle: Oracle = FunctionOracle(heads, str(secret), max_batch=1 if is_cut else None)
     for defence in defences:
         oracle = defence(oracle)
-    recovery = recover_weights(oracle, width=heads.v.shape[1], progress=progress, seed=case["seed"])
+    try:
+        recovery = recover_weights(oracle, width=heads.v.shape[1], progress=progress, seed=case["seed"])
+    except RateLimited as refusal:
+        return _refused(str(refusal)), _scores(0, 1.0, 0)
     score = score_heads(recovery.value, heads)
     error = min(score.W_error, 1.0)
     num_found = score.num_true - score.num_missing if error <= _FOUND else 0
     return recovery, _scores(num_found, error, score.num_extra)
+
+
+def _refused(why: str) -> Recovery[Any]:
+    """What an attack has whose questions were cut off: nothing, and nothing is known."""
+    return Recovery(None, Status.BUDGET_EXHAUSTED, why, Certificate.none("nothing is claimed"), Cost())
+
+
+def _of_this_case(defence: OracleDefence, case: Case) -> OracleDefence:
+    """Noise without a seed of its own draws by the case's, so that no two cases have the same."""
+    if defence.name != "noise" or defence.settings["seed"]:
+        return defence
+    return OracleDefence(defence.name, {**defence.settings, "seed": case.seed})
 
 
 def _secret_heads(secret: QuerySecret, model: Model | None, seed: int) -> HeadWeights:

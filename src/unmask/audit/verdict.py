@@ -88,7 +88,7 @@ def _sentence(
             PASSED,
             f"No gate is crossed in {_counted(len(findings), 'case')}; {leaks}. Measured against these attacks only.",
         )
-    if findings and all(finding.outcome is Outcome.INCONCLUSIVE for finding in findings):
+    if all(finding.outcome is Outcome.INCONCLUSIVE for finding in findings):
         return INCONCLUSIVE, "Inconclusive: no attack could tell anything, which is not 'safe'."
     return PASSED, f"Done, and no gate was set; {leaks}."
 

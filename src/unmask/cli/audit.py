@@ -95,13 +95,15 @@ def _run(
 def _repeat(plan: Plan, out: Path, starts: list[str], means: Means, json: bool) -> int:
     """Run single cases again and compare; nothing is written, so that findings stay as they were."""
     from unmask.audit.engines import run_local
-    from unmask.audit.folder import read_findings
+    from unmask.audit.folder import MANIFEST, read_findings, read_manifest
     from unmask.show import print_json, progress_bar
 
     wanted = [case for case in plan.cases if any(case.id.startswith(start) for start in starts)]
     if not wanted:
         raise InputError(f"no case of the plan has an id that starts with {' or '.join(starts)}; see --dry-run")
     kept, _ = read_findings(out)
+    if not means.threads and (out / MANIFEST).exists():  # the last digits depend on it
+        means = replace(means, threads=int(read_manifest(out).get("threads", 0)))
     with progress_bar() as progress:
         found = list(run_local(wanted, replace(means, progress=progress)))
     rows = []

@@ -1,0 +1,104 @@
+"""Gates: how they are written, and what they say of a finding."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tests.audit.made import finding
+
+from unmask.audit.finding import ERROR, Finding
+from unmask.audit.gates import METRICS, PHRASES, Ruling, parse_gate
+from unmask.errors import InputError
+from unmask.recovery import Status
+
+RAN = ("RECOVERED", "PARTIAL", "NOTHING_FOUND")
+
+
+def judge(text: str, status: str, **metrics: float) -> Ruling:
+    return parse_gate(text).judge(finding(status, metrics))
+
+
+@pytest.mark.parametrize(
+    "text", [*PHRASES, "No Exact Text", "  no token ", "rouge2<0.1", " rouge2 <= 1e-1", "epsilon < inf", "cosine > -1"]
+)
+def test_a_gate_comes_back_from_its_text(text):
+    gate = parse_gate(text)
+    assert parse_gate(str(gate)) == gate
+    assert str(gate) == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "nothing", "exact text", "no exact texts", "rouge2", "rouge2 <", "< 0.1", "rouge9 < 0.1", "rouge2 != 0"),
+        *(
+            "rouge2 < x",
+            "rouge2 < nan",
+            "rouge2 < 0.1 and rouge1 < 1",
+            "rouge2 < 0.1; rm",
+            "rouge2 =< 1",
+            "0.1 > rouge2",
+        ),
+        *("rouge2 << 1", "rouge2 < 1_x", "rouge2 < --1", "no\x1b[2J"),
+    ],
+)
+def test_a_gate_that_is_not_understood_is_refused_with_examples(text):
+    with pytest.raises(InputError, match="no exact text") as raised:
+        parse_gate(text)
+    assert repr(text) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "broken"),
+    [
+        ("rouge2 < 0.1", (0.0, 0.099), (0.1, 1.0)),
+        ("rouge2 <= 0.1", (0.0, 0.1), (0.11,)),
+        ("rouge2 > 0.1", (0.2,), (0.1, 0.0)),
+        ("rouge2 >= 0.1", (0.1,), (0.0,)),
+        ("rouge2 == 0", (0, 0.0), (1e-9, 1)),
+    ],
+)
+def test_a_rule_is_kept_or_broken(rule, kept, broken):
+    assert {judge(rule, "PARTIAL", rouge2=value) for value in kept} == {Ruling.HELD}
+    assert {judge(rule, "PARTIAL", rouge2=value) for value in broken} == {Ruling.CROSSED}
+
+
+@pytest.mark.parametrize("status", Status.__members__)
+def test_a_gate_is_held_only_by_an_attack_that_ran_to_its_end(status):
+    assert judge("no exact text", status, exact_texts=0) is (Ruling.HELD if status in RAN else Ruling.INCONCLUSIVE)
+    assert judge("no exact text", status, exact_texts=1) is Ruling.CROSSED
+
+
+def test_an_error_crosses_and_holds_nothing():
+    for metrics in ({"exact_texts": 0}, {"exact_texts": 9}, {}):
+        assert judge("no exact text", ERROR, **metrics) is Ruling.INCONCLUSIVE
+    assert judge("epsilon < 8", ERROR) is Ruling.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("status", Status.__members__)
+def test_a_guarantee_holds_whatever_the_attack_did(status):
+    assert judge("epsilon <= 8", status, epsilon=7.9) is Ruling.HELD
+    assert judge("epsilon <= 8", status, epsilon=8.1) is Ruling.CROSSED
+    assert judge("cosine > 0.5", status, cosine=0.9) is Ruling.HELD
+
+
+def test_no_guarantee_is_no_guarantee():
+    assert judge("epsilon < 1000", "NOTHING_FOUND", exact_texts=0) is Ruling.CROSSED
+    lost = Finding.from_json(finding("PARTIAL", {"epsilon": math.inf}).to_json())  # null in the file
+    assert parse_gate("epsilon < 1000").judge(lost) is Ruling.CROSSED
+
+
+def test_what_was_not_measured_is_not_held():
+    assert judge("rouge2 < 0.1", "PARTIAL", exact_texts=0) is Ruling.INCONCLUSIVE
+    measured = finding("PARTIAL", {"rouge2": math.nan})
+    for seen in (measured, Finding.from_json(measured.to_json())):
+        assert parse_gate("rouge2 < 0.1").judge(seen) is Ruling.INCONCLUSIVE
+
+
+def test_every_phrase_and_metric_concerns_a_channel():
+    for phrase in PHRASES:
+        assert any(parse_gate(phrase).concerns(channel) for channel in METRICS)
+    assert not parse_gate("epsilon < 1").concerns("outputs")
+    assert not parse_gate("no weights").concerns("gradients")
+    assert not parse_gate("no weights").concerns("elsewhere")

@@ -1,0 +1,91 @@
+"""The auditor's numbers for texts: right ones score, wrong ones do not, and chance is measured, not assumed."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+from tests.audit.made import WORDS
+from tests.tiny_models import bert_config, random_model, word_tokenizer
+
+from unmask.audit.text_result import text_result
+from unmask.models import Model, adapt
+from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+
+TEXTS, OTHERS = WORDS[:2], WORDS[2:4]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return adapt(random_model(transformers.BertForMaskedLM, bert_config()), word_tokenizer())
+
+
+def recovery_of(texts: list[list[int]], bag: set[int] = frozenset(), certain: bool = True) -> Recovery[RecoveredTexts]:
+    value = RecoveredTexts(tuple(RecoveredText(tuple(text), "", certain, 0.0) for text in texts), frozenset(bag))
+    return Recovery(value, Status.PARTIAL, "", Certificate("", 0.0, 1.0), Cost())
+
+
+def test_everything_recovered(model):
+    result = text_result(recovery_of([model.encode(text) for text in TEXTS]), TEXTS, OTHERS, model)
+    assert result["metrics"] == {
+        "exact_texts": 2,
+        "exact_rate": 1.0,
+        "certain_texts": 2,
+        "false_texts": 0,
+        "rouge1": 1.0,
+        "rouge2": 1.0,
+        "rougeL": 1.0,
+        "token_recall": 1.0,
+        "token_precision": 1.0,
+    }
+    assert [pair.exact for pair in result["texts"]] == [True, True]
+    assert result["tokens"] == ()
+
+
+def test_nothing_recovered(model):
+    result = text_result(recovery_of([]), TEXTS, OTHERS, model)
+    assert result["metrics"]["exact_texts"] == result["metrics"]["token_recall"] == result["metrics"]["rouge1"] == 0
+    assert [pair.recovered for pair in result["texts"]] == [None, None]
+
+
+def test_frames_are_nobodys_secret(model):
+    """[CLS] and [SEP] are in every text; having them is having nothing."""
+    result = text_result(recovery_of([], bag=set(model.special_tokens)), TEXTS, OTHERS, model)
+    assert result["metrics"]["token_recall"] == 0
+    assert result["metrics"]["token_precision"] == 1.0
+    framed = text_result(recovery_of([model.encode("")]), TEXTS, OTHERS, model)
+    assert framed["metrics"]["rouge1"] == framed["metrics"]["rougeL"] == 0
+    assert result["chance"]["rouge1"] == 0
+
+
+def test_a_bag_of_words_counts_tokens_once(model):
+    right = [token for token in model.encode(TEXTS[0]) if token not in model.special_tokens]
+    result = text_result(recovery_of([], bag={*right, 499}), TEXTS, OTHERS, model)
+    held = {token for text in TEXTS for token in model.encode(text)} - model.special_tokens
+    assert result["metrics"]["token_recall"] == len(right) / len(held)
+    assert result["metrics"]["token_precision"] == len(right) / (len(right) + 1)
+    assert dict(result["tokens"])["w499"] == "no"
+    assert {mark for piece, mark in result["tokens"] if piece != "w499"} == {"bag"}
+
+
+def test_chance_is_what_the_others_score(model):
+    """Somebody who guesses other texts of the same data."""
+    result = text_result(recovery_of([]), TEXTS, OTHERS, model)
+    assert result["chance"]["token_recall"] == 0  # no two texts of the list share a word
+    guess = [TEXTS[0], OTHERS[0]]
+    lucky = text_result(recovery_of([]), TEXTS, guess, model)["chance"]
+    as_recovered = text_result(recovery_of([model.encode(text) for text in guess]), TEXTS, OTHERS, model)["metrics"]
+    del as_recovered["certain_texts"]
+    assert lucky == as_recovered
+    assert lucky["exact_texts"] == 1
+
+
+def test_nobody_to_guess_from_is_a_chance_of_nothing(model):
+    chance = text_result(recovery_of([]), TEXTS, [], model)["chance"]
+    assert chance["exact_texts"] == chance["token_recall"] == 0
+
+
+def test_a_false_text_is_counted(model):
+    result = text_result(recovery_of([model.encode(OTHERS[0])], certain=False), TEXTS, OTHERS, model)
+    assert result["metrics"]["false_texts"] == 1
+    assert result["metrics"]["certain_texts"] == 0
+    assert result["texts"][-1].true is None
