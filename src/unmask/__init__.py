@@ -14,6 +14,7 @@ _HOME = {
     "AttentionEvidence": "unmask.evidence",
     "Certificate": "unmask.recovery",
     "Cost": "unmask.recovery",
+    "Finding": "unmask.audit.finding",
     "FunctionOracle": "unmask.evidence",
     "GradientEvidence": "unmask.evidence",
     "HeadWeights": "unmask.linalg.heads",
@@ -34,6 +35,7 @@ _HOME = {
     "defend_states": "unmask.defences",
     "load_evidence": "unmask.evidence",
     "load_model": "unmask.models",
+    "load_plan": "unmask.audit.plan",
     "observe_dpsgd": "unmask.protocols",
     "observe_fedavg": "unmask.protocols",
     "observe_gradients": "unmask.protocols",
@@ -42,12 +44,15 @@ _HOME = {
     "parse_defence": "unmask.defences",
     "parse_oracle_defence": "unmask.defences",
     "parse_protocol": "unmask.protocols.specs",
+    "read_audit": "unmask.audit.folder",
     "recover_inputs": "unmask.attacks.outputs.inputs",
     "recover_text": "unmask.attacks.text",
     "recover_weights": "unmask.attacks.queries.weights",
+    "run_audit": "unmask.audit.run",
     "score_heads": "unmask.scores",
     "score_inputs": "unmask.scores",
     "score_texts": "unmask.scores",
+    "write_reports": "unmask.report",
 }
 __all__ = ["__version__", *sorted(_HOME)]
 
@@ -56,6 +61,10 @@ if TYPE_CHECKING:
     from unmask.attacks.outputs.preimages import Preimages as Preimages
     from unmask.attacks.queries.weights import recover_weights as recover_weights
     from unmask.attacks.text import recover_text as recover_text
+    from unmask.audit.finding import Finding as Finding
+    from unmask.audit.folder import read_audit as read_audit
+    from unmask.audit.plan import load_plan as load_plan
+    from unmask.audit.run import run_audit as run_audit
     from unmask.defences import defend_states as defend_states
     from unmask.defences import parse_defence as parse_defence
     from unmask.defences import parse_oracle_defence as parse_oracle_defence
@@ -86,6 +95,7 @@ if TYPE_CHECKING:
     from unmask.recovery import RecoveredTexts as RecoveredTexts
     from unmask.recovery import Recovery as Recovery
     from unmask.recovery import Status as Status
+    from unmask.report import write_reports as write_reports
     from unmask.scores import score_heads as score_heads
     from unmask.scores import score_inputs as score_inputs
     from unmask.scores import score_texts as score_texts

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 from tests.audit.made import make_plan, random_group
 
-from unmask.audit.engines import Means, local_device, run_local
+from unmask.audit.engines import Means, engine_of, local_device, run_local
 from unmask.audit.finding import Outcome
 from unmask.errors import InputError
 
@@ -41,9 +40,14 @@ def test_a_case_runs_when_it_is_asked_for(tmp_path):
     assert len(stages) > seen
 
 
-def test_threads_of_a_worker():
-    assert Means({}, threads=3).threads_each == 3
-    assert 1 <= Means({}).threads_each <= min(4, os.cpu_count() or 1)
+def test_findings_do_not_depend_on_the_number_of_cores():
+    assert Means({}).threads == 1
+
+
+def test_engines_by_name():
+    assert engine_of("local") is run_local
+    with pytest.raises(InputError, match="local or ray, got 'slurm'"):
+        engine_of("slurm")
 
 
 def test_devices():

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.audit.made import HOSTILE, finding
 
-from unmask.audit.finding import ERROR, Finding, FindingError, Outcome, TextPair, certificate_document
-from unmask.recovery import Certificate, Cost, Recovery, Status
+from unmask.audit.finding import ERROR, Finding, FindingError, Outcome, TextPair
+from unmask.recovery import Status
 
 
 def full() -> Finding:
@@ -173,14 +173,7 @@ def test_no_outcome_is_called_safe():
     assert not any("safe" in outcome.value for outcome in Outcome)
 
 
-def test_a_certificate_as_plain_data():
-    certificate = Certificate("a claim", 1e-7, 1e-3, None, {"gap": math.inf})
-    document = certificate_document(Recovery(None, Status.PARTIAL, "", certificate, Cost()))
-    assert document == {
-        "claim": "a claim",
-        "residual": 1e-7,
-        "tolerance": 1e-3,
-        "rejected": None,
-        "details": {"gap": math.inf},
-        "holds": True,
-    }
+@pytest.mark.parametrize(("rouge2", "outcome"), [(0.5, Outcome.LEAK), (0.15, Outcome.NO_LEAK)])
+def test_a_guess_in_the_right_order_is_a_leak_though_nothing_certifies_it(rouge2, outcome):
+    metrics = {"exact_texts": 0, "rouge2": rouge2, "token_recall": 0.8, "token_precision": 0.8}
+    assert Finding("0", {}, Status.NOTHING_FOUND.name, "", metrics, {"rouge2": 0.06}).outcome is outcome

@@ -103,9 +103,3 @@ def test_findings_that_were_not_planned_have_no_gates():
 def test_a_gate_of_another_channel_says_nothing():
     verdict = verdict_on("leak", gates=("no weights", GATE))
     assert [str(judgement.gate) for judgement in verdict.judgements] == [GATE]
-
-
-def test_the_gates_of_one_finding():
-    verdict = verdict_on("leak", "fine", gates=(GATE, "rouge2 < 2"))
-    first = verdict.judgements[0].finding
-    assert [str(judgement.gate) for judgement in verdict.of(first)] == [GATE, "rouge2 < 2"]

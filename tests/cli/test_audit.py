@@ -287,7 +287,7 @@ def test_a_finding_is_repeated_with_the_threads_that_it_was_made_with(call, tmp_
 
     used = []
     run = engines.run_local
-    monkeypatch.setattr(engines, "run_local", lambda cases, means: used.append(means.threads_each) or run(cases, means))
+    monkeypatch.setattr(engines, "run_local", lambda cases, means: used.append(means.threads) or run(cases, means))
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     plan = write_plan(tmp_path / "plan.toml", random_group([0]))
     call(plan, "--out", tmp_path / "out", "--threads", 1)

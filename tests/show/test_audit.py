@@ -15,6 +15,7 @@ from tests.audit.made import HOSTILE, finding, spec
 from unmask.audit.case import Case
 from unmask.audit.finding import ERROR, Finding
 from unmask.audit.folder import Audit
+from unmask.audit.runner import Work
 from unmask.audit.verdict import Verdict, reach_verdict
 from unmask.show.audit import AuditTable, audit_progress, print_verdict, verdict_document
 
@@ -54,7 +55,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_table_counts_outcomes_by_model():
     cases = [Case(one.case) for one in findings()]
-    table = AuditTable(cases[1:], findings()[:1])
+    table = AuditTable(Work(tuple(cases[1:]), tuple(findings()[:1])))
     assert "1 of 4" in rendered(table)
     for found in findings()[1:3]:
         table.add(found)
@@ -69,7 +70,7 @@ def test_the_table_counts_outcomes_by_model():
 
 
 def test_the_attack_that_runs_is_followed():
-    table = AuditTable([Case(spec())], [])
+    table = AuditTable(Work((Case(spec()),), ()))
     table.report("token filter", 3, 10)
     assert "token filter: 3 of 10" in rendered(table)
     table.report("solving", 0, 0)
@@ -78,7 +79,7 @@ def test_the_attack_that_runs_is_followed():
 
 @pytest.mark.parametrize("name", [HOSTILE, "[red]m[/red]", "[/]", "x" * 10_000])
 def test_a_hostile_model_name_is_shown_as_text(name):
-    table = AuditTable([Case(spec(model=name))], [])
+    table = AuditTable(Work((Case(spec(model=name)),), ()))
     table.report(name, 1, 2)
     shown = rendered(table)
     assert all(character.isprintable() or character == "\n" for character in shown)
@@ -88,7 +89,7 @@ def test_a_hostile_model_name_is_shown_as_text(name):
 
 def test_logs_get_a_line_for_each_finding(capsys):
     hostile = of_seed(finding(), 0, model=HOSTILE)
-    with audit_progress([Case(hostile.case)], []) as table:
+    with audit_progress(Work((Case(hostile.case),), ())) as table:
         table.add(hostile)
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1

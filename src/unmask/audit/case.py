@@ -46,9 +46,9 @@ class Case:
 def describe(spec: Mapping[str, Any]) -> str:
     """A case in one line, for people."""
     words = [str(spec["model"])] if spec.get("model") else []
-    words += [str(spec[key]) for key in ("secret", "task", "protocol", "site") if key in spec]
+    words += [str(spec[key]) for key in ("secret", "task", "protocol", "site") if spec.get(key, "default") != "default"]
     words += [f"layer {spec['layer']}"] if "layer" in spec else []
-    words += [f"{spec['batch_size']} texts"] if "batch_size" in spec else []
+    words += [f"{spec['batch_size']} text{'s' * (spec['batch_size'] != 1)}"] if "batch_size" in spec else []
     words += [f"{spec['clients']} clients"] if spec.get("clients", 1) > 1 else []
     words += [" + ".join(spec["defences"]) or "no defence", f"seed {spec['seed']}"]
     return " · ".join(words)

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -16,8 +15,9 @@ from unmask.attacks.text import as_client_ran_it, recover_text
 from unmask.audit.axes import DEFAULT
 from unmask.audit.case import Case
 from unmask.audit.data import DataSet
-from unmask.audit.finding import Finding, certificate_document
+from unmask.audit.finding import Finding
 from unmask.audit.observation import observe_update
+from unmask.audit.result import finding_of
 from unmask.audit.services import interrogate
 from unmask.audit.text_result import text_result
 from unmask.defences.specs import parse_defence
@@ -67,7 +67,7 @@ def audit_gradients(case: Case, desk: Desk) -> Finding:
     scores["metrics"]["cosine"] = seen.cosine
     if math.isfinite(seen.epsilon):
         scores["metrics"]["epsilon"] = seen.epsilon
-    return _finding(case, model, recovery, scores)
+    return finding_of(case, model, recovery, scores)
 
 
 def audit_outputs(case: Case, desk: Desk) -> Finding:
@@ -80,14 +80,14 @@ def audit_outputs(case: Case, desk: Desk) -> Finding:
     defences = [parse_defence(text) for text in case["defences"]]
     states = functools.reduce(lambda seen, defence: defend_states(seen, defence, generator), defences, states)
     recovery = recover_text(states, model, progress=desk.progress)
-    return _finding(case, model, recovery, text_result(recovery, texts, others, model))
+    return finding_of(case, model, recovery, text_result(recovery, texts, others, model))
 
 
 def audit_queries(case: Case, desk: Desk) -> Finding:
     """Weights, a service that answers with them, and the weights that its answers give away."""
     model = desk.model(case["model"]) if case["model"] else None
     recovery, scores = interrogate(case, model, desk.progress)
-    return _finding(case, model, recovery, scores)
+    return finding_of(case, model, recovery, scores)
 
 
 STORIES: Mapping[str, Callable[[Case, Desk], Finding]] = {
@@ -111,18 +111,3 @@ def _natural_task(model: Model) -> str:
     """What a model is trained for as a rule: the next token where it can predict one, else classification."""
     can_predict = model.causal and model.unembedding is not None
     return (Task.NEXT_TOKEN if can_predict else Task.CLASSIFICATION).value
-
-
-def _finding(case: Case, model: Model | None, recovery: Recovery[Any], scores: Mapping[str, Any]) -> Finding:
-    cost = recovery.cost
-    return Finding(
-        id=case.id,
-        case=case.spec,
-        status=recovery.status.name,
-        reason=recovery.reason,
-        certificate=certificate_document(recovery),
-        cost={"candidates": cost.candidates, "forward_passes": cost.forward_passes, "queries": cost.queries},
-        used=recovery.used,
-        model_fingerprint=None if model is None else model.fingerprint(),
-        **scores,
-    )

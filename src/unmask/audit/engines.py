@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,22 +14,19 @@ from unmask.audit.finding import Finding
 from unmask.audit.worker import Worker
 from unmask.errors import InputError
 
-_MOST_THREADS = 4  # of one worker: the attacks gain little from more, and other workers want theirs
-
 
 @dataclass(frozen=True)
 class Means:
-    """What an engine may use. `threads` a worker is the same for every engine, so that findings are too."""
+    """What an engine may use.
+
+    `threads` of a worker are the same for every engine, so that findings are too. One is the default: the attacks gain
+    little from more, cores that are shared lose much, and findings do not depend on the number of cores.
+    """
 
     data: Mapping[str, DataSet]
     device: str = "auto"
-    threads: int = 0  # 0: as many as there are cores, at most four
+    threads: int = 1
     progress: Progress = silent  # of the attack that is running, where the engine can tell
-
-    @property
-    def threads_each(self) -> int:
-        """Threads of one worker."""
-        return self.threads or min(_MOST_THREADS, os.cpu_count() or 1)
 
 
 Engine = Callable[[Sequence[Case], Means], Iterator[Finding]]
@@ -38,9 +34,20 @@ Engine = Callable[[Sequence[Case], Means], Iterator[Finding]]
 
 def run_local(cases: Sequence[Case], means: Means) -> Iterator[Finding]:
     """One case after the other in this process."""
-    worker = Worker(means.data, local_device(means.device), means.threads_each, means.progress)
+    worker = Worker(means.data, local_device(means.device), means.threads, means.progress)
     for case in cases:
         yield worker.work(case)
+
+
+def engine_of(name: str) -> Engine:
+    """The engine of a name; Ray is imported only where it is asked for."""
+    if name == "local":
+        return run_local
+    if name == "ray":
+        from unmask.audit.ray_engine import run_on_ray
+
+        return run_on_ray
+    raise InputError(f"engine must be local or ray, got {name!r}")
 
 
 def local_device(device: str) -> str:

@@ -10,10 +10,11 @@ from enum import Enum
 from typing import Any
 
 from unmask.errors import UnmaskError
-from unmask.recovery import Recovery, Status
+from unmask.recovery import Status
 
 SCHEMA = 1
 ERROR = "ERROR"  # the status of a case that raised; all others are names of `Status`
+_GOOD_GUESS = 0.1  # of ROUGE-2 above chance: one pair of words in ten
 _RAN_TO_THE_END = (Status.RECOVERED.name, Status.PARTIAL.name, Status.NOTHING_FOUND.name)
 
 
@@ -94,7 +95,11 @@ class Finding:
             return Status[self.status].conclusive
         if any((self.metrics.get(name) or 0.0) > 0 for name in ("exact_texts", "weights_found", "hidden_size_found")):
             return True
-        return Status[self.status].conclusive and self._tells_tokens()
+        return self._guesses_well() or (Status[self.status].conclusive and self._tells_tokens())
+
+    def _guesses_well(self) -> bool:
+        """Whether texts that nothing certifies have pairs of words in the right order, many more than chance gives."""
+        return (self.metrics.get("rouge2") or 0.0) > (self.chance.get("rouge2") or 0.0) + _GOOD_GUESS
 
     def _tells_tokens(self) -> bool:
         """Whether tokens were named that occur, more of them than a guess would name or with fewer false ones."""
@@ -127,11 +132,6 @@ class Finding:
             return cls(**document, texts=texts, tokens=tokens, used=used, schema=schema)
         except (KeyError, TypeError, ValueError) as error:
             raise FindingError(f"a finding lacks a field or has a wrong one ({error!r}): {line[:80]!r}") from None
-
-
-def certificate_document(recovery: Recovery[Any]) -> dict[str, Any]:
-    """A recovery's certificate as plain data."""
-    return {**asdict(recovery.certificate), "holds": recovery.certificate.holds}
 
 
 def _check(document: Mapping[str, Any]) -> None:

@@ -21,7 +21,10 @@ from unmask.protocols.specs import Protocol
 
 @dataclass(frozen=True)
 class Observed:
-    """The update that is seen, what the defences cost it, and the privacy budget (infinite without DP-SGD)."""
+    """The update that is seen, what defences and private noise leave of its direction, and the privacy budget.
+
+    The budget is infinite without DP-SGD. The cosine is that of one client, before the sum.
+    """
 
     evidence: GradientEvidence
     cosine: float
@@ -50,6 +53,8 @@ def observe_update(
         )
     updates = [protocol(model, texts[number::num_clients], **options) for number in range(num_clients)]
     sent = [functools.reduce(lambda seen, step: step(seen, generator), defences, u.evidence) for u in updates]
-    cosine = measure_distortion(updates[0].evidence, sent[0]).cosine if defences else 1.0
+    # Noise of DP-SGD is a defence as well: it is measured against the plain gradient.
+    plain = updates[0] if protocol.name != "dpsgd" else Protocol("fedsgd")(model, texts, **options)
+    cosine = measure_distortion(plain.evidence, sent[0]).cosine if plain.evidence is not sent[0] else 1.0
     evidence = sent[0] if num_clients == 1 else secure_aggregate(sent)
     return Observed(evidence, cosine, updates[0].epsilon, updates[0].delta)

@@ -18,7 +18,8 @@ from unmask.audit.case import Case
 from unmask.audit.data import DataSet
 from unmask.audit.engines import Means
 from unmask.audit.finding import Finding
-from unmask.audit.worker import Worker, error_finding
+from unmask.audit.result import error_finding
+from unmask.audit.worker import Worker
 from unmask.errors import InputError
 
 try:
@@ -68,7 +69,7 @@ def _schedule(cases: Sequence[Case], means: Means) -> Iterator[Finding]:
     running: dict[Any, _Slot] = {}
     while waiting or running:
         while waiting and len(running) < num_slots:
-            actor = ray.remote(**options)(_Actor).remote(dict(means.data), device, means.threads_each)
+            actor = ray.remote(**options)(_Actor).remote(dict(means.data), device, means.threads)
             _submit(actor, _longest(waiting), waiting, running)
         (reference,), _ = ray.wait(list(running), num_returns=1)
         slot = running.pop(reference)
@@ -121,7 +122,7 @@ def _resources(means: Means) -> tuple[dict[str, Any], str, int]:
     if use_gpu and not num_gpus:
         raise InputError(f"--device {means.device} was asked for, but Ray sees no GPU in its cluster; use --device cpu")
     retries = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
-    by_cpu = max(1, int(total.get("CPU", 1)) // means.threads_each)
+    by_cpu = max(1, int(total.get("CPU", 1)) // means.threads)
     if use_gpu:
         return {"num_gpus": 1, "num_cpus": 1, **retries}, "cuda", num_gpus
-    return {"num_cpus": min(means.threads_each, int(total.get("CPU", 1))), **retries}, "cpu", by_cpu
+    return {"num_cpus": min(means.threads, int(total.get("CPU", 1))), **retries}, "cpu", by_cpu

@@ -36,7 +36,9 @@ def prepare(plan: Plan, folder: Path, *, engine: str, threads: int, command: str
     manifest = make_manifest(plan, engine=engine, threads=threads, command=command)
     path = folder / MANIFEST
     if path.exists():
-        _refuse_another(read_manifest(folder), manifest, folder)
+        before = read_manifest(folder)
+        _refuse_another(before, manifest, folder)
+        manifest["models"] = {**before.get("models", {}), **manifest["models"]}  # findings of the others are still here
     write_whole(path, json.dumps(manifest, indent=1, ensure_ascii=True) + "\n")
     write_whole(folder / PLAN, plan.text)
 

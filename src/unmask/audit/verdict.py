@@ -41,10 +41,6 @@ class Verdict:
         """Judgements that could not be made."""
         return tuple(judgement for judgement in self.judgements if judgement.ruling is Ruling.INCONCLUSIVE)
 
-    def of(self, finding: Finding) -> tuple[Judgement, ...]:
-        """What the gates say of one finding."""
-        return tuple(judgement for judgement in self.judgements if judgement.finding.id == finding.id)
-
 
 def reach_verdict(audit: Audit) -> Verdict:
     """Crossed gates come first, then errors, then what is not known; only the rest may pass."""

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +16,6 @@ from unmask.cli.options import EXIT_DONE, EXIT_ERROR, JsonOption
 from unmask.errors import InputError
 
 if TYPE_CHECKING:
-    from unmask.audit.engines import Engine, Means
     from unmask.audit.plan import Plan
     from unmask.audit.runner import Shard
 
@@ -34,7 +33,9 @@ def audit_command(
     engine: Annotated[EngineName, typer.Option(help="In this process, or on a Ray cluster.")] = EngineName.local,
     shard: Annotated[str | None, typer.Option(help="I/N: every N-th case from the I-th on, for job arrays.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="Of each worker; 0: all cores, at most 4.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of each worker, 1 if not given; more help only large models.")
+    ] = None,
     case: Annotated[
         list[str] | None, typer.Option(help="Run only this case, by id, and compare with its finding; repeatable.")
     ] = None,
@@ -52,7 +53,6 @@ def audit_command(
 
     In a job array: [bold]unmask audit plan.toml --out runs/audit --shard $SLURM_ARRAY_TASK_ID/8[/bold]
     """
-    from unmask.audit.engines import Means
     from unmask.audit.plan import load_plan
     from unmask.show import working
 
@@ -62,39 +62,36 @@ def audit_command(
     if dry_run:
         _list_cases(planned, out, part, json)
         raise typer.Exit(EXIT_DONE)
-    means = Means(planned.data, device, threads)
     if case:
-        raise typer.Exit(_repeat(planned, out, case, means, json))
-    raise typer.Exit(_run(planned, out, part, engine, means, retry_errors, json))
+        raise typer.Exit(_repeat(planned, out, case, device, threads, json))
+    raise typer.Exit(
+        _run(
+            planned,
+            out,
+            json,
+            engine=engine.value,
+            shard=part,
+            device=device,
+            threads=threads or 1,
+            retry_errors=retry_errors,
+        )
+    )
 
 
-def _run(
-    plan: Plan, out: Path, shard: Shard | None, engine: EngineName, means: Means, retry_errors: bool, json: bool
-) -> int:
+def _run(plan: Plan, out: Path, json: bool, **options: Any) -> int:
     """Run what is missing, print the verdict; its exit code."""
     from unmask.audit.folder import read_audit
-    from unmask.audit.runner import outline, prepare, run_cases
-    from unmask.audit.verdict import reach_verdict
-    from unmask.show import note, working
+    from unmask.audit.run import run_audit
     from unmask.show.audit import audit_progress, print_verdict
 
-    with working("hashing the models"):
-        prepare(plan, out, engine=engine.value, threads=means.threads_each, command=_command())
-    work = outline(plan, out, shard, retry_errors)
-    if work.done:
-        note(f"{len(work.done)} cases have findings already and are skipped")
-    with audit_progress(work.todo, work.done) as table:
-        watched = replace(means, progress=table.report)
-        run_cases(work, out, _engine(engine), watched, shard=shard, tell=table.add)
-    audit = read_audit(out)
-    verdict = reach_verdict(audit)
-    print_verdict(verdict, out, audit.findings, json)
+    verdict = run_audit(plan, out, command=shlex.join(["unmask", *sys.argv[1:]]), watch=audit_progress, **options)
+    print_verdict(verdict, out, read_audit(out).findings, json)
     return verdict.exit_code
 
 
-def _repeat(plan: Plan, out: Path, starts: list[str], means: Means, json: bool) -> int:
+def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int | None, json: bool) -> int:
     """Run single cases again and compare; nothing is written, so that findings stay as they were."""
-    from unmask.audit.engines import run_local
+    from unmask.audit.engines import Means, run_local
     from unmask.audit.folder import MANIFEST, read_findings, read_manifest
     from unmask.show import print_json, progress_bar
 
@@ -102,10 +99,10 @@ def _repeat(plan: Plan, out: Path, starts: list[str], means: Means, json: bool) 
     if not wanted:
         raise InputError(f"no case of the plan has an id that starts with {' or '.join(starts)}; see --dry-run")
     kept, _ = read_findings(out)
-    if not means.threads and (out / MANIFEST).exists():  # the last digits depend on it
-        means = replace(means, threads=int(read_manifest(out).get("threads", 0)))
-    with progress_bar() as progress:
-        found = list(run_local(wanted, replace(means, progress=progress)))
+    before_this = read_manifest(out) if (out / MANIFEST).exists() else {}
+    with progress_bar() as progress:  # the last digits depend on the threads, so they are those of the findings
+        means = Means(plan.data, device, threads or int(before_this.get("threads", 1)), progress)
+        found = list(run_local(wanted, means))
     rows = []
     for finding in found:
         before = kept.get(finding.id)
@@ -145,16 +142,6 @@ def _print_rows(rows: list[dict[str, str]]) -> None:
     Console().print(table)
 
 
-def _engine(name: EngineName) -> Engine:
-    if name is EngineName.ray:
-        from unmask.audit.ray_engine import run_on_ray
-
-        return run_on_ray
-    from unmask.audit.engines import run_local
-
-    return run_local
-
-
 def _shard(text: str | None) -> Shard | None:
     if text is None:
         return None
@@ -162,7 +149,3 @@ def _shard(text: str | None) -> Shard | None:
     if match is None:
         raise InputError(f"--shard must be I/N, as 3/8, got {text!r}")
     return int(match[1]), int(match[2])
-
-
-def _command() -> str:
-    return shlex.join(["unmask", *sys.argv[1:]])

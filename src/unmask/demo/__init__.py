@@ -26,7 +26,6 @@ from unmask.show import note, working
 from unmask.show.audit import audit_progress
 
 DEMO_PLAN = Path(__file__).with_name("plan.toml")
-_THREADS = 1  # the same findings on every machine of a type; on busy cores two threads wait for each other
 
 
 def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
@@ -41,10 +40,10 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     plan = load_plan(out / PLAN)
     _require_models(plan)
     note(f"{len(plan.cases)} cases, about two minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
-    means = Means(plan.data, threads=_THREADS)
+    means = Means(plan.data)
     with working("reading the weights (SmolLM2 is converted the first time, about half a minute)"):
         command = shlex.join(["unmask", "demo", "--out", str(out)])
-        prepare(plan, out, engine="local", threads=means.threads_each, command=command)
+        prepare(plan, out, engine="local", threads=means.threads, command=command)
     for channel in AXES:
         _tell(console, channel, plan, out, means)
     return _conclude(console, plan, out)
@@ -57,10 +56,12 @@ def _tell(console: Console, channel: str, plan: Plan, out: Path, means: Means) -
         return
     print_channel(console, channel, plan)
     whole = outline(plan, out)
-    todo = tuple(case for case in whole.todo if case.id in ids)
-    done = tuple(finding for finding in whole.done if finding.id in ids)
-    with audit_progress(todo, done) as table:
-        run_cases(Work(todo, done), out, run_local, replace(means, progress=table.report), tell=table.add)
+    work = Work(
+        tuple(case for case in whole.todo if case.id in ids),
+        tuple(finding for finding in whole.done if finding.id in ids),
+    )
+    with audit_progress(work) as table:
+        run_cases(work, out, run_local, replace(means, progress=table.report), tell=table.add)
     print_results(console, [finding for finding in read_audit(out).findings if finding.id in ids], _controls(plan))
 
 

@@ -11,12 +11,12 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from unmask.audit.finding import Finding, Outcome
+from unmask.audit.finding import Finding
 from unmask.audit.plan import Plan
 from unmask.report.threats import threat_of
 from unmask.show import printable
+from unmask.show.audit import OUTCOME_COLOURS
 
-_COLOURS = {Outcome.LEAK: "red", Outcome.NO_LEAK: "green", Outcome.INCONCLUSIVE: "yellow", Outcome.ERROR: "magenta"}
 _CAPTION = "A defence that stopped this attack is not 'safe'; 'inconclusive' means that the attack could not tell."
 
 
@@ -53,7 +53,7 @@ def _table(findings: Sequence[Finding], controls: Collection[str]) -> Table:
     for finding in findings:
         defences = " + ".join(finding.case["defences"]) or "none"
         defence = f"control: {defences}" if finding.id in controls else defences
-        outcome = Text(finding.outcome.value, style=_COLOURS[finding.outcome])
+        outcome = Text(finding.outcome.value, style=OUTCOME_COLOURS[finding.outcome])
         table.add_row(_seen(finding), defence, *(_of_texts(finding) if of_texts else _of_weights(finding)), outcome)
     return table
 

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
 
 import torch
 
-from unmask import __version__
 from unmask.attacks.text import recover_text
 from unmask.audit.case import Case
-from unmask.audit.finding import Finding, Outcome, certificate_document
+from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import MANIFEST, FindingsFile, read_findings, read_manifest, write_whole
 from unmask.audit.manifest import describe_machine, hash_model
 from unmask.audit.marks import mark_bag, pair_texts
-from unmask.audit.worker import error_finding
+from unmask.audit.result import Clock, error_finding, finding_of
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.integrations.flower_update import (
@@ -139,7 +134,7 @@ class UpdateAudit:
 
     def audit(self, server_round: int, client: str, sent: Arrays, received: Arrays) -> Finding | None:
         """The finding of one client in one round, once it is on the disk; None where only evidence is kept."""
-        started, clock = datetime.now(UTC), time.perf_counter()
+        clock = Clock()
         case = self._case(server_round, client)
         try:
             model = self.prepare()
@@ -151,14 +146,7 @@ class UpdateAudit:
             finding = self._attack(evidence, model, case)
         except Exception as error:
             finding = error_finding(case, error)
-        run = {
-            "seconds": round(time.perf_counter() - clock, 3),
-            "started": started.isoformat(timespec="seconds"),
-            "host": platform.node(),
-            "device": "none" if self._model is None else str(self._model.device),
-            "unmask": __version__,
-        }
-        finding = replace(finding, run=run)
+        finding = clock.stamp(finding, "none" if self._model is None else str(self._model.device))
         self._keep_finding(finding, client)
         return finding
 
@@ -197,7 +185,7 @@ class UpdateAudit:
             reason = "the client sent back exactly what it got"
             return Finding(case.id, case.spec, Status.NOTHING_FOUND.name, reason, used=tuple(evidence.gradients))
         recovery = recover_text(evidence, model, seed=self.seed)
-        return _finding(recovery, model, case)
+        return finding_of(case, model, recovery, _shown(recovery, model))
 
     def _save(self, evidence: GradientEvidence, model: Model, case: Case) -> None:
         """The update in a file, and the weights of its round in a folder, unless they are those of the model given."""
@@ -289,20 +277,10 @@ class UpdateAudit:
             raise InputError(f"{error}; see GradientEvidence for what can be said of clients") from None
 
 
-def _finding(recovery: Recovery[RecoveredTexts], model: Model, case: Case) -> Finding:
+def _shown(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:
     """Nobody here knows the secret, so there are no scores; the bag of words is left out where certain texts say it."""
     told = {token for text in recovery.value.certain for token in text.tokens}
-    cost = asdict(recovery.cost)
-    del cost["seconds"]
-    return Finding(
-        id=case.id,
-        case=case.spec,
-        status=recovery.status.name,
-        reason=recovery.reason,
-        texts=pair_texts(recovery.value, None, (), model),
-        tokens=() if recovery.value.token_set <= told else mark_bag(recovery.value, None, model),
-        certificate=certificate_document(recovery),
-        cost=cost,
-        used=recovery.used,
-        model_fingerprint=model.fingerprint(),
-    )
+    return {
+        "texts": pair_texts(recovery.value, None, (), model),
+        "tokens": () if recovery.value.token_set <= told else mark_bag(recovery.value, None, model),
+    }

@@ -72,7 +72,7 @@ THREATS: Mapping[str, Threat] = {
             "Clients train several steps, often by AdamW and with dropout: then tokens are read, seldom whole texts.",
             _NEVER_SAFE,
         ),
-        "docs/gradients.md",
+        "docs/flower.md",
     ),
 }
 _UNKNOWN = Threat(

@@ -16,12 +16,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from unmask.audit.case import Case, describe
+from unmask.audit.case import describe
 from unmask.audit.finding import Finding, Outcome
+from unmask.audit.runner import Work
 from unmask.audit.verdict import Verdict
-from unmask.show import print_json, printable
+from unmask.show import note, print_json, printable
 
-_COLOURS = {Outcome.LEAK: "red", Outcome.NO_LEAK: "green", Outcome.INCONCLUSIVE: "yellow", Outcome.ERROR: "magenta"}
+OUTCOME_COLOURS = {
+    Outcome.LEAK: "red",
+    Outcome.NO_LEAK: "green",
+    Outcome.INCONCLUSIVE: "yellow",
+    Outcome.ERROR: "magenta",
+}
 _VERDICT_COLOURS = {0: "green", 1: "red", 2: "magenta", 3: "yellow"}
 _MOST_NAMED = 20  # findings that are named one by one
 
@@ -29,16 +35,16 @@ _MOST_NAMED = 20  # findings that are named one by one
 class AuditTable:
     """Counts of outcomes by channel and model, and how far the audit and the attack that runs are."""
 
-    def __init__(self, cases: Sequence[Case], done: Sequence[Finding]) -> None:
-        keys = [_key(case.spec) for case in cases] + [_key(finding.case) for finding in done]
+    def __init__(self, work: Work) -> None:
+        keys = [_key(case.spec) for case in work.todo] + [_key(finding.case) for finding in work.done]
         self._totals = Counter(keys)
         self._counts: Counter[tuple[tuple[str, str], Outcome]] = Counter()
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._bar = Progress(*columns, TimeElapsedColumn())
-        self._task = self._bar.add_task("cases", total=len(keys), completed=len(done))
+        self._task = self._bar.add_task("cases", total=len(keys), completed=len(work.done))
         self._stage, self._started, self._num_run = "", time.monotonic(), 0
-        self._left = len(cases)
-        for finding in done:
+        self._left = len(work.todo)
+        for finding in work.done:
             self._counts[_key(finding.case), finding.outcome] += 1
 
     def add(self, finding: Finding) -> None:
@@ -57,7 +63,9 @@ class AuditTable:
         table = Table("channel", "model", "done", *(outcome.value for outcome in Outcome), title="audit")
         for key, total in self._totals.items():
             counts = [self._counts[key, outcome] for outcome in Outcome]
-            cells = [Text(str(n), style=_COLOURS[o] if n else "dim") for o, n in zip(Outcome, counts, strict=True)]
+            cells = [
+                Text(str(n), style=OUTCOME_COLOURS[o] if n else "dim") for o, n in zip(Outcome, counts, strict=True)
+            ]
             names = (Text(printable(name) or "–") for name in key)
             table.add_row(*names, f"{sum(counts)} of {total}", *cells)
         return Group(table, self._bar, Text(printable(self._stage), style="dim"))
@@ -73,15 +81,17 @@ def _minutes(seconds: float) -> str:
 
 
 @contextmanager
-def audit_progress(cases: Sequence[Case], done: Sequence[Finding]) -> Iterator[AuditTable]:
+def audit_progress(work: Work) -> Iterator[AuditTable]:
     """A live table on standard error; where that is no terminal, a line for each finding."""
-    table = AuditTable(cases, done)
+    if work.done:
+        note(f"{len(work.done)} of {len(work.done) + len(work.todo)} cases have findings already and are skipped")
     console = Console(stderr=True)
-    if console.is_terminal:
-        with Live(table, console=console, refresh_per_second=4, transient=True):
-            yield table
-    else:
-        yield _LineByLine(cases, done)
+    if not console.is_terminal:
+        yield _LineByLine(work)
+        return
+    table = AuditTable(work)
+    with Live(table, console=console, refresh_per_second=4, transient=True):
+        yield table
 
 
 class _LineByLine(AuditTable):
@@ -109,7 +119,7 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
             value = finding.metrics.get(judgement.gate.metric)
             measured = "" if value is None else f" ({judgement.gate.metric} = {value:.3g})"
             line = f"{title}: '{judgement.gate}'{measured} · {finding.id} · {describe(finding.case)}"
-            console.print(Text(printable(line), style=_COLOURS[finding.outcome]))
+            console.print(Text(printable(line), style=OUTCOME_COLOURS[finding.outcome]))
             if title != "crossed":
                 console.print(Text(f"    {printable(finding.reason)}", style="dim"))
         if len(judgements) > _MOST_NAMED:
@@ -117,7 +127,7 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
     errors = [finding for finding in findings if finding.outcome is Outcome.ERROR]
     for finding in errors[:_MOST_NAMED]:
         line = f"error: {finding.id} · {describe(finding.case)} · {finding.reason}"
-        console.print(Text(printable(line), style=_COLOURS[Outcome.ERROR]))
+        console.print(Text(printable(line), style=OUTCOME_COLOURS[Outcome.ERROR]))
     if errors:
         console.print(Text("mend the cause, then run the same command with --retry-errors", style="dim"))
     where = printable(str(folder), longest=4000)

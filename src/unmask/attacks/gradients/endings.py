@@ -115,6 +115,8 @@ def unit_weight(weights: list[float]) -> float | None:
     Weights are count/num_occurrences up to a common factor, so their sum over the unit is a whole number, at least as
     large as there are weights. A batch and its repetition have the same mean loss: only ratios of counts are visible.
     """
+    if not weights:
+        return None
     values = torch.tensor(weights, dtype=torch.float64)
     for occurrences in range(len(weights), _MAX_OCCURRENCES * len(weights) + 1):
         counts = values * (occurrences / values.sum())

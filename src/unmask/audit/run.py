@@ -1,0 +1,68 @@
+"""An audit from Python: `unmask.run_audit("plan.toml", "runs/audit")`. The command line does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from unmask.attacks.progress import silent
+from unmask.audit.engines import Means, engine_of
+from unmask.audit.finding import Finding
+from unmask.audit.folder import read_audit
+from unmask.audit.plan import Plan, load_plan
+from unmask.audit.runner import Shard, Work, outline, prepare, run_cases
+from unmask.audit.verdict import Verdict, reach_verdict
+
+
+class Watcher(Protocol):
+    """Somebody who follows an audit: each finding, and the progress of the attack that runs."""
+
+    def add(self, finding: Finding) -> None:
+        """A finding that is on the disk."""
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """How far the attack is."""
+
+
+class Nobody:
+    """Follows nothing."""
+
+    def add(self, finding: Finding) -> None:
+        """A finding that is on the disk."""
+
+    report = staticmethod(silent)
+
+
+@contextmanager
+def unwatched(work: Work) -> Iterator[Watcher]:
+    """An audit that nobody follows."""
+    yield Nobody()
+
+
+def run_audit(
+    plan: str | Path | Plan,
+    out: str | Path,
+    *,
+    engine: str = "local",
+    shard: Shard | None = None,
+    device: str = "auto",
+    threads: int = 1,
+    retry_errors: bool = False,
+    command: str = "unmask.run_audit",
+    watch: Callable[[Work], AbstractContextManager[Watcher]] = unwatched,
+) -> Verdict:
+    """Run what a plan asks for and a folder lacks, and judge the whole.
+
+    It can be interrupted at any time and goes on when it is called again. `engine` is 'local' or 'ray'; `shard` (i, n)
+    runs every n-th case from the i-th on. `command` is what the manifest says that was called.
+    """
+    planned = plan if isinstance(plan, Plan) else load_plan(plan)
+    run, folder = engine_of(engine), Path(out)
+    prepare(planned, folder, engine=engine, threads=threads, command=command)
+    work = outline(planned, folder, shard, retry_errors)
+    with watch(work) as watcher:
+        means = Means(planned.data, device, threads, watcher.report)
+        run_cases(work, folder, run, means, shard=shard, tell=watcher.add)
+    return reach_verdict(read_audit(folder))
