@@ -173,7 +173,17 @@ def test_no_outcome_is_called_safe():
     assert not any("safe" in outcome.value for outcome in Outcome)
 
 
-@pytest.mark.parametrize(("rouge2", "outcome"), [(0.5, Outcome.LEAK), (0.15, Outcome.NO_LEAK)])
-def test_a_guess_in_the_right_order_is_a_leak_though_nothing_certifies_it(rouge2, outcome):
-    metrics = {"exact_texts": 0, "rouge2": rouge2, "token_recall": 0.8, "token_precision": 0.8}
-    assert Finding("0", {}, Status.NOTHING_FOUND.name, "", metrics, {"rouge2": 0.06}).outcome is outcome
+@pytest.mark.parametrize(
+    ("rouge2", "words", "outcome"),
+    [(0.5, 0.2, Outcome.LEAK), (0.06, 0.8, Outcome.LEAK), (0.15, 0.3, Outcome.NO_LEAK)],
+)
+def test_a_good_guess_is_a_leak_though_nothing_certifies_it(rouge2, words, outcome):
+    metrics = {"exact_texts": 0, "rouge2": rouge2, "token_recall": words, "token_precision": words}
+    chance = {"rouge2": 0.06, "token_recall": 0.18, "token_precision": 0.2}
+    assert Finding("0", {}, Status.NOTHING_FOUND.name, "", metrics, chance).outcome is outcome
+
+
+def test_a_certified_bound_on_the_hidden_size_is_a_leak():
+    metrics = {"weights_found": 0, "hidden_size_found": 0, "hidden_size_share": 0.3}
+    assert Finding("0", {}, Status.PARTIAL.name, "", metrics, {"hidden_size_share": 0}).outcome is Outcome.LEAK
+    assert Finding("0", {}, Status.PARTIAL.name, "", {**metrics, "hidden_size_share": 0}).outcome is Outcome.NO_LEAK

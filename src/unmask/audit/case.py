@@ -50,5 +50,8 @@ def describe(spec: Mapping[str, Any]) -> str:
     words += [f"layer {spec['layer']}"] if "layer" in spec else []
     words += [f"{spec['batch_size']} text{'s' * (spec['batch_size'] != 1)}"] if "batch_size" in spec else []
     words += [f"{spec['clients']} clients"] if spec.get("clients", 1) > 1 else []
-    words += [" + ".join(spec["defences"]) or "no defence", f"seed {spec['seed']}"]
+    words += [f"round {spec['round']}"] if "round" in spec else []
+    words += [f"client {spec['client']}"] if "client" in spec else []
+    words += [" + ".join(spec["defences"]) or "no defence"] if "defences" in spec else []
+    words += [f"seed {spec['seed']}"]
     return " · ".join(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -14,7 +15,8 @@ from unmask.recovery import Status
 
 SCHEMA = 1
 ERROR = "ERROR"  # the status of a case that raised; all others are names of `Status`
-_GOOD_GUESS = 0.1  # of ROUGE-2 above chance: one pair of words in ten
+_GOOD_PAIRS, _GOOD_WORDS = 0.1, 0.2  # above chance, of ROUGE-2 and of tokens: chance itself moves by less
+_LARGEST = sys.float_info.max  # whole numbers of JSON may be larger
 _RAN_TO_THE_END = (Status.RECOVERED.name, Status.PARTIAL.name, Status.NOTHING_FOUND.name)
 
 
@@ -93,18 +95,24 @@ class Finding:
     def _shows_a_leak(self) -> bool:
         if not self.metrics:
             return Status[self.status].conclusive
-        if any((self.metrics.get(name) or 0.0) > 0 for name in ("exact_texts", "weights_found", "hidden_size_found")):
+        if any(self._beyond(name, 0.0) for name in ("exact_texts", "weights_found", "hidden_size_found")):
             return True
-        return self._guesses_well() or (Status[self.status].conclusive and self._tells_tokens())
+        if Status[self.status].conclusive and (self._tells_tokens() or self._beyond("hidden_size_share", 0.0)):
+            return True
+        return self._guesses_well()
+
+    def _beyond(self, metric: str, margin: float) -> bool:
+        """Whether a metric is above chance by more than a margin."""
+        return (self.metrics.get(metric) or 0.0) > (self.chance.get(metric) or 0.0) + margin
 
     def _guesses_well(self) -> bool:
-        """Whether texts that nothing certifies have pairs of words in the right order, many more than chance gives."""
-        return (self.metrics.get("rouge2") or 0.0) > (self.chance.get("rouge2") or 0.0) + _GOOD_GUESS
+        """Whether what nothing certifies is right much more often than chance: pairs of words, or words."""
+        words = (self._beyond(name, _GOOD_WORDS) for name in ("token_recall", "token_precision"))
+        return self._beyond("rouge2", _GOOD_PAIRS) or all(words)
 
     def _tells_tokens(self) -> bool:
         """Whether tokens were named that occur, more of them than a guess would name or with fewer false ones."""
-        names = ("token_recall", "token_precision")
-        beyond = any((self.metrics.get(name) or 0.0) > (self.chance.get(name) or 0.0) for name in names)
+        beyond = any(self._beyond(name, 0.0) for name in ("token_recall", "token_precision"))
         return (self.metrics.get("token_recall") or 0.0) > 0 and beyond
 
     def to_json(self) -> str:
@@ -135,14 +143,24 @@ class Finding:
 
 
 def _check(document: Mapping[str, Any]) -> None:
-    """Whether what is counted on later is there: texts, tables, and numbers in tables of numbers."""
+    """Whether what is counted on later is there and of its kind; `finding.schema.json` says more."""
     for name in ("id", "reason", "case", "metrics", "chance", "certificate", "cost", "run"):
         if not isinstance(document[name], str if name in ("id", "reason") else dict):
             raise TypeError(f"{name} is {document[name]!r}")
     for name in ("metrics", "chance", "cost"):
         for key, value in document[name].items():
-            if value is not None and type(value) not in (int, float):
+            if value is not None and (type(value) not in (int, float) or abs(value) > _LARGEST):
                 raise TypeError(f"{key} is {value!r}")
+    case, error = document["case"], document.get("error")
+    defences = case.get("defences", [])
+    if not isinstance(case["channel"], str) or not isinstance(defences, list):
+        raise TypeError(f"the case is {case!r}")
+    if not all(isinstance(defence, str) for defence in defences):
+        raise TypeError(f"the defences are {defences!r}")
+    if not isinstance(document["certificate"].get("details", {}), dict):
+        raise TypeError(f"the details of the certificate are {document['certificate']['details']!r}")
+    if error is not None and not (isinstance(error, dict) and all(isinstance(text, str) for text in error.values())):
+        raise TypeError(f"the error is {error!r}")
 
 
 def _pair(document: Mapping[str, Any]) -> TextPair:

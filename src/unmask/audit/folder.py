@@ -66,6 +66,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         schema = manifest["schema"]
+        _check_cases(manifest.get("cases", []))
     except FileNotFoundError:
         raise InputError(
             f"{folder} holds no audit: there is no {MANIFEST}; make one with `unmask audit plan.toml --out {folder}`"
@@ -80,6 +81,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder / MANIFEST} has schema {schema!r}, this version reads up to {SCHEMA}; upgrade unmask"
         )
     return dict(manifest)
+
+
+def _check_cases(cases: Any) -> None:
+    for case in cases:
+        fits = isinstance(case["case"], dict) and isinstance(case["gates"], list) and isinstance(case["line"], int)
+        if not fits or not isinstance(case["id"], str):
+            raise TypeError(f"a case is {case!r}"[:200])
 
 
 def read_findings(folder: Path) -> tuple[dict[str, Finding], int]:

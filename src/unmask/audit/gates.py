@@ -20,7 +20,14 @@ TEXT_METRICS = (
 METRICS: Mapping[str, tuple[str, ...]] = {
     "gradients": TEXT_METRICS,
     "outputs": tuple(name for name in TEXT_METRICS if name not in ("epsilon", "cosine")),
-    "queries": ("weights_found", "weights_rate", "weight_error", "hidden_size_found", "false_weights"),
+    "queries": (
+        "weights_found",
+        "weights_rate",
+        "weight_error",
+        "hidden_size_found",
+        "hidden_size_share",
+        "false_weights",
+    ),
 }
 PHRASES: Mapping[str, str] = {
     "no exact text": "exact_texts == 0",

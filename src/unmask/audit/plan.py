@@ -132,7 +132,7 @@ def _cases(
 
 def _can_tell(gate: Gate, spec: Mapping[str, Any]) -> bool:
     """Whether findings of a case have the metric of a gate; a hidden size has only the output layer."""
-    hides_a_size = gate.metric != "hidden_size_found" or spec.get("secret") == "output-layer"
+    hides_a_size = not gate.metric.startswith("hidden_size") or spec.get("secret") == "output-layer"
     return gate.concerns(spec["channel"]) and hides_a_size
 
 

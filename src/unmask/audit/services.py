@@ -97,23 +97,30 @@ def _output_layer(
     attack = OutputLayerAttack(num_tokens, max(256, int(_PROMPTS_PER_WIDTH * model.width)), seed=case["seed"])
     recovery = attack(LogitEvidence(FunctionLogitOracle(shown, unembedding.shape[0], "logits")), progress)
     found = recovery.value
+    known = min(found.at_least or 0, model.width) / model.width
     if found.hidden_size is None:
-        return recovery, _scores(0, 1.0, 0, 0)
+        return recovery, _scores(0, 1.0, 0, hidden_size_found=0, hidden_size_share=known)
     W = unembedding.detach().double().cpu()[found.tokens.cpu()]
     right = found.hidden_size == model.width
     error = min(1.0, score_up_to_linear_map(found.W, W - W.mean(0))) if right else 1.0
-    return recovery, _scores(int(error <= _FOUND), error, int(not right), int(right))
+    size = {"hidden_size_found": int(right), "hidden_size_share": known}
+    return recovery, _scores(int(error <= _FOUND), error, int(not right), **size)
 
 
-def _scores(num_found: int, error: float, num_false: int, size_found: int | None = None) -> dict[str, Any]:
-    """Metrics, beside those of somebody who answers 0 for every weight."""
+def _scores(num_found: int, error: float, num_false: int, **size: float) -> dict[str, Any]:
+    """Metrics, beside those of somebody who answers 0 for every weight; `size` are those of an output layer's."""
     metrics: dict[str, float] = {
         "weights_found": num_found,
         "weights_rate": 1 - error,
         "weight_error": error,
         "false_weights": num_false,
+        **size,
     }
-    if size_found is not None:
-        metrics["hidden_size_found"] = size_found
-    chance = {"weights_found": 0, "weights_rate": 0.0, "weight_error": 1.0, "false_weights": 0}
+    chance = {
+        "weights_found": 0,
+        "weights_rate": 0.0,
+        "weight_error": 1.0,
+        "false_weights": 0,
+        **dict.fromkeys(size, 0),
+    }
     return {"metrics": metrics, "chance": chance}

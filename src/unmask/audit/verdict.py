@@ -63,6 +63,8 @@ def _sentence(
     crossed = [judgement for judgement in judgements if judgement.ruling is Ruling.CROSSED]
     unknown = {judgement.finding.id for judgement in judgements if judgement.ruling is Ruling.INCONCLUSIVE}
     leaks = f"{outcomes[Outcome.LEAK]} of {len(findings)} cases leak"
+    if outcomes[Outcome.INCONCLUSIVE]:
+        leaks += f", {outcomes[Outcome.INCONCLUSIVE]} could not be told"
     if crossed:
         gates = sorted({judgement.gate.text for judgement in crossed})
         cases = len({judgement.finding.id for judgement in crossed})
@@ -77,7 +79,7 @@ def _sentence(
     if unknown:
         return (
             INCONCLUSIVE,
-            f"Inconclusive: {_counted(len(unknown), 'case')} could not be told, which is not 'safe'; {leaks}.",
+            f"Inconclusive: gates over {_counted(len(unknown), 'case')} could not be judged, not 'safe'; {leaks}.",
         )
     if judgements:
         return (

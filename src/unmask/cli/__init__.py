@@ -6,6 +6,7 @@ Exit codes: 0 done · 1 a gate of a plan crossed · 2 bad input or tool error ·
 from __future__ import annotations
 
 import sys
+import traceback
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,6 +81,9 @@ def main() -> None:
         code = _complain("out of memory; use fewer texts or a smaller model", EXIT_ERROR)
     except OSError as error:
         code = _complain(f"the system refused: {error}", EXIT_ERROR)
+    except Exception:  # Python's own exit code, 1, would say that a gate is crossed
+        traceback.print_exc()
+        code = _complain("this is a mistake in unmask; please report it with the lines above", EXIT_ERROR)
     if code == EXIT_INTERRUPTED:
         _complain("stopped; nothing that was written is lost", code)
     sys.exit(code if isinstance(code, int) else EXIT_DONE)

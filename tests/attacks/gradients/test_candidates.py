@@ -179,3 +179,14 @@ def test_destroyed_gradients_leave_no_statistical_bag(tiny_llama, destroy):
 
     bag = find(replace(evidence, gradients={name: fake(g) for name, g in evidence.gradients.items()}), tiny_llama)
     assert bag.candidates is None
+
+
+@pytest.mark.parametrize("name", ["tiny_gpt2", "tiny_bert"])
+def test_dropout_is_not_taken_for_safety(name, request):
+    """No token lies in the span of a client with dropout: the attack does not apply, it did not find nothing."""
+    model = request.getfixturevalue(name)
+    evidence = observe_gradients(model, [[3, 9, 27, 81]], task="classification", train_mode=True)
+    kept = evidence.only("query", "key", "value", "c_attn")
+    found = find_candidates(kept, model, num_probes=32, min_gap_decades=1.0, generator=torch.Generator().manual_seed(0))
+    assert found.candidates is None
+    assert found.status in (Status.NOT_APPLICABLE, Status.NOT_IDENTIFIABLE)

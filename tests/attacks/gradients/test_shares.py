@@ -161,3 +161,13 @@ def test_types_of_pairs(tiny_bert):
         for token, kind in zip(text, pair_kinds(text), strict=True):
             if token != END:  # END has both types
                 assert int(by_token[token].argmax()) == kind
+
+
+@pytest.mark.parametrize("frozen", ["embeddings.", "word_embeddings", "position_embeddings"])
+def test_embeddings_that_a_client_keeps_fixed_send_zeros(tiny_bert, frozen):
+    """A whole state dict after one step: what was not trained is there, and exactly zero."""
+    evidence = classified(tiny_bert, ONCE)
+    zeroed = {name: g * 0 if frozen in name else g for name, g in evidence.gradients.items()}
+    shares = shares_of(tiny_bert, ONCE, replace(evidence, gradients=zeroed))
+    for token, position in only_places(ONCE).items():
+        assert float(shares[token][position]) > 0.99

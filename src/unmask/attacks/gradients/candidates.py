@@ -141,15 +141,19 @@ def _from_adapters(
 def _judged(candidates: Candidates, used: tuple[str, ...], min_gap_decades: float) -> BagOfWords:
     """Candidates whose distances stand apart from all others; else none."""
     if not candidates.tokens:
-        reason = "no token of the vocabulary lies in the span of block 0's gradients: are they of these weights?"
-        return BagOfWords(None, used, Status.NOTHING_FOUND, reason)
+        reason = (
+            "no token of the vocabulary lies in the span of block 0's gradients: they are of other weights, or of a "
+            "client that trained with dropout"
+        )
+        return BagOfWords(None, used, Status.NOT_APPLICABLE, reason)
     if candidates.gap.decades < min_gap_decades:
         return BagOfWords(
             None,
             used,
-            Status.NOTHING_FOUND,
+            Status.NOT_APPLICABLE,
             f"no token's vector stands out: the span test's distances have a gap of only {candidates.gap.decades:.1f} "
-            f"decades where {min_gap_decades:.1f} are asked for; the update may be noisy or of other weights",
+            f"decades where {min_gap_decades:.1f} are asked for; the update may be noisy, of a client with "
+            "dropout, or of other weights",
         )
     return BagOfWords(candidates, used)
 

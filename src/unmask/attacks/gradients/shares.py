@@ -39,12 +39,17 @@ def position_shares(
     """
     at_tokens, at_positions, _ = _arriving(evidence, model, tokens, num_positions)
     moved, filled = (evidence.gradients.get(name) for name in (model.token_embedding, model.position_embedding))
-    if moved is not None and filled is not None and not _moves_others(moved, tokens):
+    if moved is not None and filled is not None and _both_tell(moved, filled) and not _moves_others(moved, tokens):
         by_row, by_position = moved[tokens].double(), filled[:num_positions].double()
         scale = at_tokens.norm() / by_row.norm().clamp_min(1e-300)
         at_tokens = torch.cat([at_tokens, scale * by_row], dim=1)
         at_positions = torch.cat([at_positions, scale * by_position], dim=1)
     return _convex_combinations(at_positions, at_tokens, model.width)
+
+
+def _both_tell(moved: Float[Tensor, "v d"], filled: Float[Tensor, "n d"]) -> bool:
+    """Whether both have gradients: a client that keeps its embeddings fixed sends zeros."""
+    return bool(moved.any()) and bool(filled.any())
 
 
 def _moves_others(rows: Float[Tensor, "v d"], tokens: Int[Tensor, " t"]) -> bool:
