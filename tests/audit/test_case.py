@@ -55,7 +55,10 @@ def test_seeds_of_cases_differ_and_fit_a_generator():
 
 
 def test_a_case_in_one_line():
-    assert describe(spec()) == "m · fedsgd · 2 texts · no defence · seed 0"
+    assert describe(spec()) == "m · fedsgd · 2 texts · of notes · no defence · seed 0"
+    assert "bfloat16 · dager" in describe(spec(dtype="bfloat16", attack="dager"))
+    live = {"channel": "gradients", "model": "m", "protocol": "flower", "round": 2, "client": "7", "seed": 0}
+    assert describe(live) == "m · flower · round 2 · client 7 · seed 0"
     assert "int8 + sign" in str(Case(spec(defences=["int8", "sign"])))
     assert "2 clients" in describe(spec(clients=2))
     service = {"channel": "queries", "model": "", "secret": "random:heads=1,width=4", "defences": [], "seed": 3}

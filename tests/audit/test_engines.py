@@ -53,8 +53,9 @@ def test_engines_by_name():
 def test_devices():
     assert local_device("cpu") == "cpu"
     assert local_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(InputError, match="'abacus'"):
-        local_device("abacus")
+    for device in ("abacus", "meta", "cuda:x"):
+        with pytest.raises(InputError, match=f"got '{device}'"):
+            Means({}, device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, so asking for one is no mistake")

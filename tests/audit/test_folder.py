@@ -9,15 +9,17 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.audit.made import HOSTILE, finding, spec
 
-from unmask.audit.finding import Finding, FindingError, TextPair
+from unmask.audit.finding import ERROR, Finding, FindingError, TextPair
 from unmask.audit.folder import (
     MANIFEST,
     FindingsFile,
+    lock_folder,
     open_findings,
     read_audit,
     read_findings,
@@ -80,7 +82,7 @@ def test_a_second_writer_is_turned_away(tmp_path):
     other.start()
     try:
         assert ready.wait(60)
-        with pytest.raises(InputError, match=r"another process is writing .*findings\.jsonl.*--shard"):
+        with pytest.raises(InputError, match=r"another process is writing .*findings\.jsonl; wait"):
             FindingsFile(tmp_path / "findings.jsonl")
         with open_findings(tmp_path, (1, 2)) as file:  # a shard has its own
             file.append(numbered(0))
@@ -304,3 +306,39 @@ def test_a_small_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         write_whole(path, "second")
     assert path.read_text() == "first"
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.toml"]
+
+
+def test_a_result_counts_before_an_error_whatever_the_names_of_the_files(tmp_path):
+    """Shards are read before the file of a run without shards, and may be younger."""
+    failed = replace(numbered(0), status=ERROR, run={"started": "2026-11-15T20:00:00+00:00"})
+    for name, kept in (("findings.jsonl", failed), ("findings-1-of-2.jsonl", numbered(0))):
+        (tmp_path / name).write_text(kept.to_json() + "\n")
+    found, _ = read_findings(tmp_path)
+    assert [kept.status for kept in found.values()] == [numbered(0).status]
+
+
+def test_of_two_results_the_later_counts(tmp_path):
+    old, new = (
+        replace(numbered(0), reason=day, run={"started": f"2026-11-{day}T20:00:00+00:00"}) for day in ("14", "15")
+    )
+    (tmp_path / "findings.jsonl").write_text(old.to_json() + "\n")
+    (tmp_path / "findings-1-of-2.jsonl").write_text(new.to_json() + "\n")
+    assert [kept.reason for kept in read_findings(tmp_path)[0].values()] == ["15"]
+
+
+def test_a_line_of_somebody_else_is_named(tmp_path):
+    (tmp_path / "findings.jsonl").write_text(numbered(0).to_json() + '\n{"a": 1}\n')
+    with pytest.raises(FindingError, match=r"findings\.jsonl, line 2"):
+        read_findings(tmp_path)
+
+
+def test_one_audit_a_folder_at_a_time(tmp_path):
+    out = tmp_path / "out"
+    refused = pytest.raises(InputError, match="another audit is running")
+    with lock_folder(out, (1, 2)), lock_folder(out, (2, 2)), refused, lock_folder(out):
+        pass
+    with lock_folder(tmp_path / "out"):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file; give a folder"), lock_folder(tmp_path / "file"):
+        pass

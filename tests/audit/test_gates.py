@@ -102,3 +102,18 @@ def test_every_phrase_and_metric_concerns_a_channel():
     assert not parse_gate("epsilon < 1").concerns("outputs")
     assert not parse_gate("no weights").concerns("gradients")
     assert not parse_gate("no weights").concerns("elsewhere")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["exact_rate <= 1", "rouge2 < 2", "exact_texts >= 0", "rouge2 < inf", "epsilon <= inf", "token_recall > -1"],
+)
+def test_a_gate_that_cannot_fail_is_refused(text):
+    with pytest.raises(InputError, match="every value keeps"):
+        parse_gate(text)
+
+
+@pytest.mark.parametrize("text", ["exact_rate > 1", "rouge2 == 2", "exact_texts < 0", "cosine < -1"])
+def test_a_gate_that_nothing_can_keep_is_refused(text):
+    with pytest.raises(InputError, match="no value can keep"):
+        parse_gate(text)

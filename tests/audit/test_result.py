@@ -63,6 +63,6 @@ def test_an_error_that_was_never_raised_here_has_no_place(error):
 def test_the_clock_stamps_what_may_differ():
     before = finding_of(CASE, None, Recovery(None, Status.NOTHING_FOUND, "", Certificate.none("no"), Cost()), {})
     found = Clock().stamp(before, "cpu")
-    assert set(found.run) == {"seconds", "started", "host", "device", "unmask"}
+    assert set(found.run) == {"seconds", "started", "host", "device", "unmask", "torch", "threads"}
     assert found.run["seconds"] >= 0
     assert found.run["device"] == "cpu"

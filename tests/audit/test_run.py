@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 
 import pytest
 
 import unmask
-from unmask.audit.run import run_audit
+from unmask.audit.run import run_audit, unwatched
 from unmask.errors import InputError
 
 PLAN = """
@@ -61,3 +62,19 @@ def test_an_engine_that_does_not_exist_is_refused_before_anything_is_written(pla
     with pytest.raises(InputError, match="slurm"):
         run_audit(plan, tmp_path / "out", engine="slurm")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_verdict_is_that_of_the_plan_that_ran(plan, tmp_path):
+    """Whatever somebody else writes into the folder meanwhile."""
+    out = tmp_path / "out"
+
+    @contextmanager
+    def watch(work):
+        with unwatched(work) as nobody:
+            yield nobody
+        manifest = json.loads((out / "manifest.json").read_text())
+        for case in manifest["cases"]:
+            case["gates"] = []
+        (out / "manifest.json").write_text(json.dumps(manifest))
+
+    assert run_audit(plan, out, watch=watch).exit_code == 1

@@ -159,12 +159,6 @@ def test_a_damaged_or_newer_manifest_is_not_overwritten(plan, tmp_path):
         assert (folder / MANIFEST).read_text() == content
 
 
-def test_a_file_as_folder(plan, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is a file; give a folder"):
-        ready(plan, tmp_path / "file")
-
-
 def test_a_case_that_is_done_is_done_whatever_its_gates(plan, tmp_path):
     folder = ready(plan, tmp_path / "out")
     run_cases(outline(plan, folder), folder, Engine(), Means({}))

@@ -51,7 +51,9 @@ def test_an_open_service_gives_its_weights_away(model, secret):
     assert scores["metrics"]["weight_error"] < 1e-4
     assert scores["metrics"]["false_weights"] == 0
     assert scores["metrics"]["weights_rate"] == 1 - scores["metrics"]["weight_error"]
-    assert scores["chance"]["weight_error"] == 1.0
+    # Any matrix of the right size explains a part of an output layer.
+    assert 0.5 < scores["chance"]["weight_error"] <= 1.0
+    assert (scores["chance"]["weight_error"] < 1) == (secret == "output-layer")
     assert ("hidden_size_found" in scores["metrics"]) == (secret == "output-layer")
 
 
@@ -101,7 +103,7 @@ def test_a_service_that_makes_one_wait_gives_the_same_digits():
 def test_a_service_that_stops_answering_is_inconclusive():
     recovery, scores = ask("random:heads=2,width=8", "rate:queries=100,seconds=1000000,wait=false")
     assert recovery.status is Status.BUDGET_EXHAUSTED
-    assert "100 queries" in recovery.reason
+    assert "limit on queries" in recovery.reason
     assert not recovery.certificate.holds
     assert scores["metrics"]["weights_found"] == 0
 

@@ -103,3 +103,8 @@ def test_findings_that_were_not_planned_have_no_gates():
 def test_a_gate_of_another_channel_says_nothing():
     verdict = verdict_on("leak", gates=("no weights", GATE))
     assert [str(judgement.gate) for judgement in verdict.judgements] == [GATE]
+
+
+def test_cases_under_no_gate_are_not_counted_as_judged():
+    verdict = verdict_on("fine", gates=(GATE,))
+    assert "No gate is crossed in 1 case;" in verdict.headline

@@ -83,7 +83,7 @@ def test_an_unknown_channel_is_an_error_too(worker):
 
 def test_what_a_run_was(worker):
     found = worker.work(Case(spec(channel="smoke")))
-    assert set(found.run) == {"seconds", "started", "host", "device", "unmask"}
+    assert set(found.run) == {"seconds", "started", "host", "device", "unmask", "torch", "threads"}
     assert found.run["seconds"] >= 0
     assert datetime.fromisoformat(found.run["started"]).tzinfo is not None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -45,20 +46,25 @@ def initial_arrays() -> ArrayRecord:
 
 
 def train(message: Message, context: Context) -> Message:
-    """As Flower's quick-start: load what was sent, some steps of AdamW with dropout, send all weights back."""
+    """As Flower's quick-start: load what was sent, train, send all weights back."""
+    return answer(message, new_weights(message.content["arrays"].to_torch_state_dict(), context.node_id))
+
+
+def new_weights(weights: Mapping[str, torch.Tensor], client: int) -> dict[str, torch.Tensor]:
+    """Some steps of AdamW with dropout."""
     net = classifier()
-    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    batch = word_tokenizer()(TEXTS[context.node_id], padding=True, return_tensors="pt")
-    labels = torch.arange(len(TEXTS[context.node_id])) % 2
+    net.load_state_dict(dict(weights))
+    batch = word_tokenizer()(TEXTS[client], padding=True, return_tensors="pt")
+    labels = torch.arange(len(TEXTS[client])) % 2
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(context.node_id)
+        torch.manual_seed(client)
         net.train()
         optimizer = torch.optim.AdamW(net.parameters(), lr=5e-5)
         for _ in range(3):
             net(**batch, labels=labels).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    return answer(message, net.state_dict())
+    return net.state_dict()
 
 
 def answer(message: Message, weights: Mapping[str, torch.Tensor]) -> Message:
@@ -87,6 +93,7 @@ class MemoryGrid(Grid):
         self.apps = apps or dict.fromkeys(TEXTS, client_app())
         self.replies: list[Message] = []
         self._waiting: dict[str, Message] = {}
+        self._numbers = itertools.count()
         self._run: Any = None
 
     def set_run(self, run: Any) -> None:
@@ -109,7 +116,7 @@ class MemoryGrid(Grid):
         ids = []
         for message in sorted(messages, key=lambda message: message.metadata.dst_node_id):
             node = message.metadata.dst_node_id
-            message.metadata.__dict__["_message_id"] = f"message {len(self.replies) + len(self._waiting)} to {node}"
+            message.metadata.__dict__["_message_id"] = f"message {next(self._numbers)} to {node}"
             context = Context(1, node, {}, RecordDict(), {})
             self._waiting[message.metadata.message_id] = self.apps[node](copy.deepcopy(message), context)
             ids.append(message.metadata.message_id)

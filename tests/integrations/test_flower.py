@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
-import logging
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,12 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is missing; run: pip install 'unmask[flower]'")
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
+from flwr.common import FitIns, ndarrays_to_parameters
 from flwr.common.constant import ErrorCode
+from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Strategy
 from tests.integrations import flower_app
@@ -27,8 +30,10 @@ from tests.integrations.flower_grid import (
     MemoryGrid,
     answer,
     audited_model,
+    classifier,
     client_app,
     initial_arrays,
+    new_weights,
     train,
     train_message,
     trained,
@@ -40,7 +45,7 @@ from unmask.audit.finding import ERROR, Outcome
 from unmask.audit.folder import read_audit
 from unmask.audit.verdict import reach_verdict
 from unmask.errors import InputError, UnknownModelError
-from unmask.integrations.flower import AuditGrid, AuditStrategy, WatchedGrid, audit_mod, round_of
+from unmask.integrations.flower import AuditGrid, AuditStrategy, WatchedGrid, audit_mod
 from unmask.models.catalog import resolve
 
 
@@ -125,28 +130,6 @@ def test_strategies_that_push_and_pull_are_audited_too(options):
     assert len(findings(options)) == 2
 
 
-def test_messages_that_expired_are_not_waited_for(options):
-    grid = AuditGrid(MemoryGrid(), **options)
-    ids = list(grid.push_messages([train_message(11, ttl=1e-9)]))
-    grid.push_messages([train_message(12)])
-    assert len(grid.pull_messages(ids)) == 1
-    assert not findings(options)
-
-
-def test_rounds_that_nobody_numbers_are_counted(options):
-    grid = AuditGrid(MemoryGrid(), **options)
-    for _ in range(2):
-        grid.send_and_receive([train_message(11)])
-    assert [finding.case["round"] for finding in findings(options)] == [1, 2]
-
-
-def test_the_round_is_what_the_strategy_says():
-    told = RecordDict({"config": ConfigRecord({"server-round": 5})})
-    assert round_of(Message(told, 11, "train", group_id="7")) == 5
-    assert round_of(Message(RecordDict(), 11, "train", group_id="7")) == 7
-    assert round_of(Message(RecordDict(), 11, "train", group_id="a batch")) is None
-
-
 def test_everything_else_is_the_grid_that_is_wrapped(options):
     inner = MemoryGrid()
     grid = AuditGrid(inner, **options)
@@ -197,15 +180,6 @@ def test_an_audit_that_fails_does_not_break_the_federation(options, monkeypatch)
     assert [(finding.status, finding.error["type"]) for finding in findings(options)] == 2 * [(ERROR, "MemoryError")]
 
 
-def test_messages_that_cannot_be_understood_pass_with_a_warning(options, monkeypatch, caplog):
-    monkeypatch.setattr("unmask.integrations.flower.arrays_of", lambda message: 1 / 0)
-    inner = MemoryGrid()
-    with caplog.at_level(logging.WARNING):
-        replies = AuditGrid(inner, **options).send_and_receive([train_message(11)])
-    assert replies == inner.replies
-    assert "could not be audited, nothing is known of it: ZeroDivisionError" in caplog.text
-
-
 def test_nan_passes_as_it_is(options):
     def explode(message: Message, context: Context) -> Message:
         return answer(message, {k: v * torch.nan for k, v in trained(11).to_torch_state_dict().items()})
@@ -223,6 +197,28 @@ def test_a_model_that_cannot_be_loaded_is_told_before_the_first_round(tmp_path):
     assert not (tmp_path / "fl").exists()
 
 
+def test_clients_that_only_number_their_arrays_are_read_by_names(tmp_path):
+    """Flower's older interface, both sides of it; its arrays have neither shape nor type."""
+    state = classifier().state_dict()
+
+    class Client(NumPyClient):
+        def fit(self, parameters, config):
+            weights = dict(zip(state, map(torch.tensor, parameters), strict=True))
+            return [tensor.numpy() for tensor in new_weights(weights, 11).values()], 3, {}
+
+    def ask(options):
+        grid = AuditGrid(MemoryGrid({11: ClientApp(client_fn=lambda context: Client().to_client())}), **options)
+        parameters = ndarrays_to_parameters([tensor.numpy() for tensor in state.values()])
+        GridClientProxy(11, grid, 1).fit(FitIns(parameters, {}), timeout=None, group_id=6)
+        (finding,) = findings(options)
+        return finding
+
+    named = ask({"model": audited_model(), "out": tmp_path / "named", "names": list(state)})
+    assert (named.case["round"], shown(named)) == (6, words(11))
+    numbered = ask({"model": audited_model(), "out": tmp_path / "numbered"})
+    assert "`names` where clients only number" in numbered.reason
+
+
 # ---- the strategy
 
 
@@ -236,6 +232,13 @@ def test_a_strategy_can_be_wrapped_instead(options):
     }
     assert all(shown(finding) == words(int(finding.case["client"])) for finding in findings(options))
     assert strategy.fraction_train == 1.0
+
+
+def test_settings_of_a_wrapped_strategy_can_be_changed(options):
+    inner = FedAvg()
+    audited = AuditStrategy(inner, **options)
+    audited.fraction_train = 0.25
+    assert inner.fraction_train == audited.fraction_train == 0.25
 
 
 def test_a_wrapped_strategy_can_be_wrapped_again(options):
@@ -252,9 +255,9 @@ def test_a_wrapped_strategy_can_be_wrapped_again(options):
 # ---- the client's mod
 
 
-def run_client(*mods) -> Message:
+def run_client(*mods, server_round: int = 4) -> Message:
     message = train_message(11)
-    message.content["config"] = ConfigRecord({"server-round": 4})
+    message.content["config"] = ConfigRecord({"server-round": server_round})
     return client_app(mods=mods)(message, Context(1, 11, {}, RecordDict(), {}))
 
 
@@ -267,6 +270,11 @@ def test_a_client_audits_its_own_update(options):
     assert (options["out"] / "findings-client-11.jsonl").is_file()
 
 
+def test_a_client_knows_round_0(options):
+    run_client(audit_mod(**options), server_round=0)
+    assert findings(options)[0].case["round"] == 0
+
+
 def test_a_client_refuses_to_send_what_leaks(options):
     reply = run_client(audit_mod(refuse=True, **options))
     assert reply.has_error()
@@ -274,6 +282,46 @@ def test_a_client_refuses_to_send_what_leaks(options):
     assert reply.error.code == ErrorCode.MOD_FAILED_PRECONDITION
     assert not [word for word in words(11) if word in reply.error.reason]
     assert len(findings(options)) == 1
+
+
+def send_only_the_head(message: Message, context: Context) -> Message:
+    return answer(message, {"classifier.bias": torch.ones(2)})
+
+
+def send_nothing_new(message: Message, context: Context) -> Message:
+    return answer(message, message.content["arrays"].to_torch_state_dict())
+
+
+@pytest.mark.parametrize(
+    ("refuse", "sent"),
+    [
+        (False, {train, send_only_the_head, send_nothing_new}),
+        ("leaks", {send_only_the_head, send_nothing_new}),
+        ("unless-clear", {send_nothing_new}),
+        (True, {send_nothing_new}),
+    ],
+)
+def test_what_is_sent_is_chosen_by_refuse(options, refuse, sent):
+    mod, context = audit_mod(refuse=refuse, **options), Context(1, 11, {}, RecordDict(), {})
+    acts = (train, send_only_the_head, send_nothing_new)
+    assert {act for act in acts if client_app(act, [mod])(train_message(11), context).has_content()} == sent
+    assert {f.outcome for f in findings(options)} == {Outcome.LEAK, Outcome.INCONCLUSIVE, Outcome.NO_LEAK}
+
+
+def test_a_second_record_of_arrays_is_not_sent_unread(options):
+    def act(message: Message, context: Context) -> Message:
+        reply = send_nothing_new(message, context)
+        reply.content["gradients"] = initial_arrays()
+        return reply
+
+    mod, context = audit_mod(refuse=True, **options), Context(1, 11, {}, RecordDict(), {})
+    assert client_app(act, [mod])(train_message(11), context).has_error()
+    assert "not read, in 'gradients'" in findings(options)[0].reason
+
+
+def test_a_refusal_that_is_none_is_told(options):
+    with pytest.raises(InputError, match="refuse must be one of False, True, 'unless-clear', 'leaks', got 'leak'"):
+        audit_mod(refuse="leak", **options)
 
 
 def test_the_others_go_on_without_a_client_that_refuses(options):
@@ -293,7 +341,7 @@ def test_a_client_that_cannot_audit_sends_only_if_it_does_not_refuse(options, mo
 def test_noise_hides_the_words_if_the_audit_comes_after_it(options, tmp_path):
     """Mods run from the outside in: the first of the list sees what the others have made of the reply."""
     noise = LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=20.0, delta=1e-5)
-    assert run_client(audit_mod(refuse=True, **options), noise).has_content()
+    assert run_client(audit_mod(refuse="leaks", **options), noise).has_content()
     (finding,) = findings(options)
     assert finding.outcome is not Outcome.LEAK
     assert not finding.tokens

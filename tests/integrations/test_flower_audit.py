@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import stat
 from dataclasses import replace
 
@@ -50,7 +51,7 @@ def test_an_update_gives_its_words_away(audit):
     assert finding.id == case_id(finding.case)
     assert not finding.metrics
     where = {"round": 1, "client": "11"}
-    how = {"channel": "gradients", "protocol": "flower", "source": "flower", "attack": "default", "defences": []}
+    how = {"channel": "gradients", "protocol": "flower", "source": "flower", "attack": "default"}
     assert finding.case == {"model": audit.model_name, "seed": 0, **where, **how}
     held = read_audit(audit.folder)
     assert held.findings == (finding,)
@@ -126,15 +127,15 @@ def test_a_folder_of_another_audit_is_left_alone(tmp_path):
         UpdateAudit(model=audited_model(), out=tmp_path).prepare()
 
 
-def test_arrays_that_are_only_numbered_are_named_by_the_caller(tmp_path, audit):
-    """As `NumPyClient` sends them."""
-    sent, received = (ArrayRecord(arrays.to_numpy_ndarrays()) for arrays in (initial_arrays(), trained(11)))
-    assert list(sent)[:2] == ["0", "1"]
-    assert "`names` where clients only number" in audit.audit(1, "11", sent, received).reason
-    named = UpdateAudit(model=audited_model(), out=tmp_path / "named", names=list(classifier().state_dict()))
-    assert shown(named.audit(1, "11", sent, received)) == words(11)
-    del received["3"]
-    assert "but `names` has" in named.audit(2, "11", sent, received).reason
+def test_names_must_be_those_of_all_arrays(tmp_path):
+    audit = UpdateAudit(model=audited_model(), out=tmp_path, names=["a", "b"])
+    assert "but `names` has 2" in audit.audit(1, "11", initial_arrays(), trained(11)).reason
+
+
+def test_weights_that_do_not_fit_are_an_error_for_each_client(audit):
+    wrong = changed(initial_arrays(), bert__embeddings__word_embeddings__weight=torch.ones(3, 64))
+    for client in ("11", "12"):
+        assert "has the shape (3, 64), expected (500, 64)" in audit.audit(1, client, wrong, trained(11)).reason
 
 
 def test_the_bag_of_words_is_shown_beside_texts_that_are_not_certain(audit, monkeypatch):
@@ -226,6 +227,19 @@ def test_an_unchanged_model_gives_nothing_away(audit):
     assert "sent back exactly what it got" in finding.reason
 
 
+def test_nothing_is_clear_while_arrays_are_not_read(audit):
+    """A client that sends its weights unchanged may send its gradient beside them."""
+    clear, partial = (audit.audit(1, "11", initial_arrays(), new, ["more"]) for new in (initial_arrays(), trained(11)))
+    assert (clear.status, clear.outcome) == ("MISSING_EVIDENCE", Outcome.INCONCLUSIVE)
+    assert "sent back exactly what it got; the reply holds arrays that were not read, in 'more'" in clear.reason
+    assert partial.outcome is Outcome.LEAK
+    assert "not read, in 'more'" in partial.reason
+
+
+def test_weights_that_nobody_holds_any_more_are_inconclusive(audit):
+    assert audit.audit(1, "11", None, trained(11)).outcome is Outcome.INCONCLUSIVE
+
+
 def test_noise_on_every_weight_is_no_leak(audit):
     generator = torch.Generator().manual_seed(0)
     noisy = {
@@ -261,7 +275,9 @@ def test_a_folder_that_cannot_be_written_is_told_in_the_log(tmp_path, caplog):
 def test_evidence_is_kept_for_a_later_attack(tmp_path):
     net = classifier()
     tokenizer = audited_model().tokenizer
-    audit = UpdateAudit(model=net, tokenizer=tokenizer, out=tmp_path, save_evidence=True)
+    for part in (net, tokenizer):
+        part.save_pretrained(tmp_path / "given")
+    audit = UpdateAudit(model=tmp_path / "given", out=tmp_path, save_evidence=True)
     sent = initial_arrays()
     assert audit.audit(1, "11", sent, trained(11)) is None
     assert audit.audit(1, "11", sent, trained(11)) is None
@@ -279,6 +295,19 @@ def test_evidence_is_kept_for_a_later_attack(tmp_path):
     assert isinstance(later, Model)
     second = recover_text(load_evidence(folder / "round-2-client-12.safetensors"), later)
     assert {later.decode([token]) for token in second.value.token_set} >= FRAME
+
+
+def test_a_model_in_memory_is_kept_even_if_its_weights_are_those_of_the_round(tmp_path, caplog):
+    """The command that is told needs a model that can be loaded."""
+    net = classifier()
+    audit = UpdateAudit(model=net, tokenizer=audited_model().tokenizer, out=tmp_path / "a b", save_evidence=True)
+    with caplog.at_level(logging.INFO):
+        audit.audit(1, "11", ArrayRecord(net.state_dict()), trained(11), ["more"])
+    assert "not read, in 'more'" in caplog.text
+    told = next(text for text in caplog.messages if "read it with" in text)
+    *_, path, option, model = shlex.split(told.split("`")[1])
+    assert option == "--model"
+    assert recover_text(load_evidence(path), load_model(model)).value.token_set
 
 
 def test_a_reply_without_arrays_is_a_finding_even_where_evidence_is_kept(tmp_path):

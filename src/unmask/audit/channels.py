@@ -66,7 +66,7 @@ def audit_gradients(case: Case, desk: Desk) -> Finding:
     scores = text_result(recovery, texts, others, model)
     scores["metrics"]["cosine"] = seen.cosine
     if math.isfinite(seen.epsilon):
-        scores["metrics"]["epsilon"] = seen.epsilon
+        scores["metrics"].update(epsilon=seen.epsilon, delta=seen.delta)
     return finding_of(case, model, recovery, scores)
 
 

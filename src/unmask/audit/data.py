@@ -34,7 +34,7 @@ class DataSet:
         """A batch, and as many other texts: what somebody guesses who knows the data but not the batch.
 
         The same for every protocol and defence, so that their findings can be compared. Where the data has too few
-        texts, the others are invented ones.
+        texts, the others are invented ones; where these are too few as well, there are none.
         """
         if num_texts > len(self.texts):
             raise InputError(
@@ -44,8 +44,8 @@ class DataSet:
         order = list(self.texts)
         random.Random(f"{self.sha256} {num_texts} {seed}").shuffle(order)
         batch, rest = order[:num_texts], order[num_texts:]
-        others = [text for text in (*rest, *INVENTED_TEXTS) if text not in batch]
-        return batch, others[:num_texts]
+        others = list(dict.fromkeys(text for text in (*rest, *INVENTED_TEXTS) if text not in batch))
+        return batch, others[:num_texts] if len(others) >= num_texts else []
 
 
 def read_data(tables: Mapping[str, Any], folder: Path) -> dict[str, DataSet]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,10 @@ class Means:
     device: str = "auto"
     threads: int = 1
     progress: Progress = silent  # of the attack that is running, where the engine can tell
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise InputError(f"--device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
 
 
 Engine = Callable[[Sequence[Case], Means], Iterator[Finding]]
@@ -54,10 +59,6 @@ def local_device(device: str) -> str:
     """The device that is meant by a name; 'auto' is the first GPU, where there is one."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.device(device)
-    except RuntimeError:
-        raise InputError(f"--device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"--device {device} was asked for, but torch sees no CUDA device here; use --device cpu")
     return device

@@ -97,7 +97,9 @@ class Finding:
             return Status[self.status].conclusive
         if any(self._beyond(name, 0.0) for name in ("exact_texts", "weights_found", "hidden_size_found")):
             return True
-        if Status[self.status].conclusive and (self._tells_tokens() or self._beyond("hidden_size_share", 0.0)):
+        if Status[self.status].conclusive and (
+            self._tells_tokens() or self._beyond("hidden_size_share", 0.0) or self._beyond("weights_rate", _GOOD_WORDS)
+        ):
             return True
         return self._guesses_well()
 

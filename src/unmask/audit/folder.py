@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unmask.audit.finding import Finding
+from unmask.audit.finding import ERROR, Finding, FindingError
 from unmask.errors import InputError, UnmaskError
 
 MANIFEST, PLAN = "manifest.json", "plan.toml"
@@ -52,8 +52,11 @@ class Audit:
 
 def read_audit(folder: str | Path) -> Audit:
     """Read a folder back: findings of the plan as it is now, of two of one case the later; torn lines are counted."""
-    folder = Path(folder)
-    manifest = read_manifest(folder)
+    return audit_of(read_manifest(Path(folder)), Path(folder))
+
+
+def audit_of(manifest: Mapping[str, Any], folder: Path) -> Audit:
+    """The audit that a manifest describes, with the findings of a folder."""
     findings, num_damaged = read_findings(folder)
     if "cases" in manifest:
         planned = [case["id"] for case in manifest["cases"]]
@@ -95,7 +98,7 @@ def read_findings(folder: Path) -> tuple[dict[str, Finding], int]:
     found: dict[str, Finding] = {}
     num_damaged = 0
     for path in sorted(folder.glob(_PATTERN)):
-        for line in path.read_bytes().splitlines():
+        for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
             if not line.strip():
                 continue
             try:
@@ -103,9 +106,25 @@ def read_findings(folder: Path) -> tuple[dict[str, Finding], int]:
             except (ValueError, RecursionError):
                 num_damaged += 1
                 continue
-            finding = Finding.from_json(line.decode("utf-8"))
-            found[finding.id] = finding
+            finding = _read(path, number, line)
+            before = found.get(finding.id)
+            if before is None or _supersedes(finding, before):
+                found[finding.id] = finding
     return found, num_damaged
+
+
+def _read(path: Path, number: int, line: bytes) -> Finding:
+    try:
+        return Finding.from_json(line.decode("utf-8"))
+    except FindingError as error:
+        raise FindingError(f"{path}, line {number}: {error}; take the line out if it is not unmask's") from None
+
+
+def _supersedes(finding: Finding, before: Finding) -> bool:
+    """Whether of two findings of one case this one counts: a result before an error, then the later one."""
+    if (finding.status == ERROR) != (before.status == ERROR):
+        return before.status == ERROR
+    return str(finding.run.get("started", "")) >= str(before.run.get("started", ""))
 
 
 class FindingsFile:
@@ -119,9 +138,7 @@ class FindingsFile:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise InputError(
-                f"another process is writing {path}; wait for it, or use --shard or another --out"
-            ) from None
+            raise InputError(f"another process is writing {path}; wait for it, or use another --out") from None
         except OSError:
             pass  # a file system without locks, as clusters have some; shards have files of their own
         self._end_torn_line()
@@ -160,6 +177,23 @@ class FindingsFile:
                 file.seek(size - 1)
                 if file.read(1) != b"\n":
                     self._file.write(b"\n")
+
+
+@contextmanager
+def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[None]:
+    """One audit a folder at a time; shards may be several, as each has a file of its own."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"--out {folder} is a file; give a folder") from None
+    with open(folder / ".lock", "a") as file:
+        try:
+            fcntl.flock(file, (fcntl.LOCK_EX if shard is None else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another audit is running in {folder}; wait for it, or use another --out") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
 
 
 @contextmanager

@@ -43,6 +43,12 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
 }
 _RULE = re.compile(r"\s*(\w+)\s*(<=|>=|==|<|>)\s*([-+.\w]+)\s*")
+# Least and largest values; of all others 0 and 1.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("exact_texts", "certain_texts", "false_texts", "epsilon"), (0.0, math.inf)),
+    **dict.fromkeys(("weights_found", "false_weights"), (0.0, math.inf)),
+    "cosine": (-1.0, 1.0),
+}
 # Metrics that the protocol proves, whatever an attack found.
 _PROVEN = ("epsilon", "cosine")
 
@@ -94,6 +100,11 @@ def parse_gate(text: str) -> Gate:
         bound = float(match[3])
     except ValueError:
         raise InputError(f"the gate {text!r} compares with {match[3]!r}, which is no number; {usage}") from None
-    if bound != bound:
-        raise InputError(f"the gate {text!r} compares with NaN, which nothing can keep; {usage}")
+    least, most = _RANGES.get(match[1], (0.0, 1.0))
+    # Values at the ends tell, but for '==', which any value between may keep.
+    ends = [least, most] if match[2] != "==" else [least, most, bound]
+    kept = [_OPERATORS[match[2]](value, bound) and least <= value <= most for value in ends]
+    if all(kept) or not any(kept):
+        which = "every value keeps" if all(kept) else "no value can keep"
+        raise InputError(f"the gate {text!r} says what {which}: {match[1]} lies in {least:g}…{most:g}; {usage}")
     return Gate(text.strip(), match[1], match[2], bound)

@@ -35,6 +35,7 @@ from unmask.audit.gates import Gate, parse_gate
 from unmask.audit.secrets import parse_secret
 from unmask.defences.oracles import ORACLE_DEFENCES
 from unmask.errors import InputError
+from unmask.protocols.specs import parse_protocol
 
 _TOP = ("title", "gates", "data", *AXES)
 
@@ -124,10 +125,20 @@ def _cases(
     for values in itertools.product(*lists):
         spec = {"channel": channel, **dict(zip((axis.key for axis in axes.values()), values, strict=True))}
         over = [gate for gate in gates if _can_tell(gate, spec)]
+        _require_steps(over, spec, where)
         used.update(over)
         yield Case(_checked(spec, data, where), tuple(map(str, over)), line)
     if "gates" in group and (idle := [gate for gate in gates if gate not in used]):
         raise InputError(f"{where}: the gate '{idle[0]}' is about a metric that findings of this group do not have")
+
+
+def _require_steps(gates: list[Gate], spec: Mapping[str, Any], where: str) -> None:
+    """A gate on ε is about the whole training, so the plan must say how long that is."""
+    if not any(gate.metric == "epsilon" for gate in gates):
+        return
+    protocol = parse_protocol(spec["protocol"])
+    if protocol.name == "dpsgd" and "steps" not in protocol.settings:
+        raise InputError(f"{where}: ε is that of the whole training; say how many steps it has, as dpsgd:steps=1000,…")
 
 
 def _can_tell(gate: Gate, spec: Mapping[str, Any]) -> bool:
@@ -209,5 +220,5 @@ def _refuse_idle_gates(cases: list[Case], default: tuple[Gate, ...]) -> None:
 def _lines_of(channel: str, text: str) -> Iterator[int]:
     """The lines at which groups of a channel start."""
     header = re.compile(rf"\s*\[\[\s*{channel}\s*\]\]")
-    yield from (number for number, line in enumerate(text.splitlines(), start=1) if header.match(line))
+    yield from (number for number, line in enumerate(text.split("\n"), start=1) if header.match(line))
     yield from itertools.repeat(1)  # groups that are written in another way

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from unmask import __version__
 from unmask.audit.case import Case
 from unmask.audit.finding import ERROR, Finding
@@ -68,5 +70,7 @@ class Clock:
             "host": platform.node(),
             "device": device,
             "unmask": __version__,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
         }
         return replace(finding, run=run)

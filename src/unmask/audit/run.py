@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from unmask.attacks.progress import silent
 from unmask.audit.engines import Means, engine_of
 from unmask.audit.finding import Finding
-from unmask.audit.folder import read_audit
+from unmask.audit.folder import audit_of, lock_folder
 from unmask.audit.plan import Plan, load_plan
 from unmask.audit.runner import Shard, Work, outline, prepare, run_cases
 from unmask.audit.verdict import Verdict, reach_verdict
@@ -60,9 +61,10 @@ def run_audit(
     """
     planned = plan if isinstance(plan, Plan) else load_plan(plan)
     run, folder = engine_of(engine), Path(out)
-    prepare(planned, folder, engine=engine, threads=threads, command=command)
-    work = outline(planned, folder, shard, retry_errors)
-    with watch(work) as watcher:
-        means = Means(planned.data, device, threads, watcher.report)
-        run_cases(work, folder, run, means, shard=shard, tell=watcher.add)
-    return reach_verdict(read_audit(folder))
+    means = Means(planned.data, device, threads)
+    with lock_folder(folder, shard):
+        manifest = prepare(planned, folder, engine=engine, threads=threads, command=command)
+        work = outline(planned, folder, shard, retry_errors)
+        with watch(work) as watcher:
+            run_cases(work, folder, run, replace(means, progress=watcher.report), shard=shard, tell=watcher.add)
+        return reach_verdict(audit_of(manifest, folder))  # of this plan, whatever others write there later

@@ -27,12 +27,9 @@ class Work:
     done: tuple[Finding, ...]
 
 
-def prepare(plan: Plan, folder: Path, *, engine: str, threads: int, command: str) -> None:
+def prepare(plan: Plan, folder: Path, *, engine: str, threads: int, command: str) -> dict[str, Any]:
     """Write manifest and plan; a folder whose findings are of other weights under the same name is refused."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise InputError(f"--out {folder} is a file; give a folder") from None
+    folder.mkdir(parents=True, exist_ok=True)
     manifest = make_manifest(plan, engine=engine, threads=threads, command=command)
     path = folder / MANIFEST
     if path.exists():
@@ -41,6 +38,7 @@ def prepare(plan: Plan, folder: Path, *, engine: str, threads: int, command: str
         manifest["models"] = {**before.get("models", {}), **manifest["models"]}  # findings of the others are still here
     write_whole(path, json.dumps(manifest, indent=1, ensure_ascii=True) + "\n")
     write_whole(folder / PLAN, plan.text)
+    return manifest
 
 
 def outline(plan: Plan, folder: Path, shard: Shard | None = None, retry_errors: bool = False) -> Work:

@@ -17,13 +17,13 @@ from unmask.defences.oracles import OracleDefence, RateLimited, parse_oracle_def
 from unmask.errors import InputError
 from unmask.evidence.logits import FunctionLogitOracle, LogitEvidence
 from unmask.evidence.oracles import FunctionOracle, Oracle
-from unmask.linalg.heads import HeadWeights
+from unmask.linalg.heads import HeadWeights, canonical_heads
 from unmask.models.adapter import Model
 from unmask.models.heads import layer_heads
 from unmask.recovery import Certificate, Cost, Recovery, Status
 from unmask.scores.weights import score_heads, score_up_to_linear_map
 
-_FOUND = 0.01  # relative error up to which weights count as found; recoveries have 1e-5 and less
+_FOUND = 0.1  # relative error of W up to which a head, or an output layer, counts as found; a guess has about 1
 _TOKENS_PER_WIDTH = 1.7  # tokens whose logits are read, for each dimension: more than the width by a margin
 _PROMPTS_PER_WIDTH = 2.7
 
@@ -43,12 +43,15 @@ def interrogate(case: Case, model: Model | None, progress: Progress) -> tuple[Re
         oracle = defence(oracle)
     try:
         recovery = recover_weights(oracle, width=heads.v.shape[1], progress=progress, seed=case["seed"])
-    except RateLimited as refusal:
-        return _refused(str(refusal)), _scores(0, 1.0, 0)
+    except RateLimited:
+        return _refused("the service's limit on queries ended the attack"), _scores(0, 1.0, 0)
     score = score_heads(recovery.value, heads)
-    error = min(score.W_error, 1.0)
-    num_found = score.num_true - score.num_missing if error <= _FOUND else 0
-    return recovery, _scores(num_found, error, score.num_extra)
+    true = canonical_heads(heads)
+    each = [
+        score_heads(recovery.value, true.select(torch.arange(len(true)) == head)).W_error for head in range(len(true))
+    ]
+    num_found = sum(error <= _FOUND for error in each)
+    return recovery, _scores(num_found, min(score.W_error, 1.0), score.num_extra)
 
 
 def _refused(why: str) -> Recovery[Any]:
@@ -100,11 +103,14 @@ def _output_layer(
     known = min(found.at_least or 0, model.width) / model.width
     if found.hidden_size is None:
         return recovery, _scores(0, 1.0, 0, hidden_size_found=0, hidden_size_share=known)
+    guess = math.sqrt(max(0.0, 1 - model.width / len(found.tokens)))  # of any matrix of that size, on average
     W = unembedding.detach().double().cpu()[found.tokens.cpu()]
     right = found.hidden_size == model.width
     error = min(1.0, score_up_to_linear_map(found.W, W - W.mean(0))) if right else 1.0
     size = {"hidden_size_found": int(right), "hidden_size_share": known}
-    return recovery, _scores(int(error <= _FOUND), error, int(not right), **size)
+    scores = _scores(int(error <= _FOUND), error, int(not right), **size)
+    scores["chance"].update(weights_rate=1 - guess, weight_error=guess)
+    return recovery, scores
 
 
 def _scores(num_found: int, error: float, num_false: int, **size: float) -> dict[str, Any]:

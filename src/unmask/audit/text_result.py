@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
 from unmask.audit.marks import mark_bag, pair_texts
 from unmask.models.adapter import Model
+from unmask.protocols.batch import make_batch
 from unmask.recovery import RecoveredTexts, Recovery
 from unmask.scores.tokens import TextScore, score_texts
 
@@ -19,9 +21,10 @@ def text_result(
     """Fields of a finding: metrics, chance, texts and tokens.
 
     Tokens count once each, whatever their number. Special ones ([CLS], padding …) are nobody's secret: they are neither
-    tokens nor words here.
+    tokens nor words here. Texts that are longer than the model takes are cut, as the client cut them. Without `others`
+    there is no chance.
     """
-    true, guessed = ([model.encode(text) for text in part] for part in (texts, others))
+    true, guessed = (_tokens(model, part) for part in (texts, others))
     recovered = recovery.value.expanded()
     score = _score(recovered, true, model)
     claimed = recovery.value.token_set.union(*map(set, recovered))
@@ -33,7 +36,7 @@ def text_result(
     held = set().union(*map(set, true))
     return {
         "metrics": metrics,
-        "chance": _metrics(guessed, frozenset().union(*map(set, guessed)), true, model),
+        "chance": _metrics(guessed, frozenset().union(*map(set, guessed)), true, model) if guessed else {},
         "texts": pair_texts(recovery.value, true, score.assignment, model),
         "tokens": () if recovery.value.token_set <= covered else mark_bag(recovery.value, held, model),
     }
@@ -44,18 +47,40 @@ def _metrics(recovered: Tokens, claimed: frozenset[int], true: Tokens, model: Mo
     held = frozenset().union(*map(set, true)) - model.special_tokens
     claimed = claimed - model.special_tokens
     right = len(claimed & held)
-    return {
+    metrics = {
         "exact_texts": round(score.exact_rate * score.num_true),
         "exact_rate": score.exact_rate,
         "false_texts": score.num_false,
-        "rouge1": score.rouge1,
-        "rouge2": score.rouge2,
-        "rougeL": score.rougeL,
-        "token_recall": right / len(held) if held else 0.0,
-        "token_precision": right / len(claimed) if claimed else 1.0,
+        # A text of one word has no pair of words, so that its ROUGE-2 is 0 even if it is exact.
+        **{name: max(score.exact_rate, getattr(score, name)) for name in ("rouge1", "rouge2", "rougeL")},
+        "token_recall": right / len(held) if held else score.exact_rate,
     }
+    return {**metrics, "token_precision": right / len(claimed)} if claimed else metrics
 
 
 def _score(recovered: Tokens, true: Tokens, model: Model) -> TextScore:
     special = model.special_tokens
-    return score_texts(recovered, true, lambda tokens: model.decode([t for t in tokens if t not in special]))
+    return score_texts(recovered, true, lambda tokens: in_latin(model.decode([t for t in tokens if t not in special])))
+
+
+def _tokens(model: Model, texts: Sequence[str]) -> list[list[int]]:
+    """Tokens of texts as a client makes them."""
+    if not texts:
+        return []
+    batch = make_batch(model, texts)
+    return [row[mask].tolist() for row, mask in zip(batch.tokens, batch.mask, strict=True)]
+
+
+def in_latin(text: str) -> str:
+    """The text in letters that ROUGE counts, a–z and 0–9: words of other scripts stay words, and differ as before.
+
+    In scripts without spaces every character is a word.
+    """
+    return "".join(_letters(character) for character in text)
+
+
+def _letters(character: str) -> str:
+    if character.isascii() or not character.isalnum():
+        return character
+    code = f"u{ord(character):x}"
+    return f" {code} " if unicodedata.category(character) == "Lo" else code

@@ -31,7 +31,8 @@ def read_pairs(path: Path, limit: int | None) -> list[tuple[str, str]]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines, which also cuts at separators that may stand inside of a text.
+        return [line.removesuffix("\r") for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except FileNotFoundError:
         raise InputError(f"there is no file {path}; give a UTF-8 file with one text a line") from None
     except (UnicodeDecodeError, OSError) as error:

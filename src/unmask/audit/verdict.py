@@ -10,6 +10,7 @@ from unmask.audit.folder import Audit
 from unmask.audit.gates import Gate, Ruling, parse_gate
 
 PASSED, CROSSED, FAILED, INCONCLUSIVE = 0, 1, 2, 3  # as exit codes
+_WORTH = "Measured against these attacks only."
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,9 @@ def _sentence(
             f"Inconclusive: gates over {_counted(len(unknown), 'case')} could not be judged, not 'safe'; {leaks}.",
         )
     if judgements:
-        return (
-            PASSED,
-            f"No gate is crossed in {_counted(len(findings), 'case')}; {leaks}. Measured against these attacks only.",
-        )
+        judged = len({judgement.finding.id for judgement in judgements})
+        free = f", {len(findings) - judged} stand under no gate" if judged < len(findings) else ""
+        return PASSED, f"No gate is crossed in {_counted(judged, 'case')}{free}; {leaks}. {_WORTH}"
     if all(finding.outcome is Outcome.INCONCLUSIVE for finding in findings):
         return INCONCLUSIVE, "Inconclusive: no attack could tell anything, which is not 'safe'."
     return PASSED, f"Done, and no gate was set; {leaks}."

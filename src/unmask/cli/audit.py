@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.cli.options import EXIT_DONE, EXIT_ERROR, JsonOption
+from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INCONCLUSIVE, JsonOption
 from unmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def audit_command(
     """Run an audit. It can be stopped at any time and goes on with the same command.
 
     Exit codes: 0 no gate crossed, 1 a gate crossed, 2 a case ended in an error, 3 inconclusive, which is never 'safe'.
+    With --case: 0 the same finding again, 2 another one or an error, 3 nothing to compare with.
 
     Example: [bold]unmask audit plan.toml --out runs/audit[/bold]
 
@@ -62,6 +63,8 @@ def audit_command(
     if dry_run:
         _list_cases(planned, out, part, json)
         raise typer.Exit(EXIT_DONE)
+    if case and (part or retry_errors or engine is not EngineName.local):
+        raise InputError("--case repeats single cases in this process; leave --shard, --engine and --retry-errors out")
     if case:
         raise typer.Exit(_repeat(planned, out, case, device, threads, json))
     raise typer.Exit(
@@ -82,10 +85,12 @@ def _run(plan: Plan, out: Path, json: bool, **options: Any) -> int:
     """Run what is missing, print the verdict; its exit code."""
     from unmask.audit.folder import read_audit
     from unmask.audit.run import run_audit
+    from unmask.show import suppress_broken_pipe
     from unmask.show.audit import audit_progress, print_verdict
 
     verdict = run_audit(plan, out, command=shlex.join(["unmask", *sys.argv[1:]]), watch=audit_progress, **options)
-    print_verdict(verdict, out, read_audit(out).findings, json)
+    with suppress_broken_pipe():  # whoever reads may stop; the verdict stays
+        print_verdict(verdict, out, read_audit(out).findings, json)
     return verdict.exit_code
 
 
@@ -113,7 +118,9 @@ def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int 
         print_json(rows)
     else:
         _print_rows(rows)
-    return EXIT_ERROR if any(row["repeated"] == "another finding" for row in rows) else EXIT_DONE
+    if any(row["repeated"] == "another finding" or row["outcome"] == "ERROR" for row in rows):
+        return EXIT_ERROR
+    return EXIT_DONE if all(row["repeated"] == "same finding" for row in rows) else EXIT_INCONCLUSIVE
 
 
 def _list_cases(plan: Plan, out: Path, shard: Shard | None, json: bool) -> None:

@@ -10,21 +10,17 @@ updates are only kept, and attacked later. `docs/flower.md` has the whole story.
 
 from __future__ import annotations
 
-import logging
-import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
 from unmask.audit.finding import Outcome
 from unmask.errors import InputError
-from unmask.integrations.flower_audit import AuditOptions, UpdateAudit
-from unmask.integrations.flower_update import Arrays
+from unmask.integrations.flower_audit import AuditOptions, UpdateAudit, log
+from unmask.integrations.flower_exchanges import Exchanges, is_train, reply_arrays, round_of, sent_arrays
 
 try:
-    from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
     from flwr.clientapp.typing import ClientAppCallable
     from flwr.common.constant import ErrorCode
     from flwr.serverapp import Grid
@@ -32,50 +28,13 @@ try:
 except ImportError as error:
     raise ImportError(f"this module is about Flower ({error}); install it with: pip install 'unmask[flower]'") from None
 
-log = logging.getLogger("flwr.unmask")
-
-
-class Exchanges:
-    """Train messages that are out, each waiting for its reply, and the audit that sees both. Nothing raises."""
-
-    def __init__(self, audit: UpdateAudit) -> None:
-        self.audit = audit
-        self._out: dict[str, tuple[float, int | None, Arrays]] = {}
-        self._seen: Counter[int] = Counter()  # replies of each client, for strategies that do not number rounds
-
-    def sent(self, messages: Iterable[Message], server_round: int | None = None) -> None:
-        """Remember messages that the grid has sent, and so numbered; those that nobody may answer any more are over."""
-        with harmless("a message that was sent"):
-            self._out = {key: waiting for key, waiting in self._out.items() if waiting[0] > time.time()}
-            for message in filter(is_train, messages):
-                about = message.metadata
-                number = server_round if server_round is not None else round_of(message)
-                self._out[about.message_id] = (about.created_at + about.ttl, number, arrays_of(message))
-
-    def received(self, replies: Iterable[Message]) -> None:
-        """Audit each reply to a message that is out; a client that failed has sent nothing."""
-        self.audit.expect_new_weights()
-        for reply in replies:
-            with harmless("a reply"):
-                self._audit(reply)
-
-    def _audit(self, reply: Message) -> None:
-        waiting = self._out.pop(reply.metadata.reply_to_message_id, None)
-        if waiting is None or reply.has_error():
-            return
-        _, number, arrays = waiting
-        client = reply.metadata.src_node_id
-        self._seen[client] += 1
-        self.audit.audit(number or self._seen[client], str(client), arrays, arrays_of(reply))
-
-
-@contextmanager
-def harmless(what: str) -> Iterator[None]:
-    """Whatever the audit could not do is said in the log; the federation goes on."""
-    try:
-        yield
-    except Exception as error:
-        log.warning("unmask: %s could not be audited, nothing is known of it: %r", what, error)
+_UNLESS_CLEAR = frozenset(Outcome) - {Outcome.NO_LEAK}
+_REFUSED: dict[bool | str, frozenset[Outcome]] = {  # what each value of `refuse` keeps from being sent
+    False: frozenset(),
+    True: _UNLESS_CLEAR,
+    "unless-clear": _UNLESS_CLEAR,
+    "leaks": frozenset({Outcome.LEAK, Outcome.ERROR}),
+}
 
 
 class WatchedGrid(Grid):
@@ -88,16 +47,17 @@ class WatchedGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send, wait, audit, and hand on what came."""
         messages = list(messages)
+        noted = self._exchanges.note(messages)
         replies = list(self._grid.send_and_receive(messages, timeout=timeout))
-        self._exchanges.sent(messages)
-        self._exchanges.received(replies)
+        self._exchanges.finish(noted, replies)
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send, and remember what was sent."""
         messages = list(messages)
+        noted = self._exchanges.note(messages)
         ids = self._grid.push_messages(messages)
-        self._exchanges.sent(messages)
+        self._exchanges.sent(noted)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -167,8 +127,8 @@ class AuditStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Audit, then as the strategy does."""
         replies = list(replies)
-        self._exchanges.sent(self._messages, server_round)
-        self._exchanges.received(replies)
+        messages, self._messages = self._messages, []
+        self._exchanges.finish(self._exchanges.note(messages), replies, server_round)
         return self._strategy.aggregate_train(server_round, replies)
 
     def configure_evaluate(
@@ -190,17 +150,27 @@ class AuditStrategy(Strategy):
             raise AttributeError(name)
         return getattr(self._strategy, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._strategy, name, value)
 
-def audit_mod(*, refuse: bool = False, **options: Unpack[AuditOptions]) -> AuditMod:
+
+def audit_mod(*, refuse: bool | str = False, **options: Unpack[AuditOptions]) -> AuditMod:
     """A mod that audits the client's own update before it leaves: `ClientApp(mods=[audit_mod(…), …])`.
 
-    Put it first, so that it sees what other mods (clipping, noise) made of the update. With `refuse`, an update that
-    leaks is not sent, nor one whose audit failed: the server gets a Flower error instead, which strategies count as a
-    failed client and leave out. (To answer with unchanged weights would pull the average towards the old model.)
+    Put it first, so that it sees what other mods (clipping, noise) made of the update. With `refuse="unless-clear"`,
+    or True, an update is sent only if the attacks ran to their end and found nothing. With `refuse="leaks"`, one is
+    sent too if the audit is inconclusive, as it mostly is under noise; not if it leaks or if its audit failed. Else
+    the server gets a Flower error, which strategies count as a failed client and leave out. (To answer with unchanged
+    weights would pull the average towards the old model.)
     """
     if refuse and options.get("save_evidence"):
         raise InputError("refuse needs the attack's answer at once; leave save_evidence out")
-    return AuditMod(UpdateAudit(own_file=True, **options), refuse)
+    if refuse not in _REFUSED:
+        raise InputError(f"refuse must be one of {', '.join(map(repr, _REFUSED))}, got {refuse!r}")
+    return AuditMod(UpdateAudit(own_file=True, **options), _REFUSED[refuse])
 
 
 @dataclass(frozen=True)
@@ -208,43 +178,24 @@ class AuditMod:
     """See `audit_mod`."""
 
     audit: UpdateAudit
-    refuse: bool
+    refused: frozenset[Outcome]
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Train, audit, send or refuse."""
         if not is_train(message):
             return call_next(message, context)
-        sent = dict(arrays_of(message))  # a client may change its message
+        sent = sent_arrays(message, self.audit.record)
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        client = str(message.metadata.dst_node_id)
-        finding = self.audit.audit(round_of(message) or 1, client, sent, arrays_of(reply))
-        if not self.refuse or finding is None or finding.outcome not in (Outcome.LEAK, Outcome.ERROR):
+        client, number = str(message.metadata.dst_node_id), round_of(message)
+        received = reply_arrays(reply, self.audit.record)
+        finding = self.audit.audit(1 if number is None else number, client, sent, *received)
+        if finding is None or finding.outcome not in self.refused:
             return reply
         reason = f"unmask: this client does not send its update, since the audit says: {finding.outcome.value}"
         log.warning("%s. The finding is in %s", reason, self.audit.folder)
         return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason), reply_to=message)
-
-
-def is_train(message: Message) -> bool:
-    """Whether a message asks for training: 'train' or 'train.<action>'."""
-    return message.metadata.message_type.split(".")[0] == MessageType.TRAIN
-
-
-def round_of(message: Message) -> int | None:
-    """The round that a message is of, as Flower's strategies tell clients; None where nobody says."""
-    records = message.content.config_records.values()
-    told = next((record["server-round"] for record in records if "server-round" in record), message.metadata.group_id)
-    return int(told) if isinstance(told, int) or (isinstance(told, str) and told.isdecimal()) else None
-
-
-def arrays_of(message: Message) -> Arrays:
-    """The arrays of a message by name: those of its record 'arrays', or of its first; none if it has no record."""
-    content: RecordDict = message.content
-    records = content.array_records
-    record = records.get("arrays") or next(iter(records.values()), None)
-    return {} if record is None else record
 
 
 def _prepared(options: AuditOptions) -> UpdateAudit:

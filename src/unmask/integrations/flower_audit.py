@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
 
@@ -58,7 +60,8 @@ class AuditOptions(Knowledge, total=False):
     `model`: what the federation trains, as for `load_model` (its weights are replaced by those that the server sends);
     `out`: the folder of findings. `keep`: parts of names of tensors to keep, None for those that attacks need. `names`:
     names of the arrays, `list(net.state_dict())`, where clients only number them (`NumPyClient`).
-    `shares`: what clients send, 'weights' (Flower's habit), 'delta' or 'gradient'. With `save_evidence` nothing is
+    `shares`: what clients send, 'weights' (Flower's habit), 'delta' or 'gradient'. `record`: the record of the reply
+    that is read, None for 'arrays', or for the first that holds arrays. With `save_evidence` nothing is
     attacked: updates are kept in `out`/evidence for `unmask recover text`.
     """
 
@@ -68,6 +71,7 @@ class AuditOptions(Knowledge, total=False):
     keep: Sequence[str] | None
     names: Sequence[str] | None
     shares: str
+    record: str | None
     save_evidence: bool
     seed: int
 
@@ -87,6 +91,7 @@ class UpdateAudit:
         keep: Sequence[str] | None = None,
         names: Sequence[str] | None = None,
         shares: str = SHARES[0],
+        record: str | None = None,
         save_evidence: bool = False,
         seed: int = 0,
         own_file: bool = False,
@@ -98,6 +103,7 @@ class UpdateAudit:
         self.keep = keep
         self.names = names
         self.shares = shares
+        self.record = record
         self.save_evidence = save_evidence
         self.seed = seed
         self.own_file = own_file
@@ -110,6 +116,7 @@ class UpdateAudit:
         self._model: Model | None = None
         self._is_changed = False
         self._placed: Arrays | None = None
+        self._sent_dtype = torch.float32
         self._taken: set[str] = set()
 
     @property
@@ -132,8 +139,14 @@ class UpdateAudit:
             self._model = model
         return self._model
 
-    def audit(self, server_round: int, client: str, sent: Arrays, received: Arrays) -> Finding | None:
-        """The finding of one client in one round, once it is on the disk; None where only evidence is kept."""
+    def audit(
+        self, server_round: int, client: str, sent: Arrays | None, received: Arrays, unread: Sequence[str] = ()
+    ) -> Finding | None:
+        """The finding of one client in one round, once it is on the disk; None where only evidence is kept.
+
+        `sent` must not change later, for clients that got the same; None says that nobody holds it any more. `unread`
+        names records of the reply beside `received`: nothing is clear while there are any.
+        """
         clock = Clock()
         case = self._case(server_round, client)
         try:
@@ -142,32 +155,36 @@ class UpdateAudit:
             evidence = self._observe(model, sent, received)
             if self.save_evidence and isinstance(evidence, GradientEvidence):
                 self._save(evidence, model, case)
+                if unread:
+                    log.warning("unmask: round %s, client %s: %s", server_round, client, _not_read(unread))
                 return None
             finding = self._attack(evidence, model, case)
+            if unread:
+                status = Status.MISSING_EVIDENCE.name if finding.outcome is Outcome.NO_LEAK else finding.status
+                finding = replace(finding, status=status, reason=f"{finding.reason}; {_not_read(unread)}")
         except Exception as error:
             finding = error_finding(case, error)
         finding = clock.stamp(finding, "none" if self._model is None else str(self._model.device))
         self._keep_finding(finding, client)
         return finding
 
-    def expect_new_weights(self) -> None:
-        """Look at the weights that were sent again, even if they lie in the same record."""
-        self._placed = None
-
-    def _observe(self, model: Model, sent: Arrays, received: Arrays) -> GradientEvidence | str:
+    def _observe(self, model: Model, sent: Arrays | None, received: Arrays) -> GradientEvidence | str:
         """The evidence, or why there is none."""
+        if sent is None:
+            return "the weights that the client got are not held any more: too many versions of them were out"
         if not sent or not received:
             return f"the message to the client holds {len(sent)} arrays and its reply {len(received)}"
-        is_placed, self._placed = sent is self._placed, sent
-        sent, received = (self._named(arrays) for arrays in (sent, received))
-        if not is_placed:
-            self._is_changed |= place_weights(model, sent)
-        update = read_update(model, sent, received, keep=self.keep, shares=self.shares)
+        base, received = self._named(sent), self._named(received)
+        if sent is not self._placed:  # clients of one round got the same
+            self._placed = None
+            self._is_changed |= place_weights(model, base)
+            self._placed, self._sent_dtype = sent, sent_dtype(base)
+        update = read_update(model, base, received, keep=self.keep, shares=self.shares)
         if not update:
             return f"none of the {len(received)} arrays of the reply is a tensor that was asked to be kept"
-        if not any(bool(tensor.any()) for tensor in update.values()) and not is_same(sent, received):
+        if not any(bool(tensor.any()) for tensor in update.values()) and not is_same(base, received):
             return f"none of the {len(update)} tensors kept has changed, only others that no attack reads"
-        options = {"compute_dtype": sent_dtype(sent), "adapters": sent_factors(model, sent), **self.knowledge}
+        options = {"compute_dtype": self._sent_dtype, "adapters": sent_factors(model, base), **self.knowledge}
         kind = "gradient" if self.shares == "gradient" else "delta"
         return GradientEvidence.of(model, update, update=kind, **options)
 
@@ -188,7 +205,7 @@ class UpdateAudit:
         return finding_of(case, model, recovery, _shown(recovery, model))
 
     def _save(self, evidence: GradientEvidence, model: Model, case: Case) -> None:
-        """The update in a file, and the weights of its round in a folder, unless they are those of the model given."""
+        """The update in a file, and the weights of its round in a folder, unless the model's name stands for them."""
         folder = self.folder / "evidence"
         folder.mkdir(mode=0o700, exist_ok=True)
         stem = f"round-{case['round']}-client-{case['client']}"
@@ -197,17 +214,21 @@ class UpdateAudit:
             number += 1
             path = folder / f"{stem}-{number}.safetensors"
         name = self.model_name
-        if self._is_changed:
+        if self._is_changed or not isinstance(self.source, (str, Path)):
             name = str(folder / f"model-{evidence.model_fingerprint[:12]}")
             if not Path(name).is_dir():
                 model.hf.save_pretrained(name)
                 if model.tokenizer is not None:
                     model.tokenizer.save_pretrained(name)
         evidence.save(path)
-        log.info("unmask: kept; read it with `unmask recover text %s --model %s`", path, name)
+        command = shlex.join(["unmask", "recover", "text", str(path), "--model", name])
+        log.info("unmask: kept; read it with `%s`", command)
 
     def _case(self, server_round: int, client: str) -> Case:
-        """The specification; an update of a client that came before in this round is a further exchange."""
+        """The specification; an update of a client that came before in this round is a further exchange.
+
+        It says nothing of defences: nobody but the client knows them.
+        """
         spec = {
             "channel": "gradients",
             "model": self.model_name,
@@ -215,7 +236,6 @@ class UpdateAudit:
             "source": "flower",
             "round": server_round,
             "client": client,
-            "defences": [],
             "attack": "default",
             "seed": self.seed,
         }
@@ -275,6 +295,11 @@ class UpdateAudit:
             GradientEvidence({}, "", **self.knowledge)
         except ValueError as error:  # a task that is none
             raise InputError(f"{error}; see GradientEvidence for what can be said of clients") from None
+
+
+def _not_read(unread: Sequence[str]) -> str:
+    names = ", ".join(map(repr, unread))
+    return f"the reply holds arrays that were not read, in {names} (`record` chooses what is read)"
 
 
 def _shown(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:

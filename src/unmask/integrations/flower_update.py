@@ -1,7 +1,8 @@
 """A client's update out of Flower's arrays: which of them are parameters of the model, and by how much they moved.
 
 Flower names arrays as the client's own model does ('bert.encoder…', 'classifier.weight'), clients of PEFT wrap further
-prefixes around. Nothing here needs Flower: arrays are anything with `shape` and `numpy()`.
+prefixes around. Nothing here needs Flower: arrays are anything with `numpy()`. What else they say of themselves is
+not used: those of Flower's older clients (`NumPyClient`) have neither shape nor type.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ _LORA = ".lora_"
 
 class Array(Protocol):
     """One array of a Flower record."""
-
-    shape: tuple[int, ...]
 
     def numpy(self) -> Any:
         """The array; read without pickle."""
@@ -92,7 +91,7 @@ def place_weights(model: Model, sent: Arrays) -> bool:
     weights = {own: name for name, own in names.items() if _LORA not in own}
     parameters = dict(model.named_parameters())
     for own, name in weights.items():
-        _require_shape(name, sent[name].shape, parameters[own].shape)
+        _require_shape(name, _tensor(sent[name]).shape, parameters[own].shape)
     changed = False
     for own, name in weights.items():
         value = _tensor(sent[name]).to(parameters[own])
@@ -140,9 +139,9 @@ def sent_factors(model: Model, sent: Arrays) -> dict[str, Tensor]:
 
 def sent_dtype(sent: Arrays) -> torch.dtype:
     """The float type of most arrays that the server sent, and so that of the client's weights."""
-    types = Counter(str(getattr(array, "dtype", "float32")) for array in sent.values())
-    name = types.most_common(1)[0][0] if types else "float32"
-    return {"float16": torch.float16, "float64": torch.float64}.get(name, torch.float32)
+    types = Counter(_tensor(array).dtype for array in sent.values())
+    most = types.most_common(1)[0][0] if types else torch.float32
+    return most if most in (torch.float16, torch.float64) else torch.float32
 
 
 def _tensor(array: Array) -> Tensor:

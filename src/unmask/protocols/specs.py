@@ -99,7 +99,7 @@ def parse_protocol(text: str) -> Protocol:
             raise InputError(
                 f"protocol '{name}': '{key}' must be {_NAMES[kinds[key]]}, got {value!r}; {_usage(name)}"
             ) from None
-    return Protocol(name, settings)
+    return Protocol(name, {key: settings[key] for key in kinds if key in settings})  # one text for one protocol
 
 
 def _usage(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,16 @@ def print_json(document: Any) -> None:
 def note(message: str) -> None:
     """One sentence on standard error."""
     Console(stderr=True).print(Text(printable(message, longest=4000), style="dim"))
+
+
+@contextmanager
+def suppress_broken_pipe() -> Iterator[None]:
+    """Go on where the reader of standard output has gone, as `head` does; what is printed then goes nowhere."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
