@@ -150,7 +150,7 @@ def test_an_attack_that_does_not_apply_is_never_called_safe(call, model, tmp_pat
 
 def test_a_budget_is_kept_even_where_the_attack_does_not_apply(call, model, tmp_path):
     pytest.importorskip("opacus", reason="Opacus is missing: pip install 'unmask[dp]'")
-    rest = 'protocols = ["dpsgd:noise_multiplier=1,steps=10"]\n'
+    rest = 'protocols = ["dpsgd:noise_multiplier=1,steps=1"]\n'
     plan = write_plan(tmp_path / "plan.toml", group("gradients", model, rest + 'gates = ["epsilon <= 8"]'))
     assert call(plan, "--out", tmp_path / "out", "--threads", 1).code == PASSED
     plan = write_plan(tmp_path / "plan.toml", group("gradients", model, rest + 'gates = ["epsilon <= 1"]'))
