@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 HOW = "apt-get install chromium chromium-driver, and pip install selenium"
@@ -63,6 +64,19 @@ def set_media(browser: Any, is_dark: bool = False, is_print: bool = False) -> No
     features = [{"name": name, "value": value} for name, value in wishes.items()]
     media = "print" if is_print else ""
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+
+
+def visit(browser: Any, page: Path, width: int = 1240, dark: bool = False) -> None:
+    set_size(browser, width, 900, is_phone=width < 500)
+    set_media(browser, dark)
+    browser.get_log("browser")
+    browser.get("about:blank")
+    browser.get(page.as_uri())
+
+
+def has_no_overflow(browser: Any) -> bool:
+    root = "document.documentElement"
+    return browser.execute_script(f"return {root}.scrollWidth <= {root}.clientWidth")
 
 
 def _chromium() -> str | None:

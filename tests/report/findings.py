@@ -139,7 +139,7 @@ def query_finding(rate: float, seed: int = 0, **changes: Any) -> Finding:
 
 def flower_finding(client: str = "7239846", **changes: Any) -> Finding:
     case = {"channel": "gradients", "model": "minilm-l6", "protocol": "flower", "source": "flower", "round": 1}
-    case = {**case, "client": client, "defences": [], "attack": "default", "seed": 0}
+    case = {**case, "client": client, "attack": "default", "seed": 0}
     return replace(
         Finding(
             case_id(case),

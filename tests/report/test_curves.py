@@ -68,9 +68,18 @@ def private(multiplier: float, recall: float, epsilon: float | None):
 def test_private_training_is_drawn_against_its_noise_and_against_epsilon():
     found = [private(0.1, 0.4, 80.0), private(1.0, 0.1, 0.9), text_finding(text_case(), 1.0, 4)]
     (line,) = chart(found, "DP-SGD's noise").lines
-    assert [point.x for point in line.points] == [0.0, 0.1, 1.0]
+    assert [point.x for point in line.points] == [0.1, 1.0]  # plain FedSGD does not clip
     (line,) = chart(found, "ε").lines
     assert [(point.x, point.mean) for point in line.points] == [(0.9, 0.1), (80.0, 0.4), (math.inf, 1.0)]
+
+
+def test_different_things_never_share_a_point():
+    found = [private(0.0, 0.2, None), private(0.1, 0.1, 80.0), text_finding(text_case(), 1.0, 4)]
+    (line,) = chart(found, "DP-SGD's noise").lines
+    assert [(point.x, point.mean, point.num_runs) for point in line.points] == [(0.0, 0.2, 1), (0.1, 0.1, 1)]
+    found = [noisy("0", 0.9), noisy("0.1", 0.3), text_finding(text_case(), 1.0, 4)]
+    (line,) = chart(found, "noise").lines
+    assert [(point.x, point.mean, point.num_runs) for point in line.points] == [(0.0, 0.9, 1), (0.1, 0.3, 1)]
 
 
 def test_an_epsilon_that_was_infinite_is_not_placed():
@@ -89,10 +98,37 @@ def test_weights_against_noise():
     assert chart(found, "noise", "weights_rate").channel == "queries"
 
 
-def test_runs_that_could_not_tell_are_counted_and_errors_are_left_out():
-    found = [noisy("0.001", 0.4), inconclusive(text_case(defences=["noise:sigma=0.01"])), failed(text_case())]
+def test_runs_that_could_not_tell_are_counted():
+    found = [noisy("0.001", 0.4), inconclusive(text_case(defences=["noise:sigma=0.01"]))]
     (line,) = chart(found, "noise").lines
-    assert [point.num_unclear for point in line.points] == [0, 1]
+    assert [(point.num_unclear, point.is_open) for point in line.points] == [(0, False), (1, True)]
+
+
+def test_errors_and_cases_that_were_not_run_are_counted_at_their_place():
+    found = [text_finding(text_case(batch_size=size), 0.5, 0) for size in (4, 8)]
+    found += [failed(text_case(batch_size=4, seed=1)), failed(text_case(batch_size=64)), failed(text_case(model="b"))]
+    (line,) = charts_of(found, [text_case(batch_size=8, seed=1), text_case(batch_size=8, seed=2)])[0].lines
+    assert [(point.x, point.num_runs, point.num_lost) for point in line.points] == [(4, 1, 1), (8, 1, 2)]
+    assert all(point.is_open for point in line.points)
+    assert line.empty == ((64, 1),)
+
+
+def test_an_error_stands_beside_its_own_case_on_an_axis_that_is_measured():
+    found = [private(0.1, 0.4, 80.0), private(1.0, 0.1, 0.9)]
+    (line,) = chart([*found, failed({**found[0].case, "seed": 1})], "ε").lines
+    assert [(point.x, point.num_lost) for point in line.points] == [(0.9, 0), (80.0, 1)]
+
+
+def test_controls_under_no_gate_are_left_out_beside_cases_under_one():
+    found = [noisy("0.001", 0.4), noisy("0.01", 0.1), noisy("1000", 0.0)]
+    (line,) = charts_of(found, gated=[one.id for one in found[:2]])[0].lines
+    assert [point.x for point in line.points] == [0.001, 0.01]
+    assert line.num_ungated == 1
+    plain = text_finding(text_case(), 1.0, 4)
+    (line,) = charts_of([*found[1:], plain], gated=[found[1].id])[0].lines  # what is compared with stays
+    assert [point.x for point in line.points] == [0.0, 0.01]
+    (line,) = charts_of(found, gated=[found[0].id])[0].lines  # a single place is no curve
+    assert ([point.x for point in line.points], line.num_ungated) == ([0.001, 0.01, 1000], 0)
 
 
 def test_many_lines_are_split_over_charts():

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.report.findings import HOSTILE, SENTENCES, audit_of, many, realistic, text_case, text_finding
+from tests.report.findings import HOSTILE, SENTENCES, audit_of, failed, many, realistic, text_case, text_finding
 
 from unmask.audit.folder import Audit
 from unmask.audit.verdict import reach_verdict
@@ -149,3 +150,25 @@ def test_an_empty_audit_and_an_unplanned_one_have_a_page():
 def test_a_thousand_findings_with_their_texts_stay_under_five_megabytes():
     page = render(audit_of(many(1000), ["no exact text"]), show_secrets=True)
     assert len(page.encode()) < 5_000_000
+
+
+def test_a_redacted_page_names_no_folder_no_host_and_no_hash_of_the_data():
+    finding = text_finding(
+        text_case(model="/srv/ann/mine"),
+        *(1.0, 4),
+        reason="read from /srv/ann/texts.txt",
+        run={"seconds": 1.0, "host": "anns-laptop"},
+    )
+    audit = audit_of([finding, failed(text_case(seed=1), "InputError", "no file /srv/ann/b.txt")], ["no exact text"])
+    plan = {**audit.manifest["plan"], "path": "/home/ann/plan.toml"}
+    data = {"notes": {"sha256": "ab" * 32, "num_texts": 4, "path": "/home/ann/texts.txt"}}
+    command = "unmask audit /home/ann/plan.toml --out /srv/ann/runs"
+    audit = replace(audit, manifest={**audit.manifest, "plan": plan, "data": data, "command": command})
+    redacted, whole = (
+        render_html(audit, reach_verdict(audit), Path("/srv/ann/runs"), show_secrets) for show_secrets in (False, True)
+    )
+    for secret in ("/srv/", "/home/", "anns-laptop", "ab" * 32):
+        assert secret not in redacted
+        assert secret in whole
+    assert "unmask audit plan.toml --out runs" in redacted
+    assert "folders are left out" in redacted

@@ -7,8 +7,12 @@ from pathlib import Path
 from tests.report.findings import HOSTILE, audit_of, failed, flower_finding, inconclusive, text_case, text_finding
 
 from unmask.audit.verdict import reach_verdict
+from unmask.report.html import render_html
 from unmask.report.island import as_script, island
+from unmask.report.junit import render_junit
+from unmask.report.markdown import render_markdown
 from unmask.report.page import rows
+from unmask.report.sarif import render_sarif
 
 
 def build(findings, gates=(), show=False):
@@ -32,8 +36,8 @@ def test_a_finding_has_everything_that_its_panel_shows():
     first = document["findings"][0]
     assert first["gates"] == [["no exact text", "crossed"]]
     assert first["command"] == f"unmask audit plan.toml --out runs/x --case {first['id']}"
-    assert first["stops"] == [(1, "int8", "reduced to 30 % of tokens")]
-    assert first["certificate"]["holds"] is True
+    assert first["stops"] == [(1, "int8", "reduced to 30 % of tokens, 0 exact")]
+    assert first["certificate"]["word"] == "It holds."
     assert {name: value for name, value, _ in first["metrics"]}["token_recall"] == "100 %"
     assert {name: chance for name, _, chance in first["metrics"]}["token_recall"] == "6 %"
     assert document["strings"][first["used"]].startswith("model.layers.0.self_attn.q_proj.weight, ")
@@ -44,6 +48,53 @@ def test_a_finding_has_everything_that_its_panel_shows():
 def test_what_could_not_tell_is_not_called_stopped():
     document = build([text_finding(text_case(), 1.0, 4), inconclusive(text_case(protocol="lora:rank=8"))])
     assert document["findings"][0]["stops"] == [(1, "lora:rank=8", "the attack could not tell, which is not 'stopped'")]
+
+
+def test_stopped_in_some_seeds_is_not_stopped():
+    noise = ["noise:sigma=0.001"]
+    found = [text_finding(text_case(seed=seed), 1.0, 4) for seed in (0, 1)]
+    found += [
+        text_finding(text_case(seed=0, defences=noise), 0.0),
+        text_finding(text_case(seed=1, defences=noise), 1.0),
+    ]
+    document = build(found)
+    words = "stopped in 1 of 2 seeds, which is not 'stopped'"
+    assert [one["stops"] for one in document["findings"][:2]] == [
+        [(place, "noise:sigma=0.001", words)] for place in (2, 3)
+    ]
+
+
+def test_a_certificate_without_a_residual_certifies_nothing():
+    leak = text_finding(text_case(), 0.5)
+    words = []
+    for residual in (None, 0.5):
+        one = replace(leak, certificate={**leak.certificate, "residual": residual, "holds": False})
+        words.append(build([one])["findings"][0]["certificate"]["word"])
+    assert words == ["Nothing is certified.", "It does not hold."]
+
+
+def test_a_leak_that_nothing_proves_is_called_a_guess():
+    document = build([text_finding(text_case(), 1.0, 4, status="NOTHING_FOUND"), text_finding(text_case(seed=1), 1.0)])
+    first, second = document["findings"]
+    assert document["strings"][first["note"]] == "The adversary cannot prove it, but its guesses are right."
+    assert "note" not in second
+
+
+def test_odd_findings_do_not_end_the_report():
+    """What `Finding.from_json` refuses today, and an older or newer one may let through."""
+    leak = text_finding(text_case(), 1.0, 4)
+    odd = [
+        replace(leak, case=text_case(defences=None)),
+        replace(leak, case=text_case(defences=[["a"]])),
+        replace(leak, case=text_case(seed=[1], task=["x"], batch_size={})),
+        replace(leak, certificate={"claim": "x", "details": [1]}),
+        replace(leak, status="ERROR", error="held"),
+        replace(leak, metrics={"token_recall": 10**400, "exact_texts": 10**400}),
+    ]
+    for finding in odd:
+        audit = audit_of([finding])
+        for render in (render_html, render_markdown, render_junit, render_sarif):
+            assert render(audit, reach_verdict(audit), Path("runs"))
 
 
 def test_long_texts_that_are_shared_are_kept_once():
@@ -57,6 +108,7 @@ def test_a_live_federation_has_no_command_and_no_score():
     (finding,) = island(audit, verdict, Path("runs"), rows(audit, verdict), False)["findings"]
     assert finding["command"] is None
     assert finding["metrics"] == []
+    assert finding["stops"] is None  # nobody knows what the client did
     assert finding["bag"]["marks"] == "b" * 11
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.report.findings import failed, flower_finding, inconclusive, query_finding, text_case, text_finding
 
-from unmask.report.numbers import interval, leak_in_words, number, percent, scientific, written
+from unmask.audit.finding import TextPair
+from unmask.report.numbers import interval, leak_in_full, leak_in_words, number, percent, scientific, written
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_an_epsilon_that_json_could_not_hold_is_infinite():
     assert written("exact_texts", 3) == "3"
 
 
-@pytest.mark.parametrize("value", [None, "1", True, math.nan, math.inf, [1]])
+@pytest.mark.parametrize("value", [None, "1", True, math.nan, math.inf, [1], 10**400])
 def test_what_is_no_finite_number_is_none(value):
     assert number({"x": value}, "x") is None
 
@@ -51,7 +53,27 @@ def test_an_attack_that_could_not_tell_never_says_that_nothing_leaked():
     assert leak_in_words(text_finding(text_case(), 0.0)) == "0 % of tokens"
     assert leak_in_words(query_finding(1.0)) == "100 % of weights"
     assert leak_in_words(flower_finding()) == "11 tokens claimed"
+    text = TextPair(None, (("secret", "place"),), certain=True)
+    assert leak_in_words(flower_finding(texts=(text,) * 3)) == "3 texts and 11 tokens claimed"
+    assert leak_in_words(flower_finding(texts=(text,), tokens=())) == "1 text claimed"
     assert leak_in_words(failed(text_case())) == "not measured"
+
+
+def test_of_a_leak_exact_texts_and_the_hidden_size_are_told_too():
+    def sized(**metrics):
+        one = query_finding(0.0)
+        return replace(one, status="PARTIAL", metrics={**one.metrics, **metrics})
+
+    assert leak_in_full(text_finding(text_case(), 0.5)) == "50 % of tokens, 0 exact"
+    assert leak_in_full(text_finding(text_case(), 0.0)) == "0 % of tokens"
+    assert leak_in_full(sized(hidden_size_found=1)) == "0 % of weights, hidden size found"
+    bound = sized(hidden_size_found=0, hidden_size_share=0.28)
+    assert leak_in_full(bound) == "0 % of weights, 28 % of the hidden size as a lower bound"
+
+
+def test_what_is_no_leak_stands_beside_its_chance():
+    guessed = text_finding(text_case(), 0.18, status="NOTHING_FOUND", chance={"token_recall": 0.2, "rouge2": 0.1})
+    assert leak_in_words(guessed) == "18 % of tokens (chance 20 %)"
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=9))

@@ -124,7 +124,13 @@ def test_a_result_stands_at_its_line_of_the_plan_and_is_known_again_by_its_findi
     (result,) = run(audit_of([LEAK], ["no exact text"]))["results"]
     place = result["locations"][0]["physicalLocation"]
     assert place == {"artifactLocation": {"uri": "plan.toml"}, "region": {"startLine": 12}}
-    assert result["partialFingerprints"] == {"unmaskFinding/v1": LEAK.id}
+    assert result["partialFingerprints"] == {"unmaskFinding/v1": LEAK.id, "primaryLocationLineHash": LEAK.id}
+
+
+def test_two_cases_of_one_line_and_gate_are_two_alerts():
+    other = text_finding(text_case(seed=1), 1.0, 4)
+    results = run(audit_of([LEAK, other], ["no exact text"]))["results"]
+    assert len({result["partialFingerprints"]["primaryLocationLineHash"] for result in results}) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from tests.report.findings import inconclusive, text_case, text_finding
+from dataclasses import replace
+
+from tests.report.findings import failed, flower_finding, inconclusive, text_case, text_finding
 
 from unmask.report.stops import Effect, Stops
 
@@ -41,6 +43,51 @@ def test_fewer_defences_are_no_defence():
     both = text_finding(text_case(defences=["int8", "topk:share=0.01"]), 0.9)
     assert found(both, INT8, LEAK) == []
     assert found(both, NOISE) == [(Effect.STOPPED, "noise:sigma=0.1")]
+
+
+def test_no_protection_at_all_is_never_what_stopped_it():
+    several = text_finding(text_case(protocol="fedavg:local_steps=4"), 0.8)
+    assert found(several, text_finding(text_case(), 0.0)) == []
+
+
+def test_a_weaker_one_of_the_same_kind_is_not_named():
+    def noisy(text, recall):
+        return text_finding(text_case(defences=[text]), recall)
+
+    assert found(noisy("noise:sigma=0.01", 0.5), noisy("noise:sigma=0.0001", 0.0)) == []
+    assert found(noisy("topk:share=0.01", 0.5), noisy("topk:share=0.1", 0.0)) == []
+    assert found(noisy("noise:sigma=1e-4", 0.5), noisy("noise:sigma=0.01", 0.0)) == [
+        (Effect.STOPPED, "noise:sigma=0.01")
+    ]
+    assert found(noisy("noise:sigma=0.01", 0.5), noisy("noise:sigma=0.001,relative=true", 0.0)) == [
+        (Effect.STOPPED, "noise:sigma=0.001,relative=true")  # of another unit, so nobody can compare them
+    ]
+
+
+def test_fewer_exact_texts_at_equal_tokens_are_less():
+    several = text_finding(text_case(protocol="fedavg:local_steps=4"), 1.0, 0)
+    assert found(LEAK, several) == [(Effect.REDUCED, "fedavg:local_steps=4")]
+
+
+def test_fewer_exact_texts_beside_more_tokens_are_not_less():
+    assert found(text_finding(text_case(), 0.5, 2), text_finding(text_case(defences=["int8"]), 0.9, 1)) == []
+
+
+def test_stopped_means_in_every_seed():
+    other_leaks = text_finding(text_case(seed=1, defences=["noise:sigma=0.1"]), 1.0, 4)
+    (stop,) = Stops([LEAK, NOISE, other_leaks]).of(LEAK)
+    assert (stop.effect, stop.num_stopped, stop.num_seeds) == (Effect.SOMETIMES, 1, 2)
+    other_stops = text_finding(text_case(seed=1, defences=["noise:sigma=0.1"]), 0.0)
+    (stop,) = Stops([LEAK, NOISE, other_stops]).of(LEAK)
+    assert (stop.effect, stop.num_stopped, stop.num_seeds) == (Effect.STOPPED, 2, 2)
+    (stop,) = Stops([LEAK, NOISE, failed(text_case(seed=1, defences=["noise:sigma=0.1"]))]).of(LEAK)
+    assert stop.effect is Effect.SOMETIMES
+
+
+def test_nobody_knows_the_defences_of_a_live_federation():
+    live = flower_finding()
+    other = replace(live, id="x", case={**live.case, "defences": ["int8"]}, tokens=(), status="NOTHING_FOUND")
+    assert found(live, other) == []
 
 
 def test_a_sum_over_clients_is_a_protection():

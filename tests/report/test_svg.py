@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from xml.etree import ElementTree
 
-from tests.report.findings import HOSTILE, inconclusive, realistic, text_case, text_finding
+from tests.report.findings import HOSTILE, failed, inconclusive, realistic, text_case, text_finding
 
 from unmask.report.curves import charts_of
-from unmask.report.svg import HEIGHT, WIDTH, Scale, draw
+from unmask.report.svg import HEIGHT, WIDTH, Scale, chance_legend, draw
 
 
 def test_axes_are_logarithmic_where_values_span_a_decade():
@@ -54,6 +55,22 @@ def test_chance_is_dashed_and_what_could_not_tell_is_hollow():
     assert kinds.count("chance") == 1
     assert sum("hollow" in kind for kind in kinds) == 1
     assert "line c0 dotted" in kinds
+
+
+def test_every_chance_has_the_colour_of_its_line_unless_all_share_one():
+    found = [text_finding(text_case(batch_size=size, model=name), 0.5) for size in (1, 4) for name in ("a", "b")]
+    (shared, *_) = charts_of(found)
+    assert str(draw(shared, 0)).count('class="chance"') == 1
+    assert [name for _, name in chance_legend(shared.lines)] == ["chance"]
+    found = [replace(one, chance={"token_recall": 0.1 if one.case["model"] == "a" else 0.3}) for one in found]
+    (own, *_) = charts_of(found)
+    assert [str(draw(own, 0)).count(f'class="chance own c{index}"') for index in (0, 1)] == [1, 1]
+    assert [name for _, name in chance_legend(own.lines)] == ["chance of a", "chance of b"]
+
+
+def test_an_error_makes_a_point_hollow():
+    found = [text_finding(text_case(batch_size=size), 0.5) for size in (1, 4)] + [failed(text_case(seed=1))]
+    assert str(draw(charts_of(found)[0], 0)).count("hollow") == 1
 
 
 def test_an_interval_is_drawn_only_with_several_seeds():

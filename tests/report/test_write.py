@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
@@ -30,6 +31,15 @@ def test_four_files_beside_the_findings(folder):
     }
     assert all(path.parent == folder and path.stat().st_size for path in paths.values())
     assert {mode(path) for path in paths.values()} == {0o644}
+
+
+def test_what_the_umask_keeps_from_others_stays_kept(folder):
+    before = os.umask(0o077)
+    try:
+        assert {mode(path) for path in write_reports(folder).values()} == {0o600}
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
 
 
 def test_only_html_ever_holds_the_texts_and_then_only_its_owner_reads_it(folder):

@@ -50,7 +50,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "cosine": (-1.0, 1.0),
 }
 # Metrics that the protocol proves, whatever an attack found.
-_PROVEN = ("epsilon", "cosine")
+PROVEN = ("epsilon", "cosine")
 
 
 class Ruling(Enum):
@@ -83,7 +83,7 @@ class Gate:
             return Ruling.INCONCLUSIVE
         if not _OPERATORS[self.sign](value, self.bound):
             return Ruling.CROSSED
-        return Ruling.HELD if finding.ran_to_the_end or self.metric in _PROVEN else Ruling.INCONCLUSIVE
+        return Ruling.HELD if finding.ran_to_the_end or self.metric in PROVEN else Ruling.INCONCLUSIVE
 
     def __str__(self) -> str:
         return self.text

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unmask.harmless import shown
+from unmask.report.folders import is_absolute, last_name, value_without_folders
 
 SEPARATOR = " · "
 KEYS = (
@@ -26,10 +27,17 @@ _SILENT: Mapping[str, tuple[Any, ...]] = {
 def case_name(case: Mapping[str, Any]) -> str:
     """What is particular about a case, without its channel and model; usual settings are left out."""
     keys = [*(key for key in KEYS if key in case), *(key for key in case if key not in _KNOWN)]
+    if is_live(case):
+        keys = [key for key in keys if key != "defences"]  # a server does not know what its clients did
     return SEPARATOR.join(setting(key, case[key]) for key in keys if case[key] not in _SILENT.get(key, ()))
 
 
 _KNOWN = frozenset({*KEYS, "channel", "model", "source"})
+
+
+def is_live(case: Mapping[str, Any]) -> bool:
+    """Whether it comes from a live federation, of which nobody knows the texts or the defences."""
+    return case.get("source") == "flower"
 
 
 def full_name(case: Mapping[str, Any]) -> str:
@@ -38,8 +46,8 @@ def full_name(case: Mapping[str, Any]) -> str:
 
 
 def model_name(case: Mapping[str, Any]) -> str:
-    """The model; a secret that was invented for the audit has none."""
-    return shown(case.get("model") or "no model", 120)
+    """The model, of a path the last part; a secret that was invented for the audit has none."""
+    return shown(value_without_folders(str(case.get("model") or "no model")), 120)
 
 
 def setting(key: str, value: Any) -> str:
@@ -51,7 +59,9 @@ def setting(key: str, value: Any) -> str:
             return defences_name(value)
         case "data" if isinstance(value, Mapping):
             return shown(value.get("name", "?"), 60)
-        case "model" | "protocol" | "secret" | "site" | "channel" | "dtype" | "task":
+        case "model":
+            return shown(value_without_folders(str(value)), 120)
+        case "protocol" | "secret" | "site" | "channel" | "dtype" | "task":
             return shown(value, 120).replace("_", " ") if key == "task" else shown(value, 120)
         case _:
             return f"{shown(key, 40)} {shown(value, 80)}"
@@ -59,26 +69,52 @@ def setting(key: str, value: Any) -> str:
 
 def defences_name(defences: Iterable[Any]) -> str:
     """Defences in the order in which they are applied."""
-    return " + ".join(shown(defence, 120) for defence in defences) or "no defence"
+    return " + ".join(shown(defence, 120) for defence in defences or ()) or "no defence"
 
 
-def specification(case: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Every entry of a case as a pair of texts."""
-    return [(shown(key, 60), _written(value)) for key, value in case.items()]
+def specification(case: Mapping[str, Any], show: bool) -> list[tuple[str, str]]:
+    """Every entry of a case as a pair of texts. Unless secrets are shown, without folders and the hash of the data."""
+    return [(shown(key, 60), _written(value, show)) for key, value in case.items()]
 
 
-def repeat_command(plan: object | None, folder: str, case_id: str) -> str | None:
-    """The command that runs one case again, quoted for a shell; None where no plan made it (a live federation)."""
+def repeat_command(plan: object | None, folder: str, case_id: str, show: bool) -> str | None:
+    """The command that runs one case again, quoted for a shell; None where no plan made it (a live federation).
+
+    Unless secrets are shown, an absolute path is its last name: the command works beside it.
+    """
     if plan is None:
         return None
-    return shlex.join(["unmask", "audit", shown(plan), "--out", shown(folder), "--case", shown(case_id)])
+    paths = [path if show else last_name(path) for path in (str(plan), folder)]
+    plan, folder = (f"./{path}" if path.startswith("-") else path for path in paths)
+    return " ".join(_quoted(word) for word in ("unmask", "audit", plan, "--out", folder, "--case", case_id))
 
 
-def _written(value: Any) -> str:
+def is_shortened(plan: object | None, folder: str) -> bool:
+    """Whether a redacted command has lost a folder."""
+    return plan is not None and any(is_absolute(path) for path in (str(plan), folder))
+
+
+def _quoted(word: str) -> str:
+    """A word for bash or zsh, whole and with nothing invisible in it."""
+    if word.isprintable():
+        return shlex.quote(word)
+    signs = (_escaped(sign) if not sign.isprintable() or sign in "\\'" else sign for sign in word)
+    return f"$'{''.join(signs)}'"
+
+
+def _escaped(sign: str) -> str:
+    if sign.isprintable():
+        return f"\\{sign}"
+    return f"\\x{ord(sign):02x}" if ord(sign) < 0x80 else f"\\U{ord(sign):08x}"
+
+
+def _written(value: Any, show: bool) -> str:
     if isinstance(value, str):
-        return shown(value)
+        return shown(value if show else value_without_folders(value))
     if isinstance(value, Mapping) and set(value) == {"name", "sha256"}:
-        return f"{shown(value['name'])} (sha256 {shown(value['sha256'])})"
+        name = _written(str(value["name"]), show)
+        return f"{name} (sha256 {shown(value['sha256'])})" if show else name
     if isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value):
         return ", ".join(shown(part) for part in value) or "none"
-    return shown(json.dumps(value, ensure_ascii=False, sort_keys=True, default=str))
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+    return shown(text if show else value_without_folders(text))

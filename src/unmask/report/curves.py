@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from unmask.audit.finding import Finding, Outcome
+from unmask.audit.finding import ERROR, Finding, Outcome
 from unmask.report.case_names import KEYS, SEPARATOR, setting
 from unmask.report.numbers import TITLES, interval, number
 
@@ -26,7 +26,10 @@ Case = dict[str, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """All seeds at one x. Low and high are None with a single seed; `num_unclear` runs could not tell."""
+    """All seeds at one x. Low and high are None with a single seed.
+
+    Of the runs that have a value, `num_unclear` could not tell; `num_lost` more raised or were not run.
+    """
 
     x: float
     mean: float
@@ -35,14 +38,22 @@ class Point:
     chance: float | None
     num_runs: int
     num_unclear: int
+    num_lost: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a low value means less than it seems to."""
+        return self.num_unclear > 0 or self.num_lost > 0
 
 
 @dataclass(frozen=True)
 class Line:
-    """The leak of one setting along x."""
+    """The leak of one setting along x, with what is not drawn: places without any value, and cases under no gate."""
 
     name: str
     points: tuple[Point, ...]
+    empty: tuple[tuple[float, int], ...] = ()  # x, and the runs that were lost there
+    num_ungated: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,22 +89,29 @@ class Chart:
         return min(counts), max(counts)
 
 
-def charts_of(findings: Sequence[Finding]) -> list[Chart]:
-    """Every chart that has a line with at least two x-values."""
+def charts_of(
+    findings: Sequence[Finding], missing: Sequence[Mapping[str, Any]] = (), gated: Collection[str] = ()
+) -> list[Chart]:
+    """Every chart that has a line with at least two x-values.
+
+    `missing` are cases that were not run. `gated` are ids of cases under a gate: beside two x-values that are, those
+    under no gate are left out, since controls lie far away.
+    """
+    lost = [Finding("", case, ERROR, "not run") for case in missing]
     charts = []
     for axis in AXES:
         for metric in _METRICS:
-            lines = _lines(
-                axis, metric, [finding for finding in findings if number(finding.metrics, metric) is not None]
-            )
+            known = [finding for finding in findings if number(finding.metrics, metric) is not None]
+            raised = [finding for finding in findings if finding.status == ERROR]
+            lines = _lines(axis, metric, known, [*raised, *lost], gated)
             for channel in sorted({str(case.get("channel")) for case, _ in lines}):
                 charts += _charts(axis, metric, channel, [line for line in lines if line[0].get("channel") == channel])
     return charts
 
 
-def _charts(axis: Axis, metric: str, channel: str, lines: list[tuple[Case, tuple[Point, ...]]]) -> list[Chart]:
+def _charts(axis: Axis, metric: str, channel: str, lines: list[tuple[Case, Line]]) -> list[Chart]:
     names = _names([case for case, _ in lines])
-    named = [Line(name, points) for name, (_, points) in zip(names, lines, strict=True)]
+    named = [replace(line, name=name) for name, (_, line) in zip(names, lines, strict=True)]
     parts = [tuple(named[start : start + MAX_LINES]) for start in range(0, len(named), MAX_LINES)]
     return [
         Chart(axis, metric, channel, part, f" ({number} of {len(parts)})" if len(parts) > 1 else "")
@@ -101,10 +119,13 @@ def _charts(axis: Axis, metric: str, channel: str, lines: list[tuple[Case, tuple
     ]
 
 
-def _lines(axis: Axis, metric: str, findings: Sequence[Finding]) -> list[tuple[Case, tuple[Point, ...]]]:
+def _lines(
+    axis: Axis, metric: str, known: Sequence[Finding], lost: Sequence[Finding], gated: Collection[str]
+) -> list[tuple[Case, Line]]:
+    """Lines without their names."""
     groups: dict[str, tuple[Case, dict[float, list[Finding]]]] = {}
     unplaced: dict[str, list[Finding]] = defaultdict(list)
-    for finding in findings:
+    for finding in known:
         placed = axis.place(finding)
         if placed is None:
             unplaced[_key(_seedless(finding.case))].append(finding)
@@ -112,22 +133,51 @@ def _lines(axis: Axis, metric: str, findings: Sequence[Finding]) -> list[tuple[C
             x, case = placed
             groups.setdefault(_key(case), (case, defaultdict(list)))[1][x].append(finding)
     lines = []
-    for case, places in groups.values():
+    for key, (case, places) in groups.items():
         bare = axis.bare(case)
-        if bare is not None and (without := unplaced.get(_key(bare))):
-            places[axis.bare_x] += without
+        if bare is not None and axis.bare_x not in places and (without := unplaced.get(_key(bare))):
+            places[axis.bare_x] = without
+        places, num_ungated = _gated(places, gated, None if bare is None else axis.bare_x)
         if len(places) >= 2:
-            lines.append((case, tuple(_point(x, metric, places[x]) for x in sorted(places))))
+            counts = _lost(axis, key, places, lost)
+            points = tuple(_point(x, metric, places[x], counts.get(x, 0)) for x in sorted(places))
+            empty = tuple((x, count) for x, count in sorted(counts.items()) if x not in places)
+            lines.append((case, Line("", points, empty, num_ungated)))
     return lines
 
 
-def _point(x: float, metric: str, findings: Sequence[Finding]) -> Point:
+def _gated(
+    places: Mapping[float, list[Finding]], gated: Collection[str], bare_x: float | None
+) -> tuple[dict[float, list[Finding]], int]:
+    """The places under a gate if there are two of them, else all; and the number of findings that are left out."""
+    kept = {x: [one for one in found if one.id in gated or x == bare_x] for x, found in places.items()}
+    kept = {x: found for x, found in kept.items() if found}
+    if len(kept) < 2 or not any(one.id in gated for found in kept.values() for one in found):
+        return dict(places), 0
+    return kept, sum(map(len, places.values())) - sum(map(len, kept.values()))
+
+
+def _lost(axis: Axis, key: str, places: Mapping[float, list[Finding]], lost: Sequence[Finding]) -> Counter[float]:
+    """Cases of a line that have no value, by x: as the axis places them, or beside the same case with another seed."""
+    homes = {_key(_seedless(finding.case)): x for x, found in places.items() for finding in found}
+    counts: Counter[float] = Counter()
+    for finding in lost:
+        placed = axis.place(finding)
+        x = homes.get(_key(_seedless(finding.case)))
+        if x is None and placed is not None and _key(placed[1]) == key:
+            x = placed[0]
+        if x is not None:
+            counts[x] += 1
+    return counts
+
+
+def _point(x: float, metric: str, findings: Sequence[Finding], num_lost: int) -> Point:
     values = [float(finding.metrics[metric]) for finding in findings]
     chances = [chance for finding in findings if (chance := number(finding.chance, metric)) is not None]
     low, high = interval(values) or (None, None)
     unclear = sum(finding.outcome is Outcome.INCONCLUSIVE for finding in findings)
     chance = sum(chances) / len(chances) if chances else None
-    return Point(x, sum(values) / len(values), low, high, chance, len(values), unclear)
+    return Point(x, sum(values) / len(values), low, high, chance, len(values), unclear, num_lost)
 
 
 def _names(cases: Sequence[Case]) -> list[str]:
@@ -165,7 +215,7 @@ def _by_batch(finding: Finding) -> tuple[float, Case] | None:
 def _by_noise(relative: bool) -> Callable[[Finding], tuple[float, Case] | None]:
     def place(finding: Finding) -> tuple[float, Case] | None:
         case = _seedless(finding.case)
-        defences = [str(defence) for defence in case.get("defences", ())]
+        defences = [str(defence) for defence in case.get("defences") or ()]
         for index, defence in enumerate(defences):
             match = _NOISE.fullmatch(defence)
             if match is None or ("relative=true" in defence) != relative:
@@ -211,6 +261,7 @@ AXES = (
     Axis("batch size", "texts in the batch", _by_batch),
     Axis("noise", "standard deviation σ of the noise", _by_noise(relative=False), _without_noise),
     Axis("relative noise", "σ of the noise, in units of each tensor's rms", _by_noise(relative=True), _without_noise),
-    Axis("DP-SGD's noise", "noise multiplier of DP-SGD", _private, _plain_sgd),
+    # Without noise DP-SGD still clips, so plain FedSGD is no point of this axis.
+    Axis("DP-SGD's noise", "noise multiplier of DP-SGD", _private),
     Axis("ε", "privacy budget ε of DP-SGD (small is private)", _by_epsilon, _plain_sgd, math.inf),
 )

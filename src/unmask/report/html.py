@@ -17,11 +17,12 @@ from unmask.audit.folder import Audit
 from unmask.audit.verdict import Verdict
 from unmask.harmless import shown
 from unmask.report import page, svg
-from unmask.report.curves import MAX_CHARTS, Chart, charts_of
+from unmask.report.curves import MAX_CHARTS, Chart, Line, charts_of
+from unmask.report.folders import last_name
 from unmask.report.island import as_script, island
 from unmask.report.numbers import percent, scientific
 
-_COLOURS = {"crossed": "#b42318", "error": "#6d3fc0", "unclear": "#b26a00", "held": "#0b6e5f", "ungated": "#475467"}
+_COLOURS = {"crossed": "#b42318", "error": "#6d3fc0", "unclear": "#b26a00", "held": "#0b6e5f", "neutral": "#475467"}
 
 
 def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool = False) -> str:
@@ -31,7 +32,9 @@ def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool
     )
     environment.filters["breakable"] = _breakable
     style, script = _asset("report.css"), _asset("report.js")
-    charts = charts_of(audit.findings)
+    planned = {case["id"]: case.get("case") or {} for case in audit.planned}
+    gated = {judgement.finding.id for judgement in verdict.judgements}
+    charts = charts_of(audit.findings, [planned[case_id] for case_id in verdict.missing], gated)
     face = page.hero(verdict)
     places = {finding.id: place for place, finding in enumerate(audit.findings)}
     rows = page.rows(audit, verdict)
@@ -55,10 +58,11 @@ def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool
         rows=rows,
         channels=sorted({row.channel for row in rows}),
         show_secrets=show_secrets,
-        manifest=page.manifest_tables(audit.manifest),
+        manifest=page.manifest_tables(audit.manifest, show_secrets),
+        other_versions=page.other_versions(audit),
         created=shown(audit.manifest.get("created", "")),
         version=shown(audit.manifest.get("unmask", "")),
-        folder=shown(folder),
+        folder=shown(last_name(str(folder)), 1000),
         island=as_script(island(audit, verdict, folder, rows, show_secrets)),
     )
 
@@ -83,11 +87,18 @@ def _figure(chart: Chart, number: int) -> dict[str, Any]:
     sentences = [seeds]
     if any(point.chance is not None for point in points):
         sentences.append("Dashed: chance.")
-    if any(point.num_unclear for point in points):
-        sentences.append("Hollow, dotted: a run could not tell, so low is not 'safe'.")
-    if 0.0 in {point.x for point in points}:
+    if any(point.is_open for point in points):
+        sentences.append("Hollow, dotted: a run could not tell, raised or was not run, so low is not 'safe'.")
+    if num_empty := sum(len(line.empty) for line in chart.lines):
+        sentences.append(f"{num_empty} more {'place has' if num_empty == 1 else 'places have'} no value at all.")
+    if num_ungated := sum(line.num_ungated for line in chart.lines):
         sentences.append(
-            "'none': plain FedSGD." if "DP-SGD" in chart.axis.name else "'none': the same case without this noise."
+            f"Not drawn: {num_ungated} {'case' if num_ungated == 1 else 'cases'} under no gate (controls)."
+        )
+    if 0.0 in {point.x for point in points}:
+        is_private = "DP-SGD" in chart.axis.name
+        sentences.append(
+            "'none': clipped, without noise." if is_private else "'none': the same case without this noise."
         )
     if float("inf") in {point.x for point in points}:
         sentences.append("'∞': plain FedSGD, which guarantees nothing.")
@@ -96,23 +107,33 @@ def _figure(chart: Chart, number: int) -> dict[str, Any]:
         "channel": shown(chart.channel),
         "svg": svg.draw(chart, number),
         "legend": [(svg.marker(index, 8, 8), line.name) for index, line in enumerate(chart.lines)],
-        "has_chance": any(point.chance is not None for point in points),
+        "chances": svg.chance_legend(chart.lines),
         "caption": " ".join(sentences),
         "axis": chart.axis.title,
-        "table": [
-            (
-                line.name,
-                "none" if point.x == 0 else scientific(point.x),
-                percent(point.mean),
-                "–" if point.low is None or point.high is None else f"{percent(point.low)} to {percent(point.high)}",
-                "–" if point.chance is None else percent(point.chance),
-                str(point.num_runs),
-                str(point.num_unclear),
-            )
-            for line in chart.lines
-            for point in line.points
-        ],
+        "table": [cells for line in chart.lines for cells in _numbers(line)],
     }
+
+
+def _numbers(line: Line) -> list[tuple[str, ...]]:
+    """The rows of a line, places without any value last."""
+    rows = [
+        (
+            line.name,
+            "none" if point.x == 0 else scientific(point.x),
+            percent(point.mean),
+            "–" if point.low is None or point.high is None else f"{percent(point.low)} to {percent(point.high)}",
+            "–" if point.chance is None else percent(point.chance),
+            str(point.num_runs),
+            str(point.num_unclear),
+            str(point.num_lost),
+        )
+        for point in line.points
+    ]
+    empty = [
+        (line.name, "none" if x == 0 else scientific(x), "no value", "–", "–", "0", "0", str(count))
+        for x, count in line.empty
+    ]
+    return [*rows, *empty]
 
 
 def _breakable(text: str) -> Markup:

@@ -14,14 +14,16 @@ from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import Audit
 from unmask.audit.verdict import Verdict
 from unmask.harmless import shown
-from unmask.report.case_names import full_name, repeat_command, specification
-from unmask.report.numbers import leak_in_words, scientific, written
+from unmask.recovery import Status
+from unmask.report.case_names import full_name, is_live, is_shortened, repeat_command, specification
+from unmask.report.numbers import leak_in_full, scientific, written
 from unmask.report.page import Row, judgements_by_finding, plan_of
 from unmask.report.secrets import Secrets, error_traceback, reason
 from unmask.report.stops import Effect, Stop, Stops
 from unmask.report.threats import attack_limit, threat_key, threat_of
 
 _MAX_STOPS = 12
+_PROVEN = (Status.RECOVERED.name, Status.PARTIAL.name)
 
 
 class Strings:
@@ -51,8 +53,8 @@ def island(audit: Audit, verdict: Verdict, folder: Path, rows: Sequence[Row], sh
             "order": row.order,
             "gate": row.gate,
             "gates": [[shown(one.gate.text), one.ruling.value] for one in judgements.get(finding.id, ())],
-            "stops": _stops(stops.of(finding), places),
-            "command": repeat_command(path, str(folder), finding.id),
+            "stops": None if is_live(finding.case) else _stops(stops.of(finding), places),
+            "command": repeat_command(path, str(folder), finding.id, show_secrets),
             **secrets.of(finding),
         }
         for finding, row in zip(audit.findings, rows, strict=True)
@@ -60,6 +62,7 @@ def island(audit: Audit, verdict: Verdict, folder: Path, rows: Sequence[Row], sh
     keys = sorted({threat_key(finding.case) for finding in audit.findings})
     return {
         "secrets": show_secrets,
+        "shortened": not show_secrets and is_shortened(path, str(folder)),
         "strings": strings.all(),
         "pieces": secrets.pieces,
         "outcomes": {outcome.name: outcome.value for outcome in Outcome},
@@ -85,13 +88,15 @@ def _details(finding: Finding, strings: Strings, show_secrets: bool) -> dict[str
         "status": finding.status,
         "reason": strings.place(reason(finding, show_secrets)),
         "threat": shown(threat_key(finding.case)),
-        "case": specification(finding.case),
+        "case": specification(finding.case, show_secrets),
         "metrics": _metrics(finding),
         "certificate": _certificate(finding.certificate, strings),
         "cost": [(shown(name).replace("_", " "), _value(value)) for name, value in finding.cost.items()],
-        "run": [(shown(name), _value(value)) for name, value in finding.run.items()],
+        "run": [(shown(name), _value(value)) for name, value in finding.run.items() if show_secrets or name != "host"],
         "used": strings.place(", ".join(shown(name, 120) for name in finding.used[:200])),
     }
+    if finding.outcome is Outcome.LEAK and finding.status not in _PROVEN:
+        details["note"] = strings.place("The adversary cannot prove it, but its guesses are right.")
     if limit := attack_limit(finding.case):
         details["limit"] = strings.place(limit)
     if finding.model_fingerprint:
@@ -111,10 +116,12 @@ def _metrics(finding: Finding) -> list[tuple[str, str, str]]:
 def _certificate(certificate: Mapping[str, Any], strings: Strings) -> dict[str, Any] | None:
     if not certificate:
         return None
-    details = certificate.get("details") or {}
+    details = certificate.get("details")
+    details = details if isinstance(details, Mapping) else {}
+    holds, is_tested = certificate.get("holds") is True, certificate.get("residual") is not None
     return {
         "claim": strings.place(shown(certificate.get("claim", ""), 2000)),
-        "holds": certificate.get("holds") is True,
+        "word": "It holds." if holds else "It does not hold." if is_tested else "Nothing is certified.",
         "numbers": [
             *((name, _value(certificate.get(name))) for name in ("residual", "tolerance", "rejected")),
             *((shown(name).replace("_", " "), _value(value)) for name, value in details.items()),
@@ -129,12 +136,17 @@ def _value(value: Any) -> str:
 
 
 def _stops(stops: Sequence[Stop], places: Mapping[str, int]) -> list[tuple[int, str, str]]:
-    words = {
-        Effect.STOPPED: "not leaked by this attack",
-        Effect.REDUCED: "reduced to {leak}",
-        Effect.UNCLEAR: "the attack could not tell, which is not 'stopped'",
-    }
-    return [
-        (places[stop.finding.id], stop.protection, words[stop.effect].format(leak=leak_in_words(stop.finding)))
-        for stop in stops[:_MAX_STOPS]
-    ]
+    return [(places[stop.finding.id], stop.protection, _effect(stop)) for stop in stops[:_MAX_STOPS]]
+
+
+def _effect(stop: Stop) -> str:
+    match stop.effect:
+        case Effect.STOPPED:
+            seeds = f", in all {stop.num_seeds} seeds" if stop.num_seeds > 1 else ""
+            return f"not leaked by this attack{seeds}"
+        case Effect.SOMETIMES:
+            return f"stopped in {stop.num_stopped} of {stop.num_seeds} seeds, which is not 'stopped'"
+        case Effect.REDUCED:
+            return f"reduced to {leak_in_full(stop.finding)}"
+        case Effect.UNCLEAR:
+            return "the attack could not tell, which is not 'stopped'"

@@ -17,18 +17,19 @@ from unmask.report.secrets import reason
 
 
 def render_junit(audit: Audit, verdict: Verdict, folder: Path) -> str:
-    """Failure: a gate is crossed; error: the case raised; skipped: it could not tell, or was not run."""
+    """Failure: a gate is crossed. Error: a case raised, or its gate could not be judged. Skipped: the same, ungated."""
     suite = ElementTree.Element("testsuite", name="unmask audit")
     judgements = judgements_by_finding(verdict)
     for finding in audit.findings:
         for place, judgement in enumerate(judgements.get(finding.id, (None,))):
             seconds = number(finding.run, "seconds") if place == 0 else None
             _add(suite, finding, judgement, seconds or 0.0)
+    gated = {shown(case["id"]) for case in audit.planned if case["gates"]}
     for case_id, name in missing_cases(audit):
         case = ElementTree.SubElement(
             suite, "testcase", classname="unmask.missing", name=f"{name} [{case_id}]", time="0"
         )
-        ElementTree.SubElement(case, "skipped", message="not run yet; run the same audit again to go on")
+        _add_unknown(case, "not run yet; run the same audit again to go on", case_id in gated)
     for kind, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(kind, str(len(suite.findall(f"testcase/{tag}"))))
     suite.set("tests", str(len(suite)))
@@ -56,9 +57,17 @@ def _add(suite: ElementTree.Element, finding: Finding, judgement: Judgement | No
     elif judgement is not None and judgement.ruling is Ruling.CROSSED:
         node = ElementTree.SubElement(case, "failure", message=f"{gate} is crossed; {measured}", type="crossed")
         node.text = f"{full_name(finding.case)}\n{why}"
-    elif (judgement is None and finding.outcome is Outcome.INCONCLUSIVE) or (
-        judgement is not None and judgement.ruling is Ruling.INCONCLUSIVE
-    ):
-        ElementTree.SubElement(case, "skipped", message=f"inconclusive, which is not 'safe' ({finding.status}): {why}")
+    elif judgement is not None and judgement.ruling is Ruling.INCONCLUSIVE:
+        _add_unknown(case, f"{gate} is inconclusive, which is not 'safe' ({finding.status}): {why}", is_gated=True)
+    elif judgement is None and finding.outcome is Outcome.INCONCLUSIVE:
+        _add_unknown(case, f"inconclusive, which is not 'safe' ({finding.status}): {why}", is_gated=False)
     else:
         ElementTree.SubElement(case, "system-out").text = f"{measured}\n{why}"
+
+
+def _add_unknown(case: ElementTree.Element, message: str, is_gated: bool) -> None:
+    """Under a gate it may not look passed, as the exit code does not; many readers count 'skipped' as passed."""
+    if is_gated:
+        ElementTree.SubElement(case, "error", message=message, type="inconclusive")
+    else:
+        ElementTree.SubElement(case, "skipped", message=message)

@@ -11,8 +11,9 @@ from unmask.audit.gates import Ruling
 from unmask.audit.verdict import Verdict
 from unmask.harmless import code_span, shown
 from unmask.report import page
-from unmask.report.case_names import full_name, repeat_command
-from unmask.report.numbers import leak_in_words
+from unmask.report.case_names import full_name, is_shortened, repeat_command
+from unmask.report.folders import last_name
+from unmask.report.numbers import leak_in_full
 from unmask.report.secrets import reason
 from unmask.report.stops import Effect, Stops
 
@@ -25,12 +26,12 @@ def render_markdown(audit: Audit, verdict: Verdict, folder: Path) -> str:
     """Verdict, gates, numbers, and what somebody should look at first. It never holds a text."""
     face = page.hero(verdict)
     plan = page.plan_of(audit.manifest)
+    title = plan.get("title") or last_name(str(plan.get("path") or "none"))
     places = {finding.id: place for place, finding in enumerate(audit.findings)}
     parts = [
         f"## unmask: {face.word}",
         f"**{_prose(verdict.headline)}**",
-        f"{face.note} Plan {code_span(plan.get('title') or plan.get('path') or 'none', 120)}, exit code "
-        f"{verdict.exit_code}. Texts are never in this file.",
+        f"{face.note} Plan {code_span(title, 120)}, exit code {verdict.exit_code}. Texts are never in this file.",
         *_gates(verdict, places),
         *_summary(audit),
         *_look_at(audit, verdict, folder),
@@ -38,6 +39,8 @@ def render_markdown(audit: Audit, verdict: Verdict, folder: Path) -> str:
     ]
     if audit.num_damaged:
         parts.append(f"{audit.num_damaged} line(s) of the findings could not be read: a case in flight at a crash.")
+    for version, count in page.other_versions(audit):
+        parts.append(f"{count} finding(s) were made by unmask {code_span(version)}, not by the manifest's version.")
     parts.append(
         "'Not leaked by this attack' and 'inconclusive' never mean 'safe'. What the words mean: "
         "`docs/reading-the-report.md`; the details: `report.html`."
@@ -86,15 +89,17 @@ def _look_at(audit: Audit, verdict: Verdict, folder: Path) -> list[str]:
             [
                 finding.outcome.value,
                 code_span(full_name(finding.case), 240),
-                leak_in_words(finding),
+                leak_in_full(finding),
                 code_span(reason(finding), 240),
                 code_span(stopped[0], 120) if stopped else "–",
                 code_span(finding.id, 40),
             ]
         )
     table = _table(["outcome", "case", "leak", "why", "stopped by, in this audit", "id"], body)
-    command = repeat_command(page.plan_of(audit.manifest).get("path"), str(folder), chosen[0].id)
-    again = [f"Run the first of them again: {code_span(command, 400)}"] if command else []
+    path = page.plan_of(audit.manifest).get("path")
+    command = repeat_command(path, str(folder), chosen[0].id, show=False)
+    where = " (folders are left out)" if is_shortened(path, str(folder)) else ""
+    again = [f"Run the first of them again{where}: {code_span(command, 4000)}"] if command else []
     return ["### Look at these first", table, *_more(len(chosen)), *again]
 
 

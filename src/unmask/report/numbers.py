@@ -11,7 +11,7 @@ from unmask.harmless import shown
 
 CONFIDENCE = 0.95
 SHARES = frozenset(
-    {"exact_rate", "token_recall", "token_precision", "rouge1", "rouge2", "rougeL", "weights_rate"}
+    {"exact_rate", "token_recall", "token_precision", "rouge1", "rouge2", "rougeL", "weights_rate", "hidden_size_share"}
 )  # from 0 to 1
 WORDS: Mapping[str, str] = {
     "token_recall": "of tokens",
@@ -29,9 +29,13 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def number(values: Mapping[str, Any], name: str) -> float | None:
     """A finite number of a finding; None where it is absent or could not be written."""
     value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        value = float(value)
+    except OverflowError:  # JSON knows whole numbers that no float holds
+        return None
+    return value if math.isfinite(value) else None
 
 
 def leak(finding: Finding) -> tuple[str, float] | None:
@@ -49,8 +53,31 @@ def leak_in_words(finding: Finding) -> str:
     if finding.outcome is Outcome.INCONCLUSIVE and not (measured and measured[1]):
         return "could not tell"
     if finding.outcome is Outcome.LEAK and not finding.metrics:
-        return f"{len(finding.tokens)} tokens claimed" if finding.tokens else f"{len(finding.texts)} texts claimed"
-    return "not measured" if measured is None else f"{percent(measured[1])} {WORDS[measured[0]]}"
+        claims = ((len(finding.texts), "text"), (len(finding.tokens), "token"))
+        return f"{' and '.join(_counted(*claim) for claim in claims if claim[0]) or 'something'} claimed"
+    if measured is None:
+        return "not measured"
+    name, value = measured
+    chance = number(finding.chance, name)
+    beside = finding.outcome is Outcome.NO_LEAK and value > 0 and chance is not None
+    return f"{percent(value)} {WORDS[name]}{f' (chance {percent(chance)})' if beside and chance is not None else ''}"
+
+
+def leak_in_full(finding: Finding) -> str:
+    """The same; of a leak also the number of exact texts, even where it is none, and the hidden size."""
+    if finding.outcome is not Outcome.LEAK:
+        return leak_in_words(finding)
+    exact = number(finding.metrics, "exact_texts")
+    words = [leak_in_words(finding)] + ([] if exact is None else [f"{exact:.0f} exact"])
+    if number(finding.metrics, "hidden_size_found"):
+        words.append("hidden size found")
+    elif share := number(finding.metrics, "hidden_size_share"):
+        words.append(f"{percent(share)} of the hidden size as a lower bound")
+    return ", ".join(words)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def percent(share: float) -> str:
@@ -68,7 +95,10 @@ def written(name: str, value: Any) -> str:
         return "∞" if name == "epsilon" else "not a number"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return shown(value)
-    return percent(value) if name in SHARES else scientific(float(value))
+    known = number({name: value}, name)
+    if known is None:
+        return "not a number"
+    return percent(known) if name in SHARES else scientific(known)
 
 
 def scientific(value: float) -> str:

@@ -9,15 +9,17 @@ from typing import Any
 
 from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import Audit
-from unmask.audit.gates import Ruling
+from unmask.audit.gates import PROVEN, Ruling
 from unmask.audit.verdict import CROSSED, FAILED, INCONCLUSIVE, Judgement, Verdict
 from unmask.harmless import shown
 from unmask.report.case_names import case_name, full_name, model_name
-from unmask.report.numbers import leak, leak_in_words, number
+from unmask.report.folders import command_without_folders, value_without_folders
+from unmask.report.numbers import leak, leak_in_full
 from unmask.report.secrets import reason
 
 MAX_NAMED = 50  # findings that are named beside a gate; the table has all of them
 NO_GATE = "no gate"
+_MOST_URGENT_FIRST = (Outcome.LEAK, Outcome.ERROR, Outcome.INCONCLUSIVE, Outcome.NO_LEAK)
 
 
 @dataclass(frozen=True)
@@ -65,18 +67,33 @@ class Row:
 
 
 def hero(verdict: Verdict) -> Hero:
-    """The verdict's face. Green only where gates were set and held; what is not known never looks like it."""
+    """The verdict's face. Green only where gates were set and held and every case could be told."""
     match verdict.exit_code:
         case code if code == CROSSED:
-            return Hero("crossed", "Gate crossed", "At least one case leaks more than the plan accepts.")
+            return Hero("crossed", "Gate crossed", "At least one case breaks a rule of the plan.")
         case code if code == FAILED:
             return Hero("error", "Not whole", "Cases ended in an error. Nothing is known about them.")
         case code if code == INCONCLUSIVE:
             return Hero("unclear", "Inconclusive", "The audit cannot say whether the gates hold. That is not 'safe'.")
-    if verdict.judgements:
-        note = "Every gate of the plan held against these attacks. Other attacks were not measured."
-        return Hero("held", "No gate crossed", note)
-    return Hero("ungated", "No gate set", "No gate was set, so there is nothing to pass. Read the findings below.")
+    if not verdict.judgements:
+        note = "No gate was set, so there is nothing to pass. Read the findings below."
+        return Hero("neutral", "No gate set", note)
+    note = _why_held([judgement.gate.metric in PROVEN for judgement in verdict.judgements])
+    if unknown := verdict.outcomes.get(Outcome.INCONCLUSIVE):
+        cases = f"{unknown} case{'' if unknown == 1 else 's'}"
+        return Hero("neutral", "No gate crossed", f"{note} In {cases} the attack could not tell, which is not 'safe'.")
+    return Hero("held", "No gate crossed", note)
+
+
+def _why_held(of_the_protocol: Sequence[bool]) -> str:
+    if all(of_the_protocol):
+        return "Every gate of the plan holds by the numbers of the protocol itself; what attacks found is below."
+    if any(of_the_protocol):
+        return (
+            "Gates on ε or cosine hold by the numbers of the protocol itself, the others against these attacks. "
+            "Other attacks were not measured."
+        )
+    return "Every gate of the plan held against these attacks. Other attacks were not measured."
 
 
 def gate_lines(verdict: Verdict, places: Mapping[str, int]) -> list[GateLine]:
@@ -132,16 +149,21 @@ def rows(audit: Audit, verdict: Verdict) -> list[Row]:
 def _row(place: int, finding: Finding, judgements: Sequence[Judgement]) -> Row:
     measured, gate = leak(finding), worst_ruling(judgements)
     channel, name = shown(finding.case.get("channel", "?"), 40), case_name(finding.case)
-    severity = list(Outcome).index(finding.outcome)
+    severity = _MOST_URGENT_FIRST.index(finding.outcome)
     gates = [*(ruling.value for ruling in _WORST_FIRST), NO_GATE].index(gate)
     is_known = measured is not None and finding.outcome in (Outcome.LEAK, Outcome.NO_LEAK)
     order = (float(severity), measured[1] if measured and is_known else -1.0, float(gates))
-    leaked = leak_in_words(finding)
-    if exact := number(finding.metrics, "exact_texts"):
-        leaked += f", {exact:.0f} exact"
-    if number(finding.metrics, "hidden_size_found"):
-        leaked += ", hidden size found"
-    return Row(place, finding.outcome, channel, model_name(finding.case), name, leaked, gate, shown(finding.id), order)
+    return Row(
+        place,
+        finding.outcome,
+        channel,
+        model_name(finding.case),
+        name,
+        leak_in_full(finding),
+        gate,
+        shown(finding.id),
+        order,
+    )
 
 
 def summary(audit: Audit) -> list[tuple[str, str, dict[str, int]]]:
@@ -176,19 +198,38 @@ def failed_cases(audit: Audit) -> list[tuple[Named, str]]:
     ]
 
 
-def manifest_tables(manifest: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The manifest without its cases, as tables of pairs."""
-    plain = [(key, value) for key, value in manifest.items() if not isinstance(value, (Mapping, list))]
-    tables = [("Run", [(shown(key), shown(value, 1000)) for key, value in plain])]
+def other_versions(audit: Audit) -> list[tuple[str, int]]:
+    """Versions of unmask that made findings and are not the manifest's, with the number of findings."""
+    own = audit.manifest.get("unmask")
+    versions = Counter(shown(finding.run["unmask"], 40) for finding in audit.findings if "unmask" in finding.run)
+    return sorted((version, count) for version, count in versions.items() if own is not None and version != own)
+
+
+def manifest_tables(manifest: Mapping[str, Any], show: bool) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The manifest without its cases, as tables of pairs. Unless secrets are shown, without what names data or people:
+
+    hashes of data (a short text can be guessed from its hash), the host, and folders.
+    """
+    plain = {key: value for key, value in manifest.items() if not isinstance(value, (Mapping, list))}
+    tables = [("Run", _flat(plain, show))]
     for key, value in manifest.items():
         if isinstance(value, Mapping) and value:
-            tables.append((shown(key).capitalize(), list(_flat(value))))
+            pairs = _flat(value, show)
+            if key == "data" and not show:
+                pairs = [(name, text) for name, text in pairs if not name.endswith("sha256")]
+            tables.append((shown(key).capitalize(), pairs))
     return tables
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _flat(value: Mapping[str, Any], show: bool, prefix: str = "") -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for key, part in value.items():
-        name = f"{prefix}{shown(key, 120)}"
-        pairs += _flat(part, f"{name} / ") if isinstance(part, Mapping) else [(name, shown(part, 1000))]
+        name = f"{prefix}{shown(key if show else value_without_folders(str(key)), 120)}"
+        if isinstance(part, Mapping):
+            pairs += _flat(part, show, f"{name} / ")
+        elif show:
+            pairs.append((name, shown(part, 1000)))
+        elif key != "host":
+            cut = command_without_folders if key == "command" else value_without_folders
+            pairs.append((name, shown(cut(str(part)), 1000)))
     return pairs

@@ -112,7 +112,8 @@ def _result(rule: str, place: int, level: str, text: str, case_id: str, address:
         "level": level,
         "message": {"text": text},
         "locations": [{"physicalLocation": {"artifactLocation": {"uri": address}, "region": {"startLine": start}}}],
-        "partialFingerprints": {"unmaskFinding/v1": case_id},
+        # GitHub merges results of one rule and line whose hash of the line is equal.
+        "partialFingerprints": {"unmaskFinding/v1": case_id, "primaryLocationLineHash": case_id},
     }
 
 

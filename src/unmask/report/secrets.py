@@ -5,12 +5,13 @@ This is the only file of the report that reads what `Finding.texts`, `Finding.to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask import errors
-from unmask.audit.finding import Finding, TextPair
+from unmask.audit.finding import ERROR, Finding, TextPair
 from unmask.harmless import shown
+from unmask.report.folders import without_folders
 
 MAX_TEXTS, MAX_TOKENS, LONGEST_PIECE = 64, 256, 80
 MAX_PIECES = 250_000  # in a whole report
@@ -76,20 +77,22 @@ class Secrets:
 
 def error_message(finding: Finding, show: bool) -> str | None:
     """Type and message of an error. A message that is not unmask's own may quote a text, and is held back."""
-    if finding.error is None:
+    if finding.status != ERROR:
         return None
-    kind = str(finding.error.get("type", "error"))
-    ours = kind.rpartition(".")[2] in _OURS
-    return f"{shown(kind, 80)}: {shown(finding.error.get('message', ''), 2000) if show or ours else HELD_BACK}"
+    error = finding.error if isinstance(finding.error, Mapping) else {"message": finding.reason}
+    kind, message = str(error.get("type", "error")), str(error.get("message", ""))
+    if not show:
+        message = without_folders(message) if kind.rpartition(".")[2] in _OURS else HELD_BACK
+    return f"{shown(kind, 80)}: {shown(message, 2000)}"
 
 
 def error_traceback(finding: Finding, show: bool) -> list[str]:
     """Lines of the traceback, only where secrets are shown."""
-    if finding.error is None or not show:
+    if not isinstance(finding.error, Mapping) or not show:
         return []
     return [shown(line) for line in str(finding.error.get("traceback", "")).splitlines()[-60:]]
 
 
 def reason(finding: Finding, show: bool = False) -> str:
-    """Why the finding is as it is, in the attack's or the error's words."""
-    return error_message(finding, show) or shown(finding.reason, 2000)
+    """Why the finding is as it is, in the attack's or the error's words; without folders unless secrets are shown."""
+    return error_message(finding, show) or shown(finding.reason if show else without_folders(finding.reason), 2000)

@@ -11,26 +11,33 @@ from typing import Any
 
 from unmask.audit.finding import Finding, Outcome
 from unmask.harmless import shown
-from unmask.report.case_names import SEPARATOR, defences_name, setting
-from unmask.report.numbers import leak
+from unmask.report.case_names import SEPARATOR, defences_name, is_live, setting
+from unmask.report.numbers import leak, number
 
 _PROTECTION = ("defences", "protocol", "clients")
+_AMOUNTS = ("token_recall", "exact_rate", "weights_rate", "hidden_size_found", "hidden_size_share")
+# Settings that protect the more, the larger or the smaller they are; of others nobody can say it.
+_LARGER = frozenset({"sigma", "noise_multiplier", "clients", "local_steps"})
+_SMALLER = frozenset({"decimals", "max_norm", "max_grad_norm", "norm", "share", "k", "queries"})
 
 
 class Effect(Enum):
-    """What another finding of the same case under another protection showed."""
+    """What the other findings of the same case under another protection showed, over all seeds."""
 
     STOPPED = "stopped"
+    SOMETIMES = "stopped in some seeds"  # never 'stopped': another seed leaks, raised or could not tell
     REDUCED = "reduced"
     UNCLEAR = "could not tell"  # never 'stopped': the attack did not apply or did not end
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A finding that shows what a protection does to a leak."""
+    """A finding of the same seed under another protection, and how many of all seeds leak nothing there."""
 
     effect: Effect
     finding: Finding
+    num_stopped: int
+    num_seeds: int
 
     @property
     def protection(self) -> str:
@@ -51,40 +58,80 @@ class Stops:
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self._alike: dict[str, list[Finding]] = defaultdict(list)
+        self._seeds: dict[str, list[Finding]] = defaultdict(list)
         for finding in findings:
-            self._alike[_rest(finding.case)].append(finding)
+            self._alike[_without(finding.case, _PROTECTION)].append(finding)
+            self._seeds[_without(finding.case, ("seed",))].append(finding)
 
     def of(self, finding: Finding) -> list[Stop]:
         """What stopped or reduced a leak, the strongest effect first; empty for a finding that shows none."""
-        if finding.outcome is not Outcome.LEAK:
+        if finding.outcome is not Outcome.LEAK or is_live(finding.case):
             return []
-        stops = [
-            Stop(effect, other)
-            for other in self._alike[_rest(finding.case)]
-            if not _is_weaker(other.case, finding.case) and (effect := _effect(finding, other)) is not None
+        others = [
+            other
+            for other in self._alike[_without(finding.case, _PROTECTION)]
+            if not _is_weaker(_parts(other.case), _parts(finding.case))
         ]
+        stops = [stop for other in others if (stop := self._stop(finding, other)) is not None]
         order = list(Effect)
         return sorted(stops, key=lambda stop: (order.index(stop.effect), (leak(stop.finding) or ("", 0.0))[1]))
 
+    def _stop(self, finding: Finding, other: Finding) -> Stop | None:
+        seeds = self._seeds[_without(other.case, ("seed",))]
+        num_stopped = sum(one.outcome is Outcome.NO_LEAK for one in seeds)
+        if num_stopped:
+            effect = Effect.STOPPED if num_stopped == len(seeds) else Effect.SOMETIMES
+        elif other.outcome is Outcome.INCONCLUSIVE:
+            effect = Effect.UNCLEAR
+        elif other.outcome is Outcome.LEAK and _is_less(other, finding):
+            effect = Effect.REDUCED
+        else:
+            return None
+        return Stop(effect, other, num_stopped, len(seeds))
 
-def _rest(case: Mapping[str, Any]) -> str:
-    return json.dumps(
-        {key: value for key, value in case.items() if key not in _PROTECTION}, sort_keys=True, default=str
-    )
+
+def _without(case: Mapping[str, Any], keys: Sequence[str]) -> str:
+    return json.dumps({key: value for key, value in case.items() if key not in keys}, sort_keys=True, default=str)
 
 
-def _is_weaker(other: Mapping[str, Any], case: Mapping[str, Any]) -> bool:
-    """Whether the other case has the same protocol and no defence that this one has not."""
-    same = all(other.get(key) == case.get(key) for key in ("protocol", "clients"))
-    return same and set(other.get("defences", ())) <= set(case.get("defences", ()))
+def _is_less(other: Finding, finding: Finding) -> bool:
+    """Whether no amount is larger and one is smaller: tokens, exact texts, weights."""
+    after, before = ([number(one.metrics, name) for name in _AMOUNTS] for one in (other, finding))
+    if [value is None for value in after] != [value is None for value in before]:
+        return False
+    steps = [new - old for new, old in zip(after, before, strict=True) if new is not None and old is not None]
+    return bool(steps) and max(steps) <= 0 and min(steps) < 0
 
 
-def _effect(finding: Finding, other: Finding) -> Effect | None:
-    if other.outcome is Outcome.NO_LEAK:
-        return Effect.STOPPED
-    if other.outcome is Outcome.INCONCLUSIVE:
-        return Effect.UNCLEAR
-    before, after = leak(finding), leak(other)
-    if other.outcome is Outcome.LEAK and before and after and before[0] == after[0] and after[1] < before[1]:
-        return Effect.REDUCED
-    return None
+def _parts(case: Mapping[str, Any]) -> list[str]:
+    """Everything that protects; empty for one client's plain gradients, states or answers."""
+    protocol = [str(case["protocol"])] if case.get("protocol", "fedsgd") != "fedsgd" else []
+    clients = [f"sum:clients={case['clients']}"] if case.get("clients", 1) != 1 else []
+    return [*protocol, *clients, *map(str, case.get("defences") or ())]
+
+
+def _is_weaker(other: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether all that protects the other case is here too, as strong or stronger; nothing at all is weaker."""
+    return all(any(_is_at_most(one, part) for part in parts) for one in other)
+
+
+def _is_at_most(one: str, part: str) -> bool:
+    (kind, settings), (other_kind, others) = _read(one), _read(part)
+    if kind != other_kind or settings.keys() != others.keys():
+        return False
+    return all(_protects_no_more(key, settings[key], others[key]) for key in settings)
+
+
+def _read(text: str) -> tuple[str, dict[str, str]]:
+    kind, _, settings = text.partition(":")
+    return kind, {key: value for key, _, value in (part.partition("=") for part in settings.split(","))}
+
+
+def _protects_no_more(key: str, value: str, other: str) -> bool:
+    if value == other:
+        return True
+    try:
+        difference = float(value) - float(other)
+    except ValueError:
+        return False
+    return (key in _LARGER and difference <= 0) or (key in _SMALLER and difference >= 0)

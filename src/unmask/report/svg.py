@@ -12,9 +12,9 @@ from unmask.report.curves import Chart, Line, Point
 from unmask.report.numbers import percent, scientific
 
 WIDTH, HEIGHT = 560, 290
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 18, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 18, 14, 50
 _SLOT = 58  # room for a tick of its own: 'none' on the left, '∞' on the right
-_TICK_ROOM = 40
+_TICK_ROOM = 54  # in letters that a phone can show
 _DECADE = 10.0
 
 
@@ -97,7 +97,7 @@ def _frame(chart: Chart, scale: Scale) -> list[str]:
     for x, label in scale.ticks():
         parts.append(f'<path class="axis" d="M{x:.1f} {floor:.1f}v5"/>')
         parts.append(f'<text x="{x:.1f}" y="{floor + 19:.1f}" text-anchor="middle">{escape(label)}</text>')
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    middle = WIDTH / 2
     kind = ", logarithmic" if scale.is_log else ""
     title = f"{chart.axis.title}{kind}"
     parts.append(f'<text class="name" x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(title)}</text>')
@@ -108,7 +108,7 @@ def _line(line: Line, index: int, shift: float, scale: Scale) -> list[str]:
     places = [(scale(point.x) + shift, _y(point.mean), point) for point in line.points]
     parts = []
     for (x0, y0, before), (x1, y1, after) in pairwise(places):
-        unclear = " dotted" if before.num_unclear or after.num_unclear else ""
+        unclear = " dotted" if before.is_open or after.is_open else ""
         parts.append(f'<path class="line c{index}{unclear}" d="M{x0:.1f} {y0:.1f}L{x1:.1f} {y1:.1f}"/>')
     for x, y, point in places:
         if point.low is not None and point.high is not None:
@@ -117,27 +117,53 @@ def _line(line: Line, index: int, shift: float, scale: Scale) -> list[str]:
                 f'<path class="bar c{index}" d="M{x:.1f} {low:.1f}V{high:.1f}M{x - 4:.1f} {low:.1f}h8'
                 f'M{x - 4:.1f} {high:.1f}h8"/>'
             )
-        parts.append(f"<g><title>{escape(_said(line, point))}</title>{marker(index, x, y, point.num_unclear > 0)}</g>")
+        parts.append(f"<g><title>{escape(_said(line, point))}</title>{marker(index, x, y, point.is_open)}</g>")
     return parts
 
 
+def chance_legend(lines: Sequence[Line]) -> list[tuple[Markup, str]]:
+    """Samples of the dashed lines: one for all, or one for each line in its colour."""
+    if not any(_chance_places(line) for line in lines):
+        return []
+    if _is_shared(lines):
+        return [(Markup('<path class="chance" d="M0 8h16"/>'), "chance")]
+    return [
+        (Markup(f'<path class="chance own c{index}" d="M0 8h16"/>'), f"chance of {line.name}")
+        for index, line in enumerate(lines)
+        if _chance_places(line)
+    ]
+
+
 def _chances(lines: Sequence[Line], scale: Scale) -> list[str]:
-    """Chance as dashed lines; where all lines have the same, there is one."""
-    places = [
-        [(scale(point.x), _y(point.chance)) for point in line.points if point.chance is not None] for line in lines
+    """Chance as dashed lines in the colours of their lines; where all lines have the same, there is one."""
+    if _is_shared(lines):
+        joined = sorted({place for line in lines for place in _chance_places(line)})
+        return [f'<path class="chance" d="{_path(joined, scale)}"/>'] if joined else []
+    return [
+        f'<path class="chance own c{index}" d="{_path(places, scale)}"/>'
+        for index, line in enumerate(lines)
+        if (places := _chance_places(line))
     ]
-    joined = sorted({(x, round(y, 1)) for line in places for x, y in line})
-    if len({x for x, _ in joined}) == len(joined):
-        places = [joined]
-    paths = [
-        "".join(f"{'L' if number else 'M'}{x:.1f} {y:.1f}" for number, (x, y) in enumerate(line)) for line in places
-    ]
-    return [f'<path class="chance" d="{path}"/>' for path in paths if path]
+
+
+def _chance_places(line: Line) -> list[tuple[float, float]]:
+    return [(point.x, round(point.chance, 3)) for point in line.points if point.chance is not None]
+
+
+def _is_shared(lines: Sequence[Line]) -> bool:
+    places = {place for line in lines for place in _chance_places(line)}
+    return len({x for x, _ in places}) == len(places)
+
+
+def _path(places: Sequence[tuple[float, float]], scale: Scale) -> str:
+    steps = [f"{scale(x):.1f} {_y(chance):.1f}" for x, chance in places]
+    return f"M{'L'.join(steps)}"
 
 
 def _said(line: Line, point: Point) -> str:
     unclear = f", {point.num_unclear} of {point.num_runs} could not tell" if point.num_unclear else ""
-    return f"{line.name}, {_x(point.x)}: {percent(point.mean)}{unclear}"
+    lost = f", {point.num_lost} more raised or not run" if point.num_lost else ""
+    return f"{line.name}, {_x(point.x)}: {percent(point.mean)}{unclear}{lost}"
 
 
 def _x(x: float) -> str:

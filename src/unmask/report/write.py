@@ -49,9 +49,16 @@ def write_reports_of(
     for name in wanted:
         path = home / NAMES[name]
         write_whole(path, _renderer(name, show_secrets)(audit, verdict, folder))
-        os.chmod(path, 0o600 if show_secrets and name == "html" else 0o644)
+        os.chmod(path, 0o600 if show_secrets and name == "html" else 0o666 & ~_umask())
         paths[name] = path
     return paths
+
+
+def _umask() -> int:
+    """What the process keeps from others; it can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _renderer(name: str, show_secrets: bool) -> Callable[[Audit, Verdict, Path], str]:

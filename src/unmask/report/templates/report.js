@@ -48,7 +48,7 @@
     if (revealed && text.pieces) {
       const line = make("div", `text shown ${kind}`);
       text.pieces.forEach((piece, at) => line.append(make("span", `tok ${text.marks[at]}`, data.pieces[piece])));
-      return make("div", "", line, cut);
+      return make("div", "", line, make("p", "hidden", `${counted(text)}.`), cut);
     }
     const line = make("div", "blocks");
     line.setAttribute("role", "img");
@@ -67,12 +67,14 @@
     for (const [mark, word] of Object.entries(marks)) keys.append(make("li", "", sample(mark), word));
     const node = card("True and recovered text", "wide texts", keys);
     for (const pair of finding.texts || []) {
-      const told = [pair.exact ? "exact" : "not exact", pair.certain ? "certain by its certificate" : "a best effort"];
+      const told = [];
+      if (pair.recovered)
+        told.push(pair.exact ? "exact" : "not exact", pair.certain ? "certain by its certificate" : "a best effort");
       if (pair.count > 1) told.push(`${pair.count} times in the batch`);
       node.append(make("div", "pair",
-        side("True", pair.true, "not known to the auditor"),
-        side("Recovered", pair.recovered, "nothing recovered"),
-        make("p", "told", told.join(" · "))));
+        side("True", pair.true, finding.metrics.length ? "matches no true text" : "not known to the auditor"),
+        side("Recovered", pair.recovered, "no text recovered"),
+        told.length ? make("p", "told", told.join(" · ")) : null));
     }
     if (finding.left_out) node.append(make("p", "absent", `${finding.left_out} more texts are left out here; findings.jsonl has them.`));
     if (finding.bag) node.append(make("div", "pair", make("div", "told", make("h4", "", "Bag of words"), tokens(finding.bag, "bag"))));
@@ -100,9 +102,8 @@
   const certificate = (finding) => {
     const proof = finding.certificate;
     if (!proof) return card("Certificate", "", make("p", "absent", "None: nothing was claimed."));
-    const word = proof.holds ? "holds" : "does not hold";
     return card("Certificate: what the adversary can check alone", "",
-      make("p", "", make("strong", "", `It ${word}. `), `Claim: ${data.strings[proof.claim]}`), pairs(proof.numbers));
+      make("p", "", make("strong", "", `${proof.word} `), `Claim: ${data.strings[proof.claim]}`), pairs(proof.numbers));
   };
 
   const threat = (finding) => {
@@ -115,7 +116,7 @@
   };
 
   const stops = (finding) => {
-    if (finding.outcome !== "LEAK") return null;
+    if (finding.outcome !== "LEAK" || !finding.stops) return null;
     if (!finding.stops.length)
       return card("What stopped it, in this audit", "", make("p", "", "No other case of this audit differs in its protection alone and leaks less. docs/defences.md has what was measured elsewhere."));
     const list = make("ul", "");
@@ -133,12 +134,17 @@
     const text = make("pre", "", finding.command);
     const button = make("button", "plain-button copy", "Copy");
     button.type = "button";
+    const told = make("span", "copied");
+    told.setAttribute("role", "status");
+    const tell = (word) => { told.textContent = word; setTimeout(() => { told.textContent = ""; }, 3000); };
     button.addEventListener("click", () => {
       getSelection().selectAllChildren(text);
-      const done = () => { button.textContent = "Copied"; };
-      if (navigator.clipboard) navigator.clipboard.writeText(finding.command).then(done, () => {});
+      const selected = () => tell("Selected: copy it by hand");
+      if (navigator.clipboard) navigator.clipboard.writeText(finding.command).then(() => tell("Copied"), selected);
+      else selected();
     });
-    return card("Repeat it", "wide", make("div", "command", text, button));
+    const note = data.shortened ? make("p", "absent", "Redacted: folders are left out, so run it where these names lie.") : null;
+    return card("Repeat it", "wide", make("div", "command", text, button, told), note);
   };
 
   const panel = (finding) => {
@@ -146,6 +152,7 @@
     const top = card(finding.name, "wide", make("p", "", pill, make("span", "status", finding.status)),
       make("p", "", data.meanings[finding.status]));
     const reason = data.strings[finding.reason];
+    if (finding.note !== undefined) top.append(make("p", "", data.strings[finding.note]));
     if (reason) top.append(make("p", "", make("strong", "", "Why: "), reason));
     if (finding.traceback) top.append(make("pre", "trace", finding.traceback.join("\n")));
     for (const [gate, ruling] of finding.gates)
@@ -242,6 +249,23 @@
     revealed = !revealed;
     reveal.setAttribute("aria-checked", String(revealed));
     for (const row of rows) if (row.details) fill(row);
+  });
+
+  // Print: what is folded is opened, findings too unless they are very many, and folded again afterwards
+
+  const mostPrinted = 60;
+  let unfolded = [];
+  addEventListener("beforeprint", () => {
+    const seen = rows.filter((row) => !row.tr.hidden);
+    const closed = seen.length > mostPrinted ? [] : seen.filter((row) => row.button.getAttribute("aria-expanded") !== "true");
+    for (const row of closed) toggle(row, true);
+    const folds = [...document.querySelectorAll("details:not([open])")];
+    for (const fold of folds) fold.open = true;
+    unfolded = [...closed.map((row) => () => toggle(row, false)), ...folds.map((fold) => () => { fold.open = false; })];
+  });
+  addEventListener("afterprint", () => {
+    for (const fold of unfolded) fold();
+    unfolded = [];
   });
   apply();
   follow();
