@@ -46,7 +46,9 @@ class Learner:
         return json.loads(done.stdout)
 
     def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # Where tests run in the background of a shell, they would inherit that interrupts are ignored.
+        heed = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+        return subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heed)
 
     @property
     def num_heard(self) -> int:
