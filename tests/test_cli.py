@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.answers import Answer, Call
 from tests.tiny_models import gpt2_config, random_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -72,25 +72,6 @@ def texts(tmp_path: Path) -> Path:
 def update(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = unmask.load_model(folder)
     return unmask.observe_gradients(model, TEXTS).save(tmp_path_factory.mktemp("update") / "update.safetensors")
-
-
-@dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def message(self) -> str:
-        """Standard error as one line."""
-        return " ".join(self.err.split())
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-
-Call = Callable[..., Answer]
 
 
 @pytest.fixture

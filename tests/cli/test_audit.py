@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -10,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.answers import Answer, Call
 from tests.audit.made import WORDS, random_group, save_bert, write_plan
 
 from unmask import cli
@@ -26,25 +26,6 @@ from unmask.models.catalog import CATALOG, find_package_folder
 
 PASSED, CROSSED, ERROR, INCONCLUSIVE, USAGE, STOPPED = 0, 1, 2, 3, 4, 130
 SCRIPT = Path(sys.executable).parent / "unmask"
-
-
-@dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def told(self) -> str:
-        """Standard output as one line."""
-        return " ".join(self.out.split())
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-
-Call = Callable[..., Answer]
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from tests.tiny_models import bert_config, random_model, word_tokenizer
 
+from unmask.audit.finding import Finding
+from unmask.audit.folder import read_audit
 from unmask.models import Model, adapt
 
 TEXTS = {
@@ -30,6 +32,16 @@ TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 def words(client: int) -> set[str]:
     """What a client's update gives away: its words, and the frame."""
     return FRAME | {word for text in TEXTS[client] for word in text.split()}
+
+
+def findings(options: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """What an audit with these options has found."""
+    return read_audit(options["out"]).findings
+
+
+def shown(finding: Finding) -> set[str]:
+    """The words of a finding's bag."""
+    return {piece for piece, _ in finding.tokens}
 
 
 def classifier() -> Any:

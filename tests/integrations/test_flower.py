@@ -32,8 +32,10 @@ from tests.integrations.flower_grid import (
     audited_model,
     classifier,
     client_app,
+    findings,
     initial_arrays,
     new_weights,
+    shown,
     train,
     train_message,
     trained,
@@ -52,14 +54,6 @@ from unmask.models.catalog import resolve
 @pytest.fixture
 def options(tmp_path):
     return {"model": audited_model(), "out": tmp_path / "fl"}
-
-
-def findings(options):
-    return read_audit(options["out"]).findings
-
-
-def shown(finding):
-    return {piece for piece, _ in finding.tokens}
 
 
 def start(strategy: Strategy, grid: Grid, num_rounds: int = 1):

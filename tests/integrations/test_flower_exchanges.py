@@ -19,8 +19,10 @@ from tests.integrations.flower_grid import (
     audited_model,
     classifier,
     client_app,
+    findings,
     initial_arrays,
     new_weights,
+    shown,
     train,
     train_message,
     trained,
@@ -28,7 +30,6 @@ from tests.integrations.flower_grid import (
 )
 
 from unmask.audit.finding import Outcome
-from unmask.audit.folder import read_audit
 from unmask.integrations.flower import AuditGrid, AuditStrategy
 from unmask.integrations.flower_exchanges import MAX_VERSIONS, Exchanges, round_of
 from unmask.protocols import observe_gradients
@@ -37,14 +38,6 @@ from unmask.protocols import observe_gradients
 @pytest.fixture
 def options(tmp_path):
     return {"model": audited_model(), "out": tmp_path / "fl"}
-
-
-def findings(options):
-    return read_audit(options["out"]).findings
-
-
-def shown(finding):
-    return {piece for piece, _ in finding.tokens}
 
 
 class Heard:

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class DataSet:
     texts: tuple[str, ...]
     path: str | None = None
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """The hash of the texts, wherever they lie."""
         return hashlib.sha256(json.dumps(self.texts).encode("ascii")).hexdigest()

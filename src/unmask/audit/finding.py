@@ -24,6 +24,10 @@ class FindingError(UnmaskError):
     """A line that is no finding, or one of a newer version."""
 
 
+class DamagedLineError(FindingError):
+    """A line that is not even JSON: a crash cut it off."""
+
+
 class Outcome(Enum):
     """What a finding means for the one who asked. The value is what people read."""
 
@@ -122,12 +126,15 @@ class Finding:
         return json.dumps(_plain(asdict(self)), ensure_ascii=True, allow_nan=False, sort_keys=True)
 
     @classmethod
-    def from_json(cls, line: str) -> Finding:
+    def from_json(cls, line: str | bytes) -> Finding:
         """Read a line; a damaged or newer one is refused with the reason."""
         try:
             document = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DamagedLineError(f"this line is no finding ({error!r}): {line[:80]!r}") from None
+        try:
             schema = document.pop("schema")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (TypeError, KeyError, AttributeError) as error:
             raise FindingError(f"this line is no finding ({error!r}): {line[:80]!r}") from None
         if type(schema) is not int or not 1 <= schema <= SCHEMA:
             raise FindingError(f"a finding has schema {schema!r}, this version reads up to {SCHEMA}; upgrade unmask")

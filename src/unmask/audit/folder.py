@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from unmask.audit.finding import ERROR, Finding, FindingError
+from unmask.audit.finding import ERROR, DamagedLineError, Finding, FindingError
 from unmask.errors import InputError, UnmaskError
 
 MANIFEST, PLAN = "manifest.json", "plan.toml"
@@ -102,22 +102,17 @@ def read_findings(folder: Path) -> tuple[dict[str, Finding], int]:
             if not line.strip():
                 continue
             try:
-                json.loads(line)
-            except (ValueError, RecursionError):
+                finding = Finding.from_json(line)
+            except DamagedLineError:
                 num_damaged += 1
                 continue
-            finding = _read(path, number, line)
+            except FindingError as error:
+                where = f"{path}, line {number}"
+                raise FindingError(f"{where}: {error}; take the line out if it is not unmask's") from None
             before = found.get(finding.id)
             if before is None or _supersedes(finding, before):
                 found[finding.id] = finding
     return found, num_damaged
-
-
-def _read(path: Path, number: int, line: bytes) -> Finding:
-    try:
-        return Finding.from_json(line.decode("utf-8"))
-    except FindingError as error:
-        raise FindingError(f"{path}, line {number}: {error}; take the line out if it is not unmask's") from None
 
 
 def _supersedes(finding: Finding, before: Finding) -> bool:
@@ -135,12 +130,10 @@ class FindingsFile:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         os.chmod(path, 0o600)  # findings hold the secret
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            _lock(self._file, fcntl.LOCK_EX, f"another process is writing {path}")
+        except InputError:
             self._file.close()
-            raise InputError(f"another process is writing {path}; wait for it, or use another --out") from None
-        except OSError:
-            pass  # a file system without locks, as clusters have some; shards have files of their own
+            raise
         self._end_torn_line()
 
     def append(self, finding: Finding) -> None:
@@ -187,13 +180,19 @@ def lock_folder(folder: Path, shard: tuple[int, int] | None = None) -> Iterator[
     except FileExistsError:
         raise InputError(f"--out {folder} is a file; give a folder") from None
     with open(folder / ".lock", "a") as file:
-        try:
-            fcntl.flock(file, (fcntl.LOCK_EX if shard is None else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another audit is running in {folder}; wait for it, or use another --out") from None
-        except OSError:
-            pass  # a file system without locks
+        kind = fcntl.LOCK_EX if shard is None else fcntl.LOCK_SH
+        _lock(file, kind, f"another audit is running in {folder}")
         yield
+
+
+def _lock(file: IO[Any], kind: int, taken: str) -> None:
+    """Lock a file until it is closed; where others have it, say so."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{taken}; wait for it, or use another --out") from None
+    except OSError:
+        pass  # a file system without locks, as clusters have some; shards have files of their own
 
 
 @contextmanager

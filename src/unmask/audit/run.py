@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from unmask.attacks.progress import silent
 from unmask.audit.engines import Means, engine_of
@@ -53,17 +53,20 @@ def run_audit(
     retry_errors: bool = False,
     command: str = "unmask.run_audit",
     watch: Callable[[Work], AbstractContextManager[Watcher]] = unwatched,
+    busy: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Verdict:
     """Run what a plan asks for and a folder lacks, and judge the whole.
 
     It can be interrupted at any time and goes on when it is called again. `engine` is 'local' or 'ray'; `shard` (i, n)
-    runs every n-th case from the i-th on. `command` is what the manifest says that was called.
+    runs every n-th case from the i-th on. `command` is what the manifest says that was called. `watch` follows the
+    cases, `busy` what comes before them, by its name: large models take a while to hash.
     """
     planned = plan if isinstance(plan, Plan) else load_plan(plan)
     run, folder = engine_of(engine), Path(out)
     means = Means(planned.data, device, threads)
     with lock_folder(folder, shard):
-        manifest = prepare(planned, folder, engine=engine, threads=threads, command=command)
+        with busy("hashing the models"):
+            manifest = prepare(planned, folder, engine=engine, threads=threads, command=command)
         work = outline(planned, folder, shard, retry_errors)
         with watch(work) as watcher:
             run_cases(work, folder, run, replace(means, progress=watcher.report), shard=shard, tell=watcher.add)

@@ -29,21 +29,24 @@ def text_result(
     score = _score(recovered, true, model)
     claimed = recovery.value.token_set.union(*map(set, recovered))
     metrics = {
-        **_metrics(recovered, claimed, true, model),
+        **_metrics(score, claimed, true, model),
         "certain_texts": sum(text.count for text in recovery.value.certain),
     }
     covered = set().union(*(text.tokens for text in recovery.value.certain))
     held = set().union(*map(set, true))
     return {
         "metrics": metrics,
-        "chance": _metrics(guessed, frozenset().union(*map(set, guessed)), true, model) if guessed else {},
+        "chance": _chance(guessed, true, model) if guessed else {},
         "texts": pair_texts(recovery.value, true, score.assignment, model),
         "tokens": () if recovery.value.token_set <= covered else mark_bag(recovery.value, held, model),
     }
 
 
-def _metrics(recovered: Tokens, claimed: frozenset[int], true: Tokens, model: Model) -> dict[str, float]:
-    score = _score(recovered, true, model)
+def _chance(guessed: Tokens, true: Tokens, model: Model) -> dict[str, float]:
+    return _metrics(_score(guessed, true, model), frozenset().union(*map(set, guessed)), true, model)
+
+
+def _metrics(score: TextScore, claimed: frozenset[int], true: Tokens, model: Model) -> dict[str, float]:
     held = frozenset().union(*map(set, true)) - model.special_tokens
     claimed = claimed - model.special_tokens
     right = len(claimed & held)

@@ -31,6 +31,7 @@ class Verdict:
     judgements: tuple[Judgement, ...]
     outcomes: Mapping[Outcome, int]
     missing: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
 
     @property
     def crossed(self) -> tuple[Judgement, ...]:
@@ -55,7 +56,7 @@ def reach_verdict(audit: Audit) -> Verdict:
     outcomes = {outcome: sum(f.outcome is outcome for f in audit.findings) for outcome in Outcome}
     missing = tuple(audit.missing)
     code, headline = _sentence(audit.findings, judgements, outcomes, len(missing))
-    return Verdict(code, headline, judgements, outcomes, missing)
+    return Verdict(code, headline, judgements, outcomes, missing, audit.findings)
 
 
 def _sentence(
@@ -69,29 +70,30 @@ def _sentence(
     if crossed:
         gates = sorted({judgement.gate.text for judgement in crossed})
         cases = len({judgement.finding.id for judgement in crossed})
-        return CROSSED, f"A gate is crossed: {_listed(gates)} by {_counted(cases, 'case')}; {leaks}."
+        return CROSSED, f"A gate is crossed: {_listed(gates)} by {counted(cases, 'case')}; {leaks}."
     if outcomes[Outcome.ERROR]:
         return (
             FAILED,
-            f"{_counted(outcomes[Outcome.ERROR], 'case')} ended in an error, so the audit is not whole; {leaks}.",
+            f"{counted(outcomes[Outcome.ERROR], 'case')} ended in an error, so the audit is not whole; {leaks}.",
         )
     if num_missing:
-        return INCONCLUSIVE, f"The audit is not finished: {_counted(num_missing, 'case')} not run yet; {leaks}."
+        return INCONCLUSIVE, f"The audit is not finished: {counted(num_missing, 'case')} not run yet; {leaks}."
     if unknown:
         return (
             INCONCLUSIVE,
-            f"Inconclusive: gates over {_counted(len(unknown), 'case')} could not be judged, not 'safe'; {leaks}.",
+            f"Inconclusive: gates over {counted(len(unknown), 'case')} could not be judged, not 'safe'; {leaks}.",
         )
     if judgements:
         judged = len({judgement.finding.id for judgement in judgements})
         free = f", {len(findings) - judged} stand under no gate" if judged < len(findings) else ""
-        return PASSED, f"No gate is crossed in {_counted(judged, 'case')}{free}; {leaks}. {_WORTH}"
+        return PASSED, f"No gate is crossed in {counted(judged, 'case')}{free}; {leaks}. {_WORTH}"
     if all(finding.outcome is Outcome.INCONCLUSIVE for finding in findings):
         return INCONCLUSIVE, "Inconclusive: no attack could tell anything, which is not 'safe'."
     return PASSED, f"Done, and no gate was set; {leaks}."
 
 
-def _counted(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """'1 case', '2 cases'."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 

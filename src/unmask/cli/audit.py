@@ -83,14 +83,14 @@ def audit_command(
 
 def _run(plan: Plan, out: Path, json: bool, **options: Any) -> int:
     """Run what is missing, print the verdict; its exit code."""
-    from unmask.audit.folder import read_audit
     from unmask.audit.run import run_audit
-    from unmask.show import suppress_broken_pipe
+    from unmask.show import suppress_broken_pipe, working
     from unmask.show.audit import audit_progress, print_verdict
 
-    verdict = run_audit(plan, out, command=shlex.join(["unmask", *sys.argv[1:]]), watch=audit_progress, **options)
+    command = shlex.join(["unmask", *sys.argv[1:]])
+    verdict = run_audit(plan, out, command=command, watch=audit_progress, busy=working, **options)
     with suppress_broken_pipe():  # whoever reads may stop; the verdict stays
-        print_verdict(verdict, out, read_audit(out).findings, json)
+        print_verdict(verdict, out, verdict.findings, json)
     return verdict.exit_code
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask.audit.finding import Finding, Outcome
+from unmask.audit.verdict import counted
 from unmask.harmless import shown
 
 CONFIDENCE = 0.95
@@ -54,7 +55,7 @@ def leak_in_words(finding: Finding) -> str:
         return "could not tell"
     if finding.outcome is Outcome.LEAK and not finding.metrics:
         claims = ((len(finding.texts), "text"), (len(finding.tokens), "token"))
-        return f"{' and '.join(_counted(*claim) for claim in claims if claim[0]) or 'something'} claimed"
+        return f"{' and '.join(counted(*claim) for claim in claims if claim[0]) or 'something'} claimed"
     if measured is None:
         return "not measured"
     name, value = measured
@@ -74,10 +75,6 @@ def leak_in_full(finding: Finding) -> str:
     elif share := number(finding.metrics, "hidden_size_share"):
         words.append(f"{percent(share)} of the hidden size as a lower bound")
     return ", ".join(words)
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def percent(share: float) -> str:
