@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
@@ -79,15 +79,61 @@ class Recovery(Generic[Value]):
     used: tuple[str, ...] = ()
 
 
+class AmbiguityKind(Enum):
+    """What the evidence may leave open about a text."""
+
+    EQUAL_TOKENS = "equal_tokens"  # several tokens that no forward pass tells apart may stand at a position
+    LEADING_RUN = "leading_run"  # how often the first token is repeated at the start
+    OPEN_END = "open_end"  # the text may go on with tokens that leave no trace
+    COUNT = "count"  # how often the batch holds the text
+
+
+@dataclass(frozen=True)
+class Ambiguity:
+    """One thing about a text that the evidence cannot tell: a class of texts that explain it equally well.
+
+    `reason` says it in one sentence. `position` and `tokens` spell out a class of equal tokens; `tokens` is the
+    repeated token of a leading run.
+    """
+
+    kind: AmbiguityKind
+    reason: str
+    position: int | None = None
+    tokens: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class RecoveredText:
-    """One text. `certain` means that the certificate covers every token of it."""
+    """One text. `certain` means that the batch holds exactly this text, and that the certificate covers all of it.
+
+    Where `ambiguities` name more than the count, the batch holds this text or another one of the class that they
+    describe (`covers` tells which), and the text is not certain. `count` is how often the batch holds it: exactly, or
+    at least, where an ambiguity of the count says so.
+    """
 
     tokens: tuple[int, ...]
     text: str
     certain: bool
     residual: float
-    count: int = 1  # how often the batch holds it
+    count: int = 1
+    ambiguities: tuple[Ambiguity, ...] = ()
+
+    def covers(self, tokens: Sequence[int]) -> bool:
+        """Whether a sequence is in the class that the text stands for: the text itself, and what it may as well be."""
+        own, other = list(self.tokens), list(tokens)
+        equal = {a.position: set(a.tokens) for a in self.ambiguities if a.kind is AmbiguityKind.EQUAL_TOKENS}
+        own_classes = [equal.get(position, set()) | {token} for position, token in enumerate(own)]
+        if any(a.kind is AmbiguityKind.LEADING_RUN for a in self.ambiguities) and own and other:
+            own_classes, other = own_classes[_run_length(own) - 1 :], other[_run_length(other) - 1 :]
+        if any(a.kind is AmbiguityKind.OPEN_END for a in self.ambiguities):
+            other = other[: len(own_classes)]
+        fits = (token in allowed for token, allowed in zip(other, own_classes, strict=False))
+        return len(other) == len(own_classes) and all(fits)
+
+
+def _run_length(tokens: Sequence[int]) -> int:
+    """How many tokens at the start equal the first one."""
+    return next((place for place, token in enumerate(tokens) if token != tokens[0]), len(tokens))
 
 
 @dataclass(frozen=True)

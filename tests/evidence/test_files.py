@@ -96,14 +96,27 @@ def test_every_header_comes_back(tmp_path, fingerprint, task, num_texts, update,
     }
 
 
+RESERVED = ("__metadata__", "adapter/", "head/weight")
+
+
 @quick
-@given(st.dictionaries(st.text(min_size=1).filter(lambda name: name != "__metadata__"), st.integers(0, 5), max_size=5))
+@given(
+    st.dictionaries(
+        st.text(min_size=1).filter(lambda name: not name.startswith(RESERVED)), st.integers(0, 5), max_size=5
+    )
+)
 def test_every_set_of_names_comes_back(tmp_path, sizes):
     tensors = {name: torch.arange(float(size)) for name, size in sizes.items()}
     loaded = load_evidence(GradientEvidence(tensors, "f").save(tmp_path / "e.safetensors"))
     assert {name: tensor.tolist() for name, tensor in loaded.gradients.items()} == {
         name: tensor.tolist() for name, tensor in tensors.items()
     }
+
+
+@pytest.mark.parametrize("name", ["adapter/layer.lora_A.weight", "head/weight"])
+def test_names_that_files_use_themselves_are_refused(name):
+    with pytest.raises(EvidenceError, match="rename the tensor"):
+        GradientEvidence({name: torch.ones(2)}, "f")
 
 
 def test_views_and_shared_memory_come_back(path):

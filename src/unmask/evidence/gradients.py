@@ -36,9 +36,14 @@ class Update(Enum):
 
 
 OPTIMIZERS = ("sgd", "adamw")
+POOLINGS = ("last", "first", "mean")
 # Header keys that are written only when known; the first files had none of them.
-_IF_KNOWN = ("learning_rate", "num_steps", "optimizer", "weight_decay", "noise_std")
+_IF_KNOWN = (
+    *("learning_rate", "num_steps", "optimizer", "weight_decay", "momentum", "local_batch_size", "noise_std"),
+    *("all_tokens_predicted", "pooling", "adapter_scale"),
+)
 _ADAPTER = "adapter/"  # prefix of the server's own LoRA weights among the tensors of a file
+_HEAD = "head/weight"  # name of the classification head among them
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,13 @@ class GradientEvidence:
 
     Side knowledge of the adversary, `None` meaning that it must be inferred: `task`, `num_texts`, and `compute_dtype`,
     the precision in which the client ran its model (the server sent it, so it is known as a rule). Of a client that
-    trained locally: `learning_rate`, `num_steps`, `optimizer` and `weight_decay`. Of a protocol that publishes its
-    noise: `noise_std`, the standard deviation on each entry of the shared tensors. Of LoRA: `adapters`, the weights
-    that the server sent, by '<module>.lora_A.weight' and '<module>.lora_B.weight'.
+    trained locally: `learning_rate`, `num_steps`, `optimizer`, `weight_decay`, `momentum` and `local_batch_size`, the
+    texts of one step. Of a protocol that publishes its noise: `noise_std`, the standard deviation on each entry of the
+    shared tensors. Of LoRA: `adapters`, the weights that the server sent, by '<module>.lora_A.weight' and
+    '<module>.lora_B.weight', and `adapter_scale`, alpha/rank. Of next-token training: `all_tokens_predicted`, whether
+    every token behind a text's first one has a label; chat fine-tuning masks some. Of classification: `head`
+    (labels, d), the weights that the server sent where they are no part of the model, and `pooling`, the state that
+    the head reads ('first', 'last' or 'mean').
     """
 
     gradients: Mapping[str, Tensor]
@@ -62,21 +71,37 @@ class GradientEvidence:
     num_steps: int | None = None
     optimizer: str | None = None
     weight_decay: float | None = None
+    momentum: float | None = None
+    local_batch_size: int | None = None
     noise_std: float | None = None
+    all_tokens_predicted: bool | None = None
+    pooling: str | None = None
+    adapter_scale: float | None = None
+    head: Tensor | None = None
     adapters: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", None if self.task is None else Task(self.task))
         object.__setattr__(self, "update", Update(self.update))
-        for name in ("num_texts", "num_steps"):
+        for name in ("num_texts", "num_steps", "local_batch_size"):
             _require_count(name, getattr(self, name))
-        _require_number("learning_rate", self.learning_rate, positive=True)
-        for name in ("weight_decay", "noise_std"):
+        for name in ("learning_rate", "adapter_scale"):
+            _require_number(name, getattr(self, name), positive=True)
+        for name in ("weight_decay", "momentum", "noise_std"):
             _require_number(name, getattr(self, name), positive=False)
         if self.optimizer not in (None, *OPTIMIZERS):
             raise EvidenceError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, or None, got {self.optimizer!r}")
+        if self.all_tokens_predicted not in (None, True, False):
+            raise EvidenceError(f"all_tokens_predicted must be True, False or None, got {self.all_tokens_predicted!r}")
+        if self.pooling not in (None, *POOLINGS):
+            raise EvidenceError(f"pooling must be one of {', '.join(POOLINGS)}, or None, got {self.pooling!r}")
+        if self.head is not None and self.head.ndim != 2:
+            raise EvidenceError(f"the head must be a matrix (labels, width), got shape {tuple(self.head.shape)}")
+        if reserved := [name for name in self.gradients if name.startswith(_ADAPTER) or name == _HEAD]:
+            raise EvidenceError(f"'{reserved[0]}' is a name that evidence files use themselves; rename the tensor")
         require_finite(self.gradients)
         require_finite(self.adapters)
+        require_finite({} if self.head is None else {"head": self.head})
 
     @classmethod
     def of(cls, model: Model, tensors: Mapping[str, Tensor], **side_knowledge: Any) -> GradientEvidence:
@@ -135,7 +160,8 @@ class GradientEvidence:
         gradients, adapters = (
             {name: tensor.to(device) for name, tensor in part.items()} for part in (self.gradients, self.adapters)
         )
-        return replace(self, gradients=gradients, adapters=adapters)
+        head = None if self.head is None else self.head.to(device)
+        return replace(self, gradients=gradients, adapters=adapters, head=head)
 
     def save(self, path: str | Path) -> Path:
         """Write to a safetensors file."""
@@ -148,7 +174,8 @@ class GradientEvidence:
             **{name: value for name in _IF_KNOWN if (value := getattr(self, name)) is not None},
         }
         adapters = {_ADAPTER + name: tensor for name, tensor in self.adapters.items()}
-        return write(path, "gradients", {**self.gradients, **adapters}, header)
+        head = {} if self.head is None else {_HEAD: self.head}
+        return write(path, "gradients", {**self.gradients, **adapters, **head}, header)
 
 
 def _require_count(name: str, value: Any) -> None:
@@ -169,12 +196,13 @@ def _require_number(name: str, value: Any, *, positive: bool) -> None:
 def _read(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> GradientEvidence:
     adapters = {name.removeprefix(_ADAPTER): t for name, t in tensors.items() if name.startswith(_ADAPTER)}
     return GradientEvidence(
-        gradients={name: t for name, t in tensors.items() if not name.startswith(_ADAPTER)},
+        gradients={name: t for name, t in tensors.items() if not name.startswith(_ADAPTER) and name != _HEAD},
         model_fingerprint=str(header["model_fingerprint"]),
         task=None if header["task"] is None else Task(header["task"]),
         num_texts=header["num_texts"],
         update=Update(header["update"]),
         compute_dtype=named_dtype(header["compute_dtype"]),
         adapters=adapters,
+        head=tensors.get(_HEAD),
         **{name: header.get(name) for name in _IF_KNOWN},
     )
