@@ -63,12 +63,24 @@ class Cost:
     queries: int = 0  # answers asked of an oracle
 
 
+class Aim(Enum):
+    """What an attack may look for. Whoever did not look has not shown that nothing is there."""
+
+    TOKENS = "tokens"  # which tokens occur
+    TEXTS = "texts"  # the order of tokens as well: whole texts
+    WEIGHTS = "weights"  # weights and sizes of a layer
+
+
+ALL_AIMS = frozenset(Aim)
+
+
 @dataclass(frozen=True)
 class Recovery(Generic[Value]):
     """The result of an attack.
 
     `reason` is the particular sentence ('the gradient's rank equals the width 768 …') beside the general one of
-    the status; `used` names the tensors of the evidence that the result rests on.
+    the status; `used` names the tensors of the evidence that the result rests on. `looked_for` is what the attack
+    really tried to find: without TEXTS, the order of tokens was never tried.
     """
 
     value: Value
@@ -77,6 +89,7 @@ class Recovery(Generic[Value]):
     certificate: Certificate
     cost: Cost
     used: tuple[str, ...] = ()
+    looked_for: frozenset[Aim] = ALL_AIMS
 
 
 class AmbiguityKind(Enum):

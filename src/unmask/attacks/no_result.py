@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from unmask.recovery import Certificate, Cost, RecoveredTexts, Recovery, Status
+from unmask.recovery import ALL_AIMS, Certificate, Cost, RecoveredTexts, Recovery, Status
 
 
 def no_result(status: Status, reason: str, used: Sequence[str], started: float) -> Recovery[RecoveredTexts]:
-    """Nothing can be claimed."""
+    """Nothing can be claimed. Only an attack that ran to its end (NOTHING_FOUND) has looked for anything."""
     cost = Cost(seconds=time.perf_counter() - started)
-    return Recovery(RecoveredTexts(), status, reason, Certificate.none(reason), cost, tuple(used))
+    looked_for = ALL_AIMS if status is Status.NOTHING_FOUND else frozenset()
+    return Recovery(RecoveredTexts(), status, reason, Certificate.none(reason), cost, tuple(used), looked_for)

@@ -10,7 +10,7 @@ import torch
 from unmask.attacks.gradients.bag_of_words import MOST_EXPECTED_FALSE, BagOfWordsAttack
 from unmask.defences import parse_defence
 from unmask.protocols import observe_gradients
-from unmask.recovery import Status
+from unmask.recovery import Aim, Status
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49]]
 WORDS = {token for text in TEXTS for token in text}
@@ -36,6 +36,7 @@ def test_a_statistical_bag_states_its_false_tokens_and_is_never_whole(tiny, seed
     assert certificate.residual == certificate.details["expected_false"] <= MOST_EXPECTED_FALSE
     assert any(name.startswith("noise of") for name in certificate.details)
     assert "false on average" in recovery.reason
+    assert recovery.looked_for == {Aim.TOKENS}
     assert set(recovery.used) <= set(evidence.gradients)
 
 

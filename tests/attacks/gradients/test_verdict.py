@@ -19,7 +19,7 @@ from unmask.evidence import GradientEvidence, Task
 from unmask.linalg.gap import Gap
 from unmask.linalg.subspace import Span
 from unmask.models import Model
-from unmask.recovery import RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, RecoveredTexts, Recovery, Status
 
 CLEAR = Gap(1e-6, 1e-1)
 A, B = (5, 6, 7), (8, 9)  # what the spans show; the texts go on by one label
@@ -168,6 +168,13 @@ def test_a_bag_of_words_is_partial_and_says_why(tiny_gpt2):
     assert "2 tokens" in recovery.reason
     assert recovery.certificate.holds
     assert recovery.used == ("some.weight",)
+    assert recovery.looked_for == {Aim.TOKENS}  # the order was never tried
+
+
+def test_a_search_that_ran_has_looked_for_texts(tiny_gpt2):
+    candidates = Candidates({-1: torch.tensor([3, 4])}, CLEAR, 500)
+    recovery = bag_of_words(candidates, [], "no prefix passed", time.perf_counter(), searched=True)
+    assert recovery.looked_for == {Aim.TOKENS, Aim.TEXTS}
 
 
 @pytest.mark.parametrize("status", [s for s in Status if not s.conclusive], ids=lambda s: s.name)
@@ -178,3 +185,4 @@ def test_no_result_claims_nothing(status):
     assert recovery.value == RecoveredTexts()
     assert not recovery.certificate.holds
     assert recovery.cost.seconds > 0
+    assert bool(recovery.looked_for) == (status is Status.NOTHING_FOUND)

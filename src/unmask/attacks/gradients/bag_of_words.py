@@ -13,7 +13,7 @@ from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import Certificate, Cost, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, Cost, RecoveredTexts, Recovery, Status
 
 MOST_EXPECTED_FALSE = 0.51  # one half by the decoys of the span, and 1e-9 for each row of the embedding
 
@@ -62,4 +62,5 @@ def statistical_bag(bag: BagOfWords, started: float) -> Recovery[RecoveredTexts]
         "occur too, and the order of tokens is not read from noisy updates"
     )
     cost = Cost(seconds=time.perf_counter() - started, candidates=bag.candidates.num_tested)
-    return Recovery(RecoveredTexts((), tokens), Status.PARTIAL, reason, certificate, cost, bag.used)
+    looked_for = frozenset([Aim.TOKENS])
+    return Recovery(RecoveredTexts((), tokens), Status.PARTIAL, reason, certificate, cost, bag.used, looked_for)

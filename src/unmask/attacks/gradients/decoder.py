@@ -86,7 +86,8 @@ class DecoderAttack:
             found = completion.site, self._search(completion.site, model, bag.candidates, generator, progress)
         site, forest = found
         if not forest.leaves:
-            return bag_of_words(bag.candidates, bag.used, f"no prefix passed at the {site.name}", started)
+            why = f"no prefix passed at the {site.name}"
+            return bag_of_words(bag.candidates, bag.used, why, started, searched=True)
         progress("reading endings", 0, 1)
         clear = forest.is_clear(self.min_gap_decades)
         endings, read = self._endings(evidence, model, site, forest, generator) if clear else (None, ())

@@ -18,7 +18,7 @@ from unmask.attacks.gradients.sites import Site
 from unmask.attacks.gradients.token_filter import Candidates
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,14 @@ def bag_of_words(
     reason: str,
     started: float,
     guesses: tuple[RecoveredText, ...] = (),
+    *,
+    searched: bool = False,
 ) -> Recovery[RecoveredTexts]:
-    """The tokens are known, their order is not; guesses at texts claim nothing."""
+    """The tokens are known, their order is not; guesses at texts claim nothing.
+
+    `searched`: a search for the order ran to its end and found none. Else the order was never tried (a span that is
+    full, a search that could not start or that its budget ended), and nothing follows about texts.
+    """
     certificate = Certificate(
         claim="every token listed occurs: its vector lies in the span of block 0's gradients, or its embedding moved",
         residual=candidates.gap.accepted,
@@ -94,7 +100,9 @@ def bag_of_words(
     )
     cost = Cost(seconds=time.perf_counter() - started, candidates=candidates.num_tested)
     reason = f"the bag of words ({len(candidates.tokens)} tokens) was recovered, the texts were not: {reason}"
-    return Recovery(RecoveredTexts(guesses, candidates.tokens), Status.PARTIAL, reason, certificate, cost, tuple(used))
+    looked_for = frozenset([Aim.TOKENS, Aim.TEXTS] if searched else [Aim.TOKENS])
+    value = RecoveredTexts(guesses, candidates.tokens)
+    return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), looked_for)
 
 
 def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText]:
