@@ -101,7 +101,9 @@ def test_order_of_the_batch_does_not_matter(recovered, true, random):
     score = score_texts(recovered, true)
     recovered, true = random.sample(recovered, len(recovered)), random.sample(true, len(true))
     shuffled = score_texts(recovered, true)
-    assert replace(shuffled, assignment=()) == replace(score, assignment=())
+    unordered = {"assignment": (), "exact": (), "near_exact": ()}
+    assert replace(shuffled, **unordered) == replace(score, **unordered)
+    assert sorted(shuffled.exact) == sorted(score.exact)
 
 
 @quick
@@ -153,6 +155,51 @@ def test_equal_words_from_other_tokens_are_not_exact():
     score = score_texts([[1]], [[0]], decode=lambda tokens: ["a cat", "A cat!"][tokens[0]])
     assert score.rouge1 == score.rouge2 == score.rougeL == 1
     assert score.exact_rate == 0
+
+
+READ = ("a cat", "a cat", "a dog sat on the mat.", "a dog sat on the mat", "something else", "")
+
+
+def read(tokens):
+    """Each token is a whole text."""
+    return READ[tokens[0]]
+
+
+def test_another_tokenisation_is_the_same_text():
+    score = score_texts([[1]], [[0]], read=read)
+    assert score.exact_rate == 1
+    assert score.num_false == 0
+    assert score_texts([[1]], [[0]]).exact_rate == 0
+
+
+def test_a_text_but_for_its_full_stop_is_near_exact():
+    score = score_texts([[3], [4]], [[2]], read=read)
+    assert (score.exact, score.near_exact) == ((False,), (True,))
+    assert score.exact_rate == 0
+    assert score.assignment == (0,)
+    assert score.num_false == 2  # neither is a text of the batch
+
+
+def test_near_exact_pairs_come_before_many_words_in_common():
+    """Words in common are compared by tokens here, of which the near-exact text has none."""
+    score = score_texts([[2, 7], [3]], [[2, 9]], read=lambda tokens: READ[tokens[0]] + " x" * (tokens[-1] == 7) * 9)
+    assert score.assignment == (1,)
+    assert score.near_exact == (True,)
+
+
+def test_what_reads_as_nothing_equals_nothing_but_itself():
+    assert score_texts([[5, 5]], [[5]], read=read).exact_rate == 0
+    assert score_texts([[5]], [[5]], read=read).exact_rate == 1
+    assert score_texts([[0]], [[5]], read=read).near_exact == (False,)
+
+
+def test_a_class_of_alternatives_that_holds_the_true_text_is_near_exact_and_not_false():
+    stands_for = [lambda tokens: list(tokens) == [4], lambda tokens: False]
+    score = score_texts([[0], [2]], [[4]], read=read, covers=stands_for)
+    assert (score.exact, score.near_exact, score.assignment) == ((False,), (True,), (0,))
+    assert score.num_false == 1
+    with pytest.raises(InputError, match="one entry for each"):
+        score_texts([[0]], [[4]], covers=stands_for)
 
 
 def test_empty_things():

@@ -5,6 +5,7 @@ not compute it.
 """
 
 from unmask.scores.inputs import InputScore, score_inputs
+from unmask.scores.reading import edit_distance, is_near_exact, normalise_text
 from unmask.scores.tokens import TextScore, rouge_l, rouge_n, score_texts
 from unmask.scores.weights import WeightScore, score_heads, score_up_to_linear_map
 
@@ -12,6 +13,9 @@ __all__ = [
     "InputScore",
     "TextScore",
     "WeightScore",
+    "edit_distance",
+    "is_near_exact",
+    "normalise_text",
     "rouge_l",
     "rouge_n",
     "score_heads",
