@@ -1,0 +1,97 @@
+"""Whether what an attack claims about a batch of texts is true. The only place that compares with the secret."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from campaign.outcome import FALSE_COUNT, FALSE_TEXT, FALSE_TOKEN, FALSELY_RECOVERED, UNCOVERED_CLASS, Fault
+from unmask.recovery import AmbiguityKind, RecoveredText, RecoveredTexts, Recovery, Status
+
+Tokens = tuple[int, ...]
+
+
+def false_claims(
+    recovery: Recovery[RecoveredTexts],
+    batch: Sequence[Tokens],
+    seen_tokens: Collection[int] = (),
+    equal_tokens: Sequence[Collection[int]] = (),
+) -> list[Fault]:
+    """Every claim of a recovery that the batch contradicts.
+
+    `seen_tokens` are those that the model saw besides the batch's (padding, masks); `equal_tokens` are classes with
+    equal embeddings: where one of a class occurs, naming another one is right.
+    """
+    faults = []
+    held = Counter(batch)
+    if recovery.status is Status.RECOVERED and Counter(recovery.value.expanded()) != held:
+        faults.append(Fault(FALSELY_RECOVERED, f"RECOVERED {recovery.value.expanded()}, the batch is {list(batch)}"))
+    faults += _false_texts(recovery.value, held)
+    faults += _false_classes(recovery.value.texts, held)
+    faults += _false_tokens(recovery, batch, seen_tokens, equal_tokens)
+    return faults
+
+
+def num_found(recovery: Recovery[RecoveredTexts], batch: Sequence[Tokens]) -> int:
+    """How many texts of the batch are certain."""
+    certain = Counter({text.tokens: text.count for text in recovery.value.certain})
+    return (certain & Counter(batch)).total()
+
+
+def _false_texts(value: RecoveredTexts, held: Counter[Tokens]) -> list[Fault]:
+    """Certain texts that the batch lacks or holds another number of times; more of them than there are texts."""
+    faults = []
+    for text in value.certain:
+        if text.tokens not in held:
+            faults.append(Fault(FALSE_TEXT, f"certain {text.tokens} ×{text.count} is not in the batch {_list(held)}"))
+        elif text.count > held[text.tokens] or (text.count < held[text.tokens] and not _leaves_count_open(text)):
+            said = "at least " if _leaves_count_open(text) else ""
+            faults.append(Fault(FALSE_COUNT, f"certain {text.tokens} {said}×{text.count} occurs ×{held[text.tokens]}"))
+    tokens = Counter(text.tokens for text in value.certain)
+    if repeated := [text for text, number in tokens.items() if number > 1]:
+        faults.append(Fault(FALSE_COUNT, f"certain {repeated[0]} is listed {tokens[repeated[0]]} times"))
+    claimed = sum(text.count for text in value.texts if text.certain or text.ambiguities)
+    if claimed > held.total():
+        faults.append(Fault(FALSE_TEXT, f"{claimed} texts are claimed, the batch holds {held.total()}"))
+    return faults
+
+
+def _false_classes(texts: Sequence[RecoveredText], held: Counter[Tokens]) -> list[Fault]:
+    """Texts with alternatives of which none is in the batch."""
+    return [
+        Fault(UNCOVERED_CLASS, f"{text.tokens} or {_names(text)}: no text of the batch {_list(held)} is covered")
+        for text in texts
+        if text.ambiguities and not text.certain and not any(text.covers(true) for true in held)
+    ]
+
+
+def _false_tokens(
+    recovery: Recovery[RecoveredTexts],
+    batch: Sequence[Tokens],
+    seen_tokens: Collection[int],
+    equal_tokens: Sequence[Collection[int]],
+) -> list[Fault]:
+    """Tokens of a certified bag that don't occur; a statistical bag says itself that some are false."""
+    if not recovery.certificate.holds or "expected_false" in recovery.certificate.details:
+        return []
+    occurs = {token for text in batch for token in text} | set(seen_tokens)
+    for equal in equal_tokens:
+        if occurs & set(equal):
+            occurs |= set(equal)
+    false = sorted(recovery.value.token_set - occurs)
+    if not false:
+        return []
+    shown = f"{false[:8]}{' …' if len(false) > 8 else ''}"
+    return [Fault(FALSE_TOKEN, f"{len(false)} of {len(recovery.value.token_set)} certified tokens are false: {shown}")]
+
+
+def _leaves_count_open(text: RecoveredText) -> bool:
+    return any(ambiguity.kind is AmbiguityKind.COUNT for ambiguity in text.ambiguities)
+
+
+def _names(text: RecoveredText) -> str:
+    return ", ".join(sorted({ambiguity.kind.value for ambiguity in text.ambiguities}))
+
+
+def _list(held: Counter[Tokens]) -> list[Tokens]:
+    return list(held.elements())
