@@ -21,11 +21,11 @@ def all_distances(matrix: torch.Tensor, rows: list[int], tolerance: float) -> di
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    shape=st.sampled_from([(1, 1), (40, 3), (300, 16), (150, 64)]),
-    tolerance=st.sampled_from([0.0, 1e-6, 1e-2, 0.3, 2.0]),
+    shape=st.sampled_from([(1, 1), (40, 3), (200, 16), (100, 64)]),
+    tolerance=st.sampled_from([0.0, 1e-6, 1e-2, 0.02, 0.3, 2.0]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
     budget=st.sampled_from([1, 4096, 2**28]),
 )

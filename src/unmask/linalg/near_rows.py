@@ -2,27 +2,31 @@
 
     near(i) = { j : ‖m_j − m_i‖ ≤ tolerance·‖m_i‖ }
 
-Projections never lengthen a difference, so a few of them rule out almost all pairs: the first gives a window of sorted
-rows, all together leave next to nothing but the answer, and only that is measured in full.
+Few pairs are measured in full. Projections never lengthen a difference, so for small tolerances a tree over a few of
+them rules out all others; for large ones, where it would not, ‖m_j − m_i‖² = ‖m_j‖² − 2 m_j·m_i + ‖m_i‖² does.
 
 Notation: M (v, d) the matrix, m_i its rows; R (d, k) orthonormal columns, P = M·R.
 Limits: the relation is not transitive; groups overlap where the tolerance is near the distance between tokens.
-Cost: v·d·k flops for the projections, then d for each pair that they leave; float64 throughout.
+Cost: v·d·k flops for the projections, or v·d for each given row; then d for each pair that is left. Float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from scipy.spatial import KDTree
 from torch import Tensor
 
 from unmask.errors import InputError
 
 _NUM_PROJECTIONS = 8
 _MEMORY_BUDGET_BYTES = 2**28
-_ROUNDING = 64 * torch.finfo(torch.float64).eps  # of a projection or a norm, by the norm of its row
+_SMALL = 1e-2  # tolerances up to this leave few pairs to a tree of projections
+_LIST_BYTES = 48  # of a number in a list, and again as an array
+_ROUNDING = 1e-12  # of projections, norms and products in float64, generously
 
 
 @torch.no_grad()
@@ -44,16 +48,21 @@ def near_rows(
     if len(chosen) and not 0 <= int(chosen[0]) <= int(chosen[-1]) < len(matrix):
         raise InputError(f"rows must lie in 0…{len(matrix) - 1}, got {int(chosen[0])}…{int(chosen[-1])}")
     near: dict[int, list[int]] = {int(row): [] for row in chosen}
+    if not near:
+        return {}
     projections, norms = _project(matrix, memory_budget_bytes)
-    reach = tolerance * norms[chosen]
-    slack = _ROUNDING * norms.max() if len(norms) else 0.0
-    for which, others in _window_pairs(projections[:, 0], chosen, reach + slack, memory_budget_bytes):
-        short = (projections[others] - projections[chosen[which]]).norm(dim=1) <= reach[which] + slack
-        which, others = which[short], others[short]
+    reach = tolerance * norms[chosen.cpu()]
+    if tolerance <= _SMALL:
+        slack = _ROUNDING * norms.max()
+        pairs = _projected_pairs(projections, chosen.cpu(), reach + slack, memory_budget_bytes)
+    else:
+        pairs = _pairs_by_products(matrix, norms, chosen, reach, memory_budget_bytes)
+    for which, others in pairs:
         for part in _split(len(which), 32 * matrix.shape[1], memory_budget_bytes):
-            distances = (matrix[others[part]].double() - matrix[chosen[which[part]]].double()).norm(dim=1)
-            is_near = distances <= reach[which[part]]
-            for row, other in zip(chosen[which[part]][is_near].tolist(), others[part][is_near].tolist(), strict=True):
+            ours, theirs = chosen[which[part].to(chosen)], others[part].to(chosen)
+            distances = (matrix[theirs].double() - matrix[ours].double()).norm(dim=1)
+            is_near = distances <= reach[which[part]].to(distances)
+            for row, other in zip(ours[is_near].tolist(), theirs[is_near].tolist(), strict=True):
                 near[row].append(other)
     return {row: tuple(sorted(found)) for row, found in near.items()}
 
@@ -61,36 +70,46 @@ def near_rows(
 def _project(
     matrix: Float[Tensor, "v d"], memory_budget_bytes: int
 ) -> tuple[Float[Tensor, "v k"], Float[Tensor, " v"]]:
-    """Rows on a few random orthonormal directions, and their norms."""
+    """Rows on a few random orthonormal directions, and their norms; both on the CPU."""
     d = matrix.shape[1]
     random = torch.randn(d, min(_NUM_PROJECTIONS, d), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    directions = torch.linalg.qr(random).Q.to(matrix.device)
-    projections = torch.empty(len(matrix), directions.shape[1], dtype=torch.float64, device=matrix.device)
-    norms = torch.empty(len(matrix), dtype=torch.float64, device=matrix.device)
+    directions = torch.linalg.qr(random).Q
+    projections = torch.empty(len(matrix), directions.shape[1], dtype=torch.float64)
+    norms = torch.empty(len(matrix), dtype=torch.float64)
     for part in _split(len(matrix), 16 * d, memory_budget_bytes):
         block = matrix[part].double()
-        projections[part], norms[part] = block @ directions, block.norm(dim=1)
+        projections[part], norms[part] = (block @ directions.to(block)).cpu(), block.norm(dim=1).cpu()
     return projections, norms
 
 
-def _window_pairs(
-    keys: Float[Tensor, " v"], chosen: Int[Tensor, " k"], reach: Float[Tensor, " k"], memory_budget_bytes: int
+def _projected_pairs(
+    projections: Float[Tensor, "v k"], chosen: Int[Tensor, " c"], reach: Float[Tensor, " c"], memory_budget_bytes: int
 ) -> Iterator[tuple[Int[Tensor, " p"], Int[Tensor, " p"]]]:
-    """Pairs (place in `chosen`, row) whose keys differ by `reach` at the most, in parts that memory allows."""
-    ordered, order = keys.sort()
-    starts = torch.searchsorted(ordered, keys[chosen] - reach)
-    counts = torch.searchsorted(ordered, keys[chosen] + reach, right=True) - starts
-    bytes_a_pair = 8 * (4 * _NUM_PROJECTIONS + 6)
-    ends = (counts * bytes_a_pair).cumsum(0).cpu()
-    first = 0
-    while first < len(chosen):
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(torch.searchsorted(ends, before + memory_budget_bytes, right=True)))
-        some = counts[first:last]
-        which = torch.repeat_interleave(torch.arange(first, last, device=keys.device), some)
-        within = torch.arange(len(which), device=keys.device) - (some.cumsum(0) - some).repeat_interleave(some)
-        yield which, order[starts[which] + within]
-        first = last
+    """Pairs (place in `chosen`, row) whose projections differ by `reach` at the most, in parts that memory allows."""
+    tree = KDTree(projections.numpy())
+    for part in _split(len(chosen), _LIST_BYTES * len(projections), memory_budget_bytes):
+        found = tree.query_ball_point(projections[chosen[part]].numpy(), reach[part].numpy())
+        counts = torch.tensor([len(rows) for rows in found])
+        which = torch.arange(part.start, part.start + len(found)).repeat_interleave(counts)
+        yield which, torch.from_numpy(np.concatenate([np.asarray(rows, dtype=np.int64) for rows in found]))
+
+
+def _pairs_by_products(
+    matrix: Float[Tensor, "v d"],
+    norms: Float[Tensor, " v"],
+    chosen: Int[Tensor, " c"],
+    reach: Float[Tensor, " c"],
+    memory_budget_bytes: int,
+) -> Iterator[tuple[Int[Tensor, " p"], Int[Tensor, " p"]]]:
+    """The same by inner products, whose rounding a tolerance of this size does not see."""
+    squares = norms.square()
+    own = matrix[chosen].double()
+    for part in _split(len(matrix), 16 * (matrix.shape[1] + 3 * len(chosen)), memory_budget_bytes):
+        products = (own @ matrix[part].double().T).cpu()
+        distances = squares[chosen.cpu(), None] + squares[part] - 2 * products
+        slack = _ROUNDING * (squares[chosen.cpu(), None] + squares[part])
+        which, others = (distances <= reach[:, None].square() + slack).nonzero().T
+        yield which, others + part.start
 
 
 def _split(count: int, bytes_each: int, memory_budget_bytes: int) -> Iterator[slice]:
