@@ -30,6 +30,7 @@ class DataOptions(TypedDict, total=False):
     task: Task | str
     labels: Sequence[int] | None
     num_labels: int
+    head: Tensor | None
     pooling: Pooling | None
     padding_side: Literal["left", "right"]
     max_length: int | None
@@ -66,6 +67,7 @@ class Client(nn.Module):
         task: Task | str = Task.NEXT_TOKEN,
         labels: Sequence[int] | None = None,
         num_labels: int = 2,
+        head: Tensor | None = None,
         pooling: Pooling | None = None,
         padding_side: Literal["left", "right"] = "right",
         max_length: int | None = None,
@@ -85,9 +87,14 @@ class Client(nn.Module):
             require_next_token(model, everyone)
             return
         generator = torch.Generator().manual_seed(seed)
-        self.labels, fresh = labels_and_head(model, labels, len(texts), num_labels, generator)
+        self.labels, fresh = labels_and_head(model, labels, len(texts), num_labels, generator, head)
         if fresh is not None:
             self.fresh_head = fresh
+
+    def side_knowledge(self) -> dict[str, Any]:
+        """What the server knows of the task before the client trains, because it sent the model: evidence fields."""
+        head = getattr(self, "fresh_head", None)
+        return task_knowledge(self.task, self.pooling, None if head is None else head.weight.detach().clone())
 
     @property
     def rows(self) -> range:
@@ -186,11 +193,27 @@ def trainable(model: Model, patterns: Sequence[str] | None) -> dict[str, nn.Para
     return found
 
 
+def task_knowledge(task: Task, pooling: Pooling, head: Tensor | None) -> dict[str, Any]:
+    """What the server knows of a task, because it sent the model: fields of the evidence."""
+    if task is Task.NEXT_TOKEN:
+        return {"all_tokens_predicted": True}
+    return {"pooling": pooling, "head": head} if task is Task.CLASSIFICATION else {}
+
+
 def labels_and_head(
-    model: Model, given: Sequence[int] | None, num_texts: int, num_labels: int, generator: torch.Generator
+    model: Model,
+    given: Sequence[int] | None,
+    num_texts: int,
+    num_labels: int,
+    generator: torch.Generator,
+    weights: Float[Tensor, "labels d"] | None = None,
 ) -> tuple[Int[Tensor, " texts"], nn.Linear | None]:
-    """Labels, drawn where none are given; then a linear head, if the model has none, of the size of transformers'."""
+    """Labels, drawn where none are given; then a linear head, if the model has none: of `weights`, or drawn as well.
+
+    Those that are drawn have the size of transformers' own.
+    """
     own = _own_head(model)
+    num_labels = num_labels if weights is None else len(weights)
     num_labels = num_labels if own is None else int(model.config.num_labels)
     if num_labels < 2:
         raise InputError(f"classification needs at least two labels, got {num_labels}: the loss of one is constant")
@@ -200,8 +223,9 @@ def labels_and_head(
     sizes = {"in_features": model.width, "out_features": num_labels, "bias": False}
     # Its own first weights would be drawn from torch's global generator, which is the caller's.
     head = nn.utils.skip_init(nn.Linear, **sizes, device=model.device, dtype=model.dtype)
-    noise = torch.randn(model.width, num_labels, generator=generator)
-    head.weight.data = noise.T.to(head.weight) * _HEAD_SCALE
+    if weights is None:
+        weights = torch.randn(model.width, num_labels, generator=generator).T.to(head.weight) * _HEAD_SCALE
+    head.weight.data = weights.to(head.weight, copy=True)
     return labels, head
 
 

@@ -76,7 +76,7 @@ def observe_dpsgd(
             f"{texts_at_once}"
         )
     client = Client(model, texts, seed=seed, **data)
-    shared = client.shared(parameters)
+    shared, known = client.shared(parameters), client.side_knowledge()
     with seeded(seed), warnings.catch_warnings():
         # Embeddings have no inputs that need gradients, of which torch warns at every step.
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -88,6 +88,7 @@ def observe_dpsgd(
         num_texts=len(texts),
         compute_dtype=model.dtype,
         noise_std=noise_multiplier * max_grad_norm / len(texts),
+        **known,
     )
     return PrivateUpdate(evidence, epsilon, delta)
 

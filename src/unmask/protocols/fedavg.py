@@ -54,7 +54,7 @@ def observe_fedavg(
     learning_rate = _LEARNING_RATES.get(optimizer) if learning_rate is None else learning_rate
     _check(local_steps, epochs, batch_size, max_grad_norm, autocast)
     client = Client(model, texts, seed=seed, **data)
-    shared = client.shared(parameters)
+    shared, known = client.shared(parameters), client.side_knowledge()
     descent = _optimizer(client, optimizer, learning_rate, weight_decay, momentum)
     batch_size = batch_size or len(texts)
     num_steps = local_steps or 1 if epochs is None else epochs * math.ceil(len(texts) / batch_size)
@@ -75,6 +75,9 @@ def observe_fedavg(
         num_steps=num_steps,
         optimizer=optimizer,
         weight_decay=weight_decay,
+        momentum=momentum,
+        local_batch_size=batch_size,
+        **known,
     )
 
 

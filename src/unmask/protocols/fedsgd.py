@@ -21,6 +21,7 @@ from unmask.protocols.client import (
     labels_and_head,
     require_next_token,
     seeded,
+    task_knowledge,
     trainable,
 )
 from unmask.protocols.masking import mask_tokens, masked_token_loss
@@ -33,6 +34,7 @@ def observe_gradients(
     task: Task | str = Task.NEXT_TOKEN,
     labels: Sequence[int] | None = None,
     num_labels: int = 2,
+    head: Tensor | None = None,
     pooling: Pooling | None = None,
     mask_share: float = 0.15,
     padding_side: Literal["left", "right"] = "right",
@@ -45,15 +47,16 @@ def observe_gradients(
 
     The loss is the mean over targets (next-token, masked-token) or over texts (classification), as transformers
     computes it. A text may be a pair, a tuple of two texts, where the model has token types.
-    Classification uses the model's own head if it has one, else a fresh linear head of `num_labels` outputs on the
-    `pooling` of the last states (decoders: last token; encoders: first, that is [CLS]). `labels` are drawn at random
-    when not given. Masked-token training hides `mask_share` of the tokens (`masking.py`) and predicts them with the
+    Classification uses the model's own head if it has one, else a linear `head` (labels, d), drawn for `num_labels`
+    outputs where none is given, on the `pooling` of the last states (decoders: last token; encoders: first, that is
+    [CLS]). The server has sent the head, so the evidence states it. `labels` are drawn at random when not given. Masked-token training hides `mask_share` of the tokens (`masking.py`) and predicts them with the
     model's own head if it has one, else with its token embeddings on the last states, a tied output layer.
     `train_mode` keeps dropout on. `parameters` keeps only gradients whose names contain one of them.
     """
     task, pooling = as_task(task), checked_pooling(model, pooling)
     wanted = trainable(model, parameters)
     generator = torch.Generator().manual_seed(seed)
+    known_head = None
     batch = make_batch(model, texts, padding_side=padding_side, max_length=max_length)
     with seeded(seed), _mode(model, train_mode):
         if task is Task.NEXT_TOKEN:
@@ -61,7 +64,8 @@ def observe_gradients(
         elif task is Task.MASKED_TOKEN:
             loss = masked_token_loss(model, *mask_tokens(model, batch, mask_share, generator))
         else:
-            classes, fresh_head = labels_and_head(model, labels, len(batch.tokens), num_labels, generator)
+            classes, fresh_head = labels_and_head(model, labels, len(batch.tokens), num_labels, generator, head)
+            known_head = None if fresh_head is None else fresh_head.weight.detach()
             loss = functional.cross_entropy(class_logits(model, batch.inputs, batch, pooling, fresh_head), classes)
         gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
     return GradientEvidence(
@@ -70,6 +74,7 @@ def observe_gradients(
         task=task,
         num_texts=len(batch.tokens),
         compute_dtype=model.dtype,
+        **task_knowledge(task, pooling, known_head),
     )
 
 

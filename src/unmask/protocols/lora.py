@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -72,8 +73,29 @@ def observe_lora(
         task=client.task,
         num_texts=len(texts),
         compute_dtype=model.dtype,
+        adapter_scale=alpha / rank,
+        **client.side_knowledge(),
         adapters={name: factor.detach().clone() for name, factor in factors.items()},
     )
+
+
+def observe_lora_again(
+    evidence: GradientEvidence, model: Model, texts: Texts, **data: Unpack[DataOptions]
+) -> GradientEvidence:
+    """The same on other texts, beside the factors that the evidence holds; a scale that it does not state is 1."""
+    client = Client(model, texts, **data)
+    down = {name.removesuffix(".lora_A.weight"): f for name, f in evidence.adapters.items() if ".lora_A." in name}
+    rank = next(iter(down.values())).shape[0]
+    factors = _inject(client, list(down), rank, rank * (evidence.adapter_scale or 1.0), 0.0, 0)
+    with torch.no_grad():
+        for name, factor in factors.items():
+            factor.copy_(evidence.adapters[name])
+    with torch.enable_grad():
+        client.eval()
+        loss = client(client.batch(client.rows), client.rows).mean()
+        gradients = torch.autograd.grad(loss, list(factors.values()), allow_unused=True)
+    seen = {name: g.detach() for name, g in zip(factors, gradients, strict=True) if g is not None}
+    return replace(evidence, gradients=seen, num_texts=len(texts))
 
 
 def _inject(

@@ -1,0 +1,188 @@
+"""Replay: run the client again on recovered texts, and compare every tensor of the update.
+
+The adversary knows the weights, the loss and the protocol, so it can do what the client did:
+
+    Ĝ = client(texts),   misfit = max over tensors ‖G − Ĝ‖ / ‖G‖
+
+The right batch agrees to the precision of the evidence (3e-7 in float32). One wrong token, one text too many or too few
+differs by 1e-2 and more. It needs no span and no gap, and it works for every protocol that can be stated.
+
+This is the one module of the secret's side that attacks import: it is handed evidence, a model and texts that were
+recovered, and knows no secret.
+
+Notation: G (a tensor of) the update, Ĝ the replayed one, s the factor that the update has on top of it.
+Limits: settings that the evidence does not state are guessed as their defaults (no momentum, no decay, whole batches);
+dropout and unknown minibatches cannot be replayed, and then the replay disagrees.
+Cost: one client's work. Source: measured for this project; least squares over texts is in `attacks`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from unmask.evidence.gradients import GradientEvidence, Task, Update
+from unmask.models.adapter import Model
+from unmask.protocols.batch import TokenIds
+from unmask.protocols.fedavg import observe_fedavg
+from unmask.protocols.fedsgd import observe_gradients
+from unmask.protocols.lora import observe_lora_again
+
+_FLOAT32 = 2e-5  # a right batch is within 1e-6 in float32; one token more among 3,000 changes every tensor by 3e-4
+_FLOAT64 = 1e-7  # what differences of sums of squares can show
+_TRAINED = 2e-3  # local steps in float32: a right batch is within 1e-4, a wrong one beyond 1e-1
+_COARSE = 2e-2  # a client in bfloat16 rounds every product
+_QUIET = 1e-2  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms (key biases)
+_ENTRIES_AT_ONCE = 2**24
+_NORMALISED = 0.75  # the quantile of tensors that counts where Adam has blown up the rounding of gradients that are 0
+
+
+@dataclass(frozen=True)
+class Products:
+    """⟨G, G⟩, ⟨G, Ĝ⟩ and ⟨Ĝ, Ĝ⟩ of one tensor, in float64, and its number of entries."""
+
+    seen: float
+    mixed: float
+    again: float
+    num_entries: int
+
+    def distance(self, scale: float) -> float:
+        """‖G − s·Ĝ‖."""
+        return max(self.seen - 2 * scale * self.mixed + scale**2 * self.again, 0.0) ** 0.5
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well a replay fits the update: the largest relative difference of a tensor, and what would be too much.
+
+    `scale` is the factor that fits best; where it is not 1, `misfit` says what is left if it is taken out, and
+    `misfit_as_is` what is left if not.
+    """
+
+    misfit: float
+    misfit_as_is: float
+    scale: float
+    tolerance: float
+    worst: str
+    num_tensors: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether the update is what these texts give, without any factor."""
+        return self.num_tensors > 0 and self.misfit_as_is <= self.tolerance
+
+    @property
+    def holds_up_to_scale(self) -> bool:
+        """Whether it is a positive multiple of that: clipped, or with an unknown learning rate."""
+        return self.num_tensors > 0 and self.scale > 0 and self.misfit <= self.tolerance
+
+
+def replay(
+    evidence: GradientEvidence,
+    model: Model,
+    texts: Sequence[TokenIds],
+    *,
+    labels: Sequence[int] | None = None,
+    padding_side: Literal["left", "right"] = "right",
+) -> dict[str, Tensor]:
+    """The update that the stated client sends if these are its texts; classification needs their labels."""
+    data: dict[str, Any] = {"task": evidence.task or Task.NEXT_TOKEN, "padding_side": padding_side}
+    if evidence.task is Task.CLASSIFICATION:
+        data.update(labels=labels, pooling=evidence.pooling, head=evidence.head)
+    if evidence.adapters:
+        again = observe_lora_again(evidence, model, texts, **data)
+    elif evidence.update is Update.DELTA:
+        again = observe_fedavg(
+            model,
+            texts,
+            local_steps=evidence.num_steps or 1,
+            batch_size=evidence.local_batch_size,
+            optimizer="adamw" if evidence.optimizer == "adamw" else "sgd",
+            learning_rate=evidence.learning_rate,
+            weight_decay=evidence.weight_decay or 0.0,
+            momentum=evidence.momentum or 0.0,
+            **data,
+        )
+    else:
+        with only_trainable(model, evidence.gradients):
+            again = observe_gradients(model, texts, **data)
+    return dict(again.gradients)
+
+
+def can_replay(evidence: GradientEvidence, num_texts: int) -> bool:
+    """Whether the stated client does the same again: not where unknown minibatches were drawn, or noise was added."""
+    if evidence.task is Task.MASKED_TOKEN or evidence.noise_std:
+        return False
+    return evidence.local_batch_size is None or evidence.local_batch_size >= num_texts
+
+
+def agree(evidence: GradientEvidence, again: Mapping[str, Tensor], *, tolerance: float | None = None) -> Agreement:
+    """Compare an update with its replay, tensor by tensor; tensors that only one of them has are left out."""
+    products = {name: _products(evidence.gradients[name], again[name]) for name in evidence.gradients if name in again}
+    quantile = _NORMALISED if evidence.optimizer == "adamw" else 1.0
+    return agreement_of(products, tolerance_of(evidence) if tolerance is None else tolerance, quantile)
+
+
+def agreement_of(products: Mapping[str, Products], tolerance: float, quantile: float = 1.0) -> Agreement:
+    """The agreement that products of tensors show; `quantile` 1 counts the worst tensor, less forgives the others."""
+    total = sum(part.again for part in products.values())
+    scale = sum(part.mixed for part in products.values()) / total if total > 0 else 0.0
+    sizes = {name: (part.seen / part.num_entries) ** 0.5 for name, part in products.items() if part.num_entries}
+    typical = statistics.median(sizes.values()) if sizes else 0.0
+
+    def misfits(factor: float) -> dict[str, float]:
+        floors = {name: _QUIET * typical * products[name].num_entries ** 0.5 for name in sizes}
+        return {
+            name: products[name].distance(factor) / max(products[name].seen ** 0.5, floors[name], 1e-300)
+            for name in sizes
+        }
+
+    fitted, as_is = misfits(scale), misfits(1.0)
+    if not sizes:
+        return Agreement(float("inf"), float("inf"), scale, tolerance, "", 0)
+    place = round(quantile * (len(sizes) - 1))
+    worst = sorted(as_is, key=lambda name: as_is[name])[place]
+    return Agreement(sorted(fitted.values())[place], as_is[worst], scale, tolerance, worst, len(sizes))
+
+
+def tolerance_of(evidence: GradientEvidence) -> float:
+    """The relative difference that the precision of an update leaves of a right batch."""
+    if evidence.compute_dtype in (torch.bfloat16, torch.float16):
+        return _COARSE
+    if evidence.update is Update.DELTA:
+        return _TRAINED
+    return _FLOAT64 if _is_double(evidence) else _FLOAT32
+
+
+def _is_double(evidence: GradientEvidence) -> bool:
+    return evidence.compute_dtype is torch.float64 and all(g.dtype is torch.float64 for g in evidence.gradients.values())
+
+
+def _products(seen: Tensor, again: Tensor) -> Products:
+    """In float64, in pieces: differences of 1e-7 must not drown in the sums."""
+    sums = torch.zeros(3, dtype=torch.float64)
+    pieces = zip(seen.flatten().split(_ENTRIES_AT_ONCE), again.flatten().split(_ENTRIES_AT_ONCE), strict=True)
+    for left, right in pieces:
+        g, h = left.detach().double(), right.detach().to(left.device).double()
+        sums += torch.stack([g @ g, g @ h, h @ h]).cpu()
+    return Products(*sums.tolist(), seen.numel())
+
+
+@contextmanager
+def only_trainable(model: Model, names: Collection[str]) -> Iterator[None]:
+    """Gradients for the parameters that an update holds, and for no others; afterwards as it was."""
+    parameters = dict(model.named_parameters())
+    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in names)
+    try:
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(before[name])
