@@ -70,7 +70,9 @@ CELLS = (
 class TokensOnly(Dager):
     """The faithful DAGER up to its token sets, which is all that noise leaves of it."""
 
-    def grow_prefixes(self, sets: TokenSets, check: SequenceCheck, frame: Frame, progress: Progress) -> Accepted:
+    def grow_prefixes(
+        self, sets: TokenSets, check: SequenceCheck, frame: Frame, num_texts: int | None, progress: Progress
+    ) -> Accepted:
         """None."""
         return Accepted([], 0)
 

@@ -1,9 +1,10 @@
 """DAGER as published: the baseline that every other attack on gradients is measured against.
 
-    spans       ← SVD of the query gradients of blocks 0 and 1, cut at their rank b
+    spans       ← SVD of the query gradients of blocks 0 and 1, cut at b̃ = min(b, d − 20), b their rank
     token sets  ← tokens within τ₁ of block 0's span, position by position             (Algorithm 1)
     decoders    ← prefixes grown greedily, all rows within τ₂ of block 1's span         (Algorithm 2)
     encoders    ← products of the token sets up to an end token, within τ₂ of it        (Algorithm 3)
+    best effort ← the nearest sequences that failed, where fewer passed than the batch holds
 
 Notation: d the model's width; τ₁, τ₂ tolerances on relative distances (`dager_spans.py`).
 
@@ -18,9 +19,10 @@ as known and leaves its row unchecked. Without a start token, such a model gives
 
 Cost: vocab·d·b a position for the token sets; a forward pass through block 0 for every prefix × token, nothing cached.
 Source: Petrov et al., DAGER, NeurIPS 2024, arXiv 2405.15586, and the authors' public code where the paper is silent.
-Deviations: best-effort guesses that fail τ₂ are left out, as nothing certifies them (this makes it faster); the SVD
-is seeded and runs where the evidence lies; decoders have a budget, `max_products`; encoder texts are of token type 0;
-left padding is not searched where positions are learned. Status and certificate are ours (`dager_verdict.py`).
+Deviations: the SVD is seeded and runs where the evidence lies; decoders have a budget, `max_products`; encoder texts
+are of token type 0; left padding is not searched where positions are learned; the official code's mode for noise
+(decoders only) is left out. Guesses are told apart from what passed (`dager_guesses.py`); status and certificate are
+ours (`dager_verdict.py`). Its authors tune the rank tolerance for each batch size: `dager_sweep.py` does.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.attacks.gradients.dager_spans import SequenceCheck, query_layers, span_distance, take_spans
+from unmask.attacks.gradients.dager_guesses import Failed, Scored, Text, add_nearest, choose_guesses
+from unmask.attacks.gradients.dager_spans import QuerySpans, SequenceCheck, query_layers, span_distance, take_spans
 from unmask.attacks.gradients.dager_verdict import Accepted, TokenSets, dager_verdict, judge, tokens_only
 from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
@@ -43,8 +46,6 @@ from unmask.recovery import RecoveredTexts, Recovery, Status
 from unmask.shapes import Basis, TokenBatch, Tokens
 
 _TOKENS_AT_ONCE = 2**14  # of the vocabulary: a temporary of (2**14, d)
-
-Text = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,11 @@ class Frame:
 class Dager:
     """The attack with the paper's settings.
 
-    `token_tolerance` τ₁; `sequence_tolerance` τ₂; `rank_margin`: the rank is at most the width less this;
+    `token_tolerance` τ₁; `sequence_tolerance` τ₂; `rank_margin`: the rank is cut at the width less this;
     `rank_tolerance`: smaller singular values count as zero (None: NumPy's default; the authors tune it by batch
     size); `max_products`: sequences checked at most, for each end token of encoders, in all for decoders;
-    `distinct_fraction`: of encoder texts that agree in this share of tokens the nearest is kept; `batch_size`:
+    `distinct_fraction`: of texts that agree in this share of tokens the nearest is kept; `best_effort`: if the number
+    of texts is known and fewer pass, the nearest that failed are returned too, never as certain; `batch_size`:
     sequences in one forward pass. `start_token` and `end_tokens` are side knowledge: None takes what the tokenizer
     puts in front of a text, and its end and separator tokens (`Model.special_tokens` holds more, which end nothing).
     """
@@ -73,6 +75,7 @@ class Dager:
     rank_tolerance: float | None = None
     max_products: int = 10_000_000
     distinct_fraction: float = 0.7
+    best_effort: bool = True
     batch_size: int = 1000
     start_token: int | None = None
     end_tokens: tuple[int, ...] | None = None
@@ -96,23 +99,17 @@ class Dager:
         spans = take_spans(
             evidence, held, rank_margin=self.rank_margin, rank_tolerance=self.rank_tolerance, seed=self.seed
         )
-        if spans.rank >= model.width:
-            return no_result(Status.NOT_IDENTIFIABLE, _FULL.format(spans.rank, model.width), used, started)
         if spans.rank == 0:
             return no_result(Status.NOTHING_FOUND, "the query gradients are zero", used, started)
         sets = self.token_sets(model, spans.first, frame, progress)
-        if not sets.sets and spans.is_cut:
-            return no_result(Status.NOT_IDENTIFIABLE, _FULL.format(spans.rank, model.width), used, started)
         if not sets.sets:
-            return no_result(Status.NOTHING_FOUND, _NO_TOKEN.format(self.token_tolerance), used, started)
+            return no_result(*self._no_token(spans, model.width), used, started)
         start_is_silent = model.causal and frame.start is not None and layers[1].columns is None
         check = SequenceCheck(model, spans.second, num_unchecked=int(start_is_silent))
-        if model.causal:
-            accepted = self.grow_prefixes(sets, check, frame, progress)
-        else:
-            accepted = self.search_products(sets, check, frame, evidence.num_texts, progress)
+        search = self.grow_prefixes if model.causal else self.search_products
+        accepted = search(sets, check, frame, evidence.num_texts, progress)
         if not accepted.sequences:
-            return tokens_only(sets, accepted, self.token_tolerance, used, started)
+            return tokens_only(sets, check, accepted, self.token_tolerance, used, started)
         progress("judging texts", 0, 1)
         judgement = judge(check, spans, accepted, self.sequence_tolerance)
         return dager_verdict(evidence, judgement, sets, used, started)
@@ -125,6 +122,15 @@ class Dager:
             return Frame(self.start_token, ends)
         empty = model.encode("")
         return Frame(empty[0] if empty and empty[0] not in ends else None, ends)
+
+    def _no_token(self, spans: QuerySpans, width: int) -> tuple[Status, str]:
+        """How it ends if no token passes: nothing there, or a span that was cut and then holds no token."""
+        kept = spans.second.shape[1]
+        if not spans.is_cut:
+            return Status.NOTHING_FOUND, _NO_TOKEN.format(self.token_tolerance)
+        if spans.rank >= width - 1:  # rows behind a norm without shift have mean zero: they fill d − 1 directions
+            return Status.NOT_IDENTIFIABLE, _FULL.format(spans.rank, width, kept, self.token_tolerance)
+        return Status.NOTHING_FOUND, _CUT.format(spans.rank, kept, width, self.token_tolerance)
 
     def token_sets(self, model: Model, basis: Basis, frame: Frame, progress: Progress) -> TokenSets:
         """Algorithm 1: at every position the tokens within τ₁ of block 0's span, until no token passes.
@@ -161,13 +167,16 @@ class Dager:
                 worst = max(worst, float(span_distance(rows[passing].double(), basis.double()).max()))
         return torch.cat(near)[torch.cat(distances).argsort(stable=True)], worst
 
-    def grow_prefixes(self, sets: TokenSets, check: SequenceCheck, frame: Frame, progress: Progress) -> Accepted:
+    def grow_prefixes(
+        self, sets: TokenSets, check: SequenceCheck, frame: Frame, num_texts: int | None, progress: Progress
+    ) -> Accepted:
         """Algorithm 2: extend every prefix by every token of the next set; keep it if all its rows are within τ₂.
 
         A prefix that nothing extends is a text. As in the official code, first tokens are not checked by themselves,
         and a text has at least two tokens.
         """
         prefixes = sets.at(0)[:, None] if frame.start is None else torch.tensor([[frame.start]])
+        failed = Failed((num_texts or 0) * self.best_effort, self.distinct_fraction)
         texts: list[Text] = []
         num_checked = 0
         while len(prefixes):
@@ -176,23 +185,49 @@ class Dager:
             if num_checked + len(prefixes) * len(tokens) > self.max_products:
                 return Accepted(texts + _texts(prefixes), num_checked, is_cut=True)
             progress("growing prefixes", length, max(length, len(sets.sets)))
-            extended, parents = self._extensions(prefixes, tokens, check)
+            extended, parents = self._extensions(prefixes, tokens, check, failed)
             texts += [text for i, text in enumerate(_texts(prefixes)) if i not in parents]
             num_checked += len(prefixes) * len(tokens)
             prefixes = extended
-        return Accepted(texts, num_checked)
+        num_missing = (num_texts or 0) - len(texts)
+        if not failed.of_length or num_missing <= 0:
+            return Accepted(texts, num_checked)
+        num_checked += self._grow_guesses(sets, check, failed)
+        guesses = choose_guesses(texts, failed.scored(), num_missing, self.distinct_fraction)
+        return Accepted(texts, num_checked, guesses=guesses)
 
-    def _extensions(self, prefixes: TokenBatch, tokens: Tokens, check: SequenceCheck) -> tuple[TokenBatch, set[int]]:
+    def _extensions(
+        self, prefixes: TokenBatch, tokens: Tokens, check: SequenceCheck, failed: Failed
+    ) -> tuple[TokenBatch, set[int]]:
         """All prefix + token whose every row is within τ₂, and the numbers of the prefixes that were extended."""
         kept = [prefixes.new_zeros(0, prefixes.shape[1] + 1)]
         parents: set[int] = set()
-        for pairs in torch.arange(len(prefixes) * len(tokens)).split(self.batch_size):
-            before, last = pairs // max(1, len(tokens)), pairs % max(1, len(tokens))
-            sequences = torch.cat([prefixes[before], tokens[last, None]], dim=1)
-            passing = (check.distances(sequences) < self.sequence_tolerance).all(1).cpu()
+        for before, sequences in self._pairs(prefixes, tokens):
+            distances = check.distances(sequences).cpu()
+            passing = (distances < self.sequence_tolerance).all(1)
             kept.append(sequences[passing])
             parents.update(before[passing].tolist())
+            failed.offer(sequences[~passing], distances[~passing].mean(1))
         return torch.cat(kept), parents
+
+    def _grow_guesses(self, sets: TokenSets, check: SequenceCheck, failed: Failed) -> int:
+        """Extend, length by length, the nearest sequences that failed; return how many were checked.
+
+        They end where Algorithm 1's positions do, with rotary positions where the texts do.
+        """
+        longest = max(failed.of_length) if sets.everywhere else min(len(sets.sets), check.model.max_positions)
+        num_checked = 0
+        for length in range(2, longest):
+            for _, sequences in self._pairs(failed.prefixes(length), sets.at(length)):
+                failed.offer(sequences, check.distances(sequences).mean(1).cpu())
+                num_checked += len(sequences)
+        return num_checked
+
+    def _pairs(self, prefixes: TokenBatch, tokens: Tokens) -> Iterator[tuple[Tokens, TokenBatch]]:
+        """Every prefix with every token behind it, and the numbers of the prefixes, a forward pass at a time."""
+        for pairs in torch.arange(len(prefixes) * len(tokens)).split(self.batch_size):
+            before, last = pairs // max(1, len(tokens)), pairs % max(1, len(tokens))
+            yield before, torch.cat([prefixes[before], tokens[last, None]], dim=1)
 
     def search_products(
         self, sets: TokenSets, check: SequenceCheck, frame: Frame, num_texts: int | None, progress: Progress
@@ -206,22 +241,26 @@ class Dager:
         remaining = [tokens[:num_texts].tolist() for tokens in sets.sets]
         generator = torch.Generator().manual_seed(self.seed)
         texts: list[Text] = []
+        failed: list[Scored] = []
         num_checked, is_cut = 0, False
         for position, end in sets.ends:
             is_cut = is_cut or math.prod(map(len, remaining[:position])) >= self.max_products
-            best: list[tuple[float, Text]] = []
+            best: list[Scored] = []
             for heads in _products(remaining[:position], self.max_products, self.batch_size, generator):
                 progress("checking products", num_checked, num_checked + len(heads))
                 sequences = torch.cat([heads, torch.full((len(heads), 1), end)], dim=1)
                 distances = check.distances(sequences).mean(1).cpu()
-                passing = distances < self.sequence_tolerance
-                best += zip(distances[passing].tolist(), _texts(sequences[passing]), strict=True)
-                best = _distinct(best, self.distinct_fraction)[:num_texts]
+                if num_texts is None or not self.best_effort:
+                    passing = distances < self.sequence_tolerance
+                    sequences, distances = sequences[passing], distances[passing]
+                best = add_nearest(best, sequences, distances, num_texts, self.distinct_fraction)
                 num_checked += len(heads)
-            found = [text for _, text in best]
+            found = [text for distance, text in best if distance < self.sequence_tolerance]
+            failed += best[len(found) :]
             remaining = _without_used(remaining, found, frame.start)
             texts += found
-        return Accepted(texts, num_checked, is_cut)
+        guesses = choose_guesses(texts, failed, (num_texts or 0) - len(texts), self.distinct_fraction)
+        return Accepted(texts, num_checked, is_cut, guesses)
 
 
 def _products(
@@ -242,16 +281,6 @@ def _products(
         yield torch.stack(columns[::-1], dim=1)
 
 
-def _distinct(scored: list[tuple[float, Text]], fraction: float) -> list[tuple[float, Text]]:
-    """The nearest of each group of sequences that agree in this share of their tokens."""
-    kept: list[tuple[float, Text]] = []
-    for distance, text in sorted(scored):
-        agreement = (sum(a == b for a, b in zip(text, other, strict=True)) for _, other in kept)
-        if all(equal < fraction * len(text) for equal in agreement):
-            kept.append((distance, text))
-    return kept
-
-
 def _without_used(sets: list[list[int]], texts: list[Text], start: int | None) -> list[list[int]]:
     """Token sets less the tokens of texts that were found, where another token is left."""
     left = [list(tokens) for tokens in sets]
@@ -270,7 +299,11 @@ def _texts(sequences: TokenBatch) -> list[Text]:
 _MISSING = "the update must hold the query gradients of blocks 0 and 1, which are all that this attack reads"
 _NO_END = "lengths of an encoder's texts are read from their end token, which is not known; set `end_tokens`"
 _FULL = (
-    "the rank of the query gradients, {}, fills the width {}, so the span test tells nothing apart; the batch holds "
-    "too many tokens, or noise was added"
+    "the rank of the query gradients, {}, fills the width {}; cut at {}, as the paper does, their span holds no token "
+    "within {:.0e}; the batch holds too many tokens, or noise was added"
+)
+_CUT = (
+    "the rank of the query gradients, {}, was cut at {}, `rank_margin` below the width {}, as the paper does, and no "
+    "token is within {:.0e} of what is left; a smaller margin keeps more"
 )
 _NO_TOKEN = "no token's vector is within {:.0e} of the span of block 0's query gradient"

@@ -24,7 +24,7 @@ _POWER_ITERATIONS = 10  # of its randomised SVD
 
 @dataclass(frozen=True)
 class QuerySpans:
-    """Bases of blocks 0 and 1, block 1's gradient, and the rank before the cut at d − margin."""
+    """Bases of blocks 0 and 1, block 1's gradient, and the rank b before the paper's cut b̃ = min(b, d − margin)."""
 
     first: Basis
     second: Basis
@@ -85,10 +85,23 @@ def take_spans(
     Cost: singular values of every gradient, and two randomised SVDs.
     """
     gradients = [_whole_gradient(evidence, layer) for layer in layers]
-    rank = max(_rank(gradient, rank_tolerance) for gradient in gradients)
-    cut = max(1, min(rank, gradients[0].shape[0] - rank_margin))
-    first, second = (_basis(gradient, cut, seed) for gradient in gradients[:2])
+    rank = _largest_rank([_spectrum(gradient) for gradient in gradients], rank_tolerance)
+    kept = cut(rank, gradients[0].shape[0], rank_margin)
+    first, second = (_basis(gradient, kept, seed) for gradient in gradients[:2])
     return QuerySpans(first, second, gradients[1], rank)
+
+
+def take_ranks(
+    evidence: GradientEvidence, layers: Sequence[LinearLayer], rank_tolerances: Sequence[float | None]
+) -> list[int]:
+    """The rank that `take_spans` would see at each tolerance; the singular values are computed once."""
+    spectra = [_spectrum(_whole_gradient(evidence, layer)) for layer in layers]
+    return [_largest_rank(spectra, tolerance) for tolerance in rank_tolerances]
+
+
+def cut(rank: int, width: int, rank_margin: int) -> int:
+    """The paper's b̃ = min(b, d − margin), at least 1: what is kept of a gradient that fills the width."""
+    return max(1, min(rank, width - rank_margin))
 
 
 def _whole_gradient(evidence: GradientEvidence, layer: LinearLayer) -> Float[Tensor, "d m"]:
@@ -97,12 +110,22 @@ def _whole_gradient(evidence: GradientEvidence, layer: LinearLayer) -> Float[Ten
     return stored if stored.dtype is torch.float64 else stored.float()
 
 
-def _rank(gradient: Float[Tensor, "d m"], tolerance: float | None) -> int:
-    """Singular values above the tolerance; by default above σ₁·max(d, m)·ε, as in NumPy's matrix_rank."""
-    tall = gradient.T  # LAPACK takes nine times as long for the wide (768, 2304) as for its transpose
-    if tolerance is None:
-        return int(torch.linalg.matrix_rank(tall))
-    return int(torch.linalg.matrix_rank(tall, atol=tolerance, rtol=0.0))
+@dataclass(frozen=True)
+class _Spectrum:
+    """Singular values of a gradient, and what NumPy's matrix_rank takes for zero in it: σ₁·max(d, m)·ε."""
+
+    values: Float[Tensor, " k"]
+    rounding: float
+
+
+def _spectrum(gradient: Float[Tensor, "d m"]) -> _Spectrum:
+    values = torch.linalg.svdvals(gradient.T)  # LAPACK takes nine times as long for the wide (768, 2304)
+    return _Spectrum(values, float(values[0]) * max(gradient.shape) * torch.finfo(gradient.dtype).eps)
+
+
+def _largest_rank(spectra: Sequence[_Spectrum], tolerance: float | None) -> int:
+    """The largest number of singular values above the tolerance; None: above rounding, as in NumPy."""
+    return max(int((one.values > (one.rounding if tolerance is None else tolerance)).sum()) for one in spectra)
 
 
 def _basis(gradient: Float[Tensor, "d m"], rank: int, seed: int) -> Basis:

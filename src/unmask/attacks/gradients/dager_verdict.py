@@ -4,7 +4,8 @@ The search is *complete* if the distinct rows of its texts are as many as the ra
 all of block 1's gradient (none missing). That does not prove the batch: a text that is a prefix of another, or
 occurs twice, adds no row. So RECOVERED also asks that the number of texts is known and that as many were found:
 each branch of the prefix tree then is one text. In next-token training the last token of a text has no row at all,
-so its texts are never called whole. This judgement is ours; the paper leaves it to the comparison with the secret.
+so its texts are never called whole. Best-effort guesses failed the paper's own test: nothing is claimed of them, and
+they take no part in the judgement. It is ours; the paper leaves it to the comparison with the secret.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ class TokenSets:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Sequences that passed, how many were checked, and whether the budget cut the search short."""
+    """Sequences that passed, how many were checked, whether the budget ended the search, and guesses that failed."""
 
     sequences: Sequence[tuple[int, ...]]
     num_checked: int
     is_cut: bool = False
+    guesses: Sequence[tuple[int, ...]] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def judge(check: SequenceCheck, spans: QuerySpans, accepted: Accepted, tolerance
     rows: dict[tuple[int, ...], torch.Tensor] = {}
     distances = []
     for text in accepted.sequences:
-        inputs = check.rows(torch.tensor([text]))[0].double()[check.num_unchecked :]
+        inputs = _checked_rows(check, text)
         distances.append(float(span_distance(inputs, spans.second.double()).max()))
         for position, row in enumerate(inputs, start=check.num_unchecked):
             seen = text[: position + 1] if check.model.causal else (*text, position)
@@ -90,6 +92,21 @@ def judge(check: SequenceCheck, spans: QuerySpans, accepted: Accepted, tolerance
     stacked = torch.stack(list(rows.values())) if rows else None
     unexplained = 1.0 if stacked is None else _unexplained(stacked, spans)
     return Judgement(check, spans, accepted, tolerance, distances, len(rows), unexplained)
+
+
+def _checked_rows(check: SequenceCheck, text: Sequence[int]) -> Rows:
+    return check.rows(torch.tensor([text]))[0].double()[check.num_unchecked :]
+
+
+def _guessed(check: SequenceCheck, accepted: Accepted) -> list[RecoveredText]:
+    """Guesses as texts that are not certain, each with the distance of its worst row."""
+    basis = check.basis.double()
+    return [
+        RecoveredText(
+            text, check.model.decode(text), False, float(span_distance(_checked_rows(check, text), basis).max())
+        )
+        for text in accepted.guesses
+    ]
 
 
 def _unexplained(rows: Rows, spans: QuerySpans) -> float:
@@ -121,8 +138,9 @@ def dager_verdict(
     )
     status, reason = _status(evidence, judgement, is_whole)
     cost = Cost(time.perf_counter() - started, candidates=sets.num_tested + judgement.accepted.num_checked)
-    ordered = tuple(sorted(texts, key=lambda text: (not text.certain, text.residual, text.tokens)))
-    return Recovery(RecoveredTexts(ordered, sets.tokens), status, reason, certificate, cost, used)
+    ordered = sorted(texts, key=lambda text: (not text.certain, text.residual, text.tokens))
+    ordered += _guessed(judgement.check, judgement.accepted)
+    return Recovery(RecoveredTexts(tuple(ordered), sets.tokens), status, reason, certificate, cost, used)
 
 
 def _status(evidence: GradientEvidence, judgement: Judgement, is_whole: bool) -> tuple[Status, str]:
@@ -146,11 +164,20 @@ def _status(evidence: GradientEvidence, judgement: Judgement, is_whole: bool) ->
     if not problems:
         return Status.RECOVERED, f"all {num_found} texts; their rows are all {rank} directions of block 1's gradient"
     status = Status.BUDGET_EXHAUSTED if judgement.accepted.is_cut else Status.PARTIAL
-    return status, f"{num_found} texts passed; " + "; ".join(problems)
+    return status, f"{num_found} texts passed{_told(judgement.accepted)}; " + "; ".join(problems)
+
+
+def _told(accepted: Accepted) -> str:
+    return f" ({len(accepted.guesses)} more are guesses, which failed)" if accepted.guesses else ""
 
 
 def tokens_only(
-    sets: TokenSets, accepted: Accepted, tolerance: float, used: tuple[str, ...], started: float
+    sets: TokenSets,
+    check: SequenceCheck,
+    accepted: Accepted,
+    tolerance: float,
+    used: tuple[str, ...],
+    started: float,
 ) -> Recovery[RecoveredTexts]:
     """Tokens passed in block 0, but no sequence of them in block 1."""
     certificate = Certificate(
@@ -161,4 +188,5 @@ def tokens_only(
     cost = Cost(time.perf_counter() - started, candidates=sets.num_tested + accepted.num_checked)
     status = Status.BUDGET_EXHAUSTED if accepted.is_cut else Status.PARTIAL
     reason = f"the bag of words ({len(sets.tokens)} tokens) was recovered; no sequence of them passed in block 1"
-    return Recovery(RecoveredTexts(token_set=sets.tokens), status, reason, certificate, cost, used)
+    value = RecoveredTexts(tuple(_guessed(check, accepted)), sets.tokens)
+    return Recovery(value, status, reason + _told(accepted), certificate, cost, used)
