@@ -2,7 +2,7 @@ import pytest
 import torch
 from tests.attacks.queries.one_head import oracle_of, random_head
 
-from unmask.attacks.queries.paper_single_head import NuclearNormAttack, PaperSingleHeadAttack
+from unmask.attacks.queries.paper_single_head import NuclearNormAttack, PaperSingleHeadAttack, unit_probes
 from unmask.attacks.queries.single_head import SingleHeadAttack
 from unmask.errors import InputError
 from unmask.linalg.heads import HeadWeights
@@ -32,12 +32,22 @@ def test_leaning_towards_v_is_what_saves_digits():
     assert theirs >= 1e5 * ours
 
 
-def test_a_zero_in_v_defeats_unit_probes():
+@pytest.mark.parametrize("zeros", [(3,), (0, 1, 2, 3, 4, 5, 7)])
+def test_theorem_4_1_where_v_has_zeros_the_second_probe_is_asked(zeros):
+    """e_i + e_p instead of e_i, with v_p ≠ 0: the same number of queries, and no digit lost."""
     head = random_head(8)
-    head.v[0, 3] = 0
-    recovery, *_ = learn(head, PaperSingleHeadAttack("basis"))
-    assert recovery.status is Status.NOTHING_FOUND
-    assert len(recovery.value) == 0
+    head.v[0, list(zeros)] = 0
+    recovery, score, queries = learn(head, PaperSingleHeadAttack("basis"))
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert score.W_error <= 1e-13
+    assert queries == 8 + 8**2
+
+
+def test_unit_probes_lean_on_the_largest_entry_only_where_v_is_zero():
+    v = torch.tensor([0.5, 0.0, -2.0, 1e-3, 1e-17], dtype=torch.float64)
+    expected = torch.eye(5, dtype=torch.float64)
+    expected[1, 2] = expected[4, 2] = 1
+    assert torch.equal(unit_probes(v), expected)
 
 
 @pytest.mark.parametrize("attack", [PaperSingleHeadAttack(), NuclearNormAttack(20)])

@@ -24,6 +24,7 @@ from unmask.linalg.heads import HeadWeights
 from unmask.linalg.low_rank import least_nuclear_norm
 from unmask.recovery import Recovery, Status
 
+_ROUNDING = 1e-14  # of the largest |v_i|: what float64 leaves of a zero
 _MOST_READABLE = 12.0  # |t|: beyond it fewer than ten digits are left, and one bad measurement spoils all
 
 
@@ -33,10 +34,11 @@ class PaperSingleHeadAttack:
 
         v_i = f([e_i]);   y = κe_j;   t_i = logit((f([y + u_i; y]) − v·y)/(v·u_i));   W y = U⁻¹t
 
-    Notation: rows of U are κe_i ('basis'), or Gaussian with entries of deviation κ ('random').
-    Limits: v·u_i has no lower bound: unit probes lose digits to the smallest |v_i| and fail where one is 0, random ones
-    to the smallest v·u_i and to the condition of U, which grows with d. Nothing is asked again: what saturates is lost,
-    so κ must suit the size of W.
+    Notation: rows of U are κe_i, and κ(e_i + e_p) where v_i = 0, with v_p ≠ 0 ('basis'), or Gaussian with entries of
+    deviation κ ('random').
+    Limits: v·u_i has no lower bound: unit probes lose digits to the smallest |v_i| that is not 0, random ones to the
+    smallest v·u_i and to the condition of U, which grows with d. Nothing is asked again: what saturates is lost, so κ
+    must suit the size of W. Which p the second probe takes is free; here |v_p| is the largest, the best choice.
     Cost: d + d² learning queries.
     Source: arXiv 2601.16873, Thm 4.1; κ = B^(−½) with |W_ij| ≤ B is Thm 6.1's.
     """
@@ -64,14 +66,22 @@ class PaperSingleHeadAttack:
         """W as it comes out, whatever it is worth."""
         d = evidence.width
         unit = torch.eye(d, dtype=torch.float64, device=v.device)
-        U = unit if self.probes == "basis" else torch.randn(d, d, generator=generator, dtype=torch.float64).to(v)
-        U = self.kappa * U
+        drawn = torch.randn(d, d, generator=generator, dtype=torch.float64).to(v)
+        U = self.kappa * (unit_probes(v) if self.probes == "basis" else drawn)
         pairs, images = Pairs(evidence, v), []
         for Y in unit.split(columns_at_once(evidence, d)):
             asked = U.repeat(len(Y), 1)
             t = logit(pairs(asked, self.kappa * Y.repeat_interleave(d, 0)) / (asked @ v))
             images.append(torch.linalg.solve(U, t.reshape(len(Y), d).T))
         return torch.cat(images, dim=1) / self.kappa
+
+
+def unit_probes(v: Float[Tensor, " d"]) -> Float[Tensor, "d d"]:
+    """Rows e_i, and e_i + e_p where v_i is zero up to rounding; |v_p| is the largest."""
+    probes = torch.eye(len(v), dtype=torch.float64, device=v.device)
+    largest = int(v.abs().argmax())
+    probes[v.abs() <= _ROUNDING * v.abs()[largest], largest] = 1
+    return probes
 
 
 @dataclass(frozen=True)
