@@ -3,11 +3,11 @@
 python benchmarks/outputs_paper.py hessian      closed form against torch.func.hessian, interleaved; ratios
 python benchmarks/outputs_paper.py gamma        how far γ moves the minimum away from the input
 python benchmarks/outputs_paper.py bounds       bounds over the largest values that ascent and draws find
-python benchmarks/outputs_paper.py iterations   Newton steps against ln(‖X₀ − X*‖/ε); a plot where there is matplotlib
+python benchmarks/outputs_paper.py iterations   Newton steps against ln(‖X₀ − X*‖/ε); --plot FILE.svg needs matplotlib
 python benchmarks/outputs_paper.py sketch       error and failure rate of sampled rows against matrix Chernoff
 
 Layers: X of standard normal entries, W = AAᵀ/d^1.5 (positive definite, scores of size 1) or A/d (indefinite), V = A/√d.
-Every mode writes --out (benchmarks/results/outputs_paper_MODE.json).
+Every mode writes --out (benchmarks/results/outputs_paper_MODE.json); a figure is drawn only where --plot says.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from unmask.solvers.iterate import iterate
 from unmask.solvers.newton import Newton
 
 RESULTS = Path(__file__).parent / "results"
-PLOT = Path(__file__).parents[1] / "docs" / "newton_iterations.svg"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,7 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/outputs_paper_MODE.json")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of 'hessian'; the others use one")
     parser.add_argument("--repeats", type=int, default=7, help="of 'hessian'")
+    parser.add_argument("--plot", type=Path, help="of 'iterations': an SVG; docs/newton_iterations.svg was drawn so")
     options = parser.parse_args(arguments)
+    if options.plot and (options.mode != "iterations" or not importlib.util.find_spec("matplotlib")):
+        parser.error("--plot is for 'iterations' and needs matplotlib: pip install 'unmask[plots]'")
     torch.set_num_threads(1)
     print(machine())
     rows = MODES[options.mode](options)
@@ -244,8 +246,8 @@ def iterations(options: argparse.Namespace) -> list[dict]:
                         "median_steps": middle if math.isfinite(middle) else None,
                     }
                 )
-    if importlib.util.find_spec("matplotlib"):
-        plot(rows)
+    if options.plot:
+        plot(rows, options.plot)
     return rows
 
 
@@ -258,7 +260,7 @@ def path(loss: AttentionLoss, X: Tensor, distance: float, matrix: NewtonMatrix) 
     return errors
 
 
-def plot(rows: Sequence[dict]) -> None:
+def plot(rows: Sequence[dict], file: Path) -> None:
     """Steps against the logarithm, a colour for each matrix."""
     import matplotlib
 
@@ -271,7 +273,7 @@ def plot(rows: Sequence[dict]) -> None:
         axes.plot([row["logarithm"] for row in chosen], [row["median_steps"] for row in chosen], "o", label=name)
     axes.set(xlabel="ln(‖X₀ − X*‖ / ε)", ylabel="steps (median of 10 layers, W positive definite)")
     axes.legend()
-    figure.savefig(PLOT, bbox_inches="tight")
+    figure.savefig(file, bbox_inches="tight")
 
 
 def sketch(options: argparse.Namespace) -> list[dict]:
