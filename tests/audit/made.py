@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,20 @@ import transformers
 from tests.tiny_models import bert_config, llama_sizes, random_model, word_tokenizer
 
 from unmask.audit.case import case_id
-from unmask.audit.finding import Finding
+from unmask.audit.finding import Finding, digest_of
 from unmask.audit.plan import Plan, load_plan
 
 # Words of the small models' tokenizer; no two texts share one.
 WORDS = tuple(" ".join(f"w{10 * text + place + 5}" for place in range(4 + text % 3)) for text in range(8))
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 \u202eevil\u2066 \ud800 <script>alert(1)</script> [bold]x[/bold] \r\n\u2028"
 TEXT_CHANCE = {"exact_texts": 0, "token_recall": 0.2, "rouge2": 0.0}
+EVERYTHING = {"exact_texts": 2, "near_exact_texts": 2, "exact_rate": 1.0, "rouge2": 1.0, "token_recall": 1.0}
+EVERYTHING |= {"weights_found": 1, "weights_rate": 1.0, "weight_error": 0.0}
+# Fields of a finding whose attack looked for everything, and finds everything where nothing protects.
+LOOKED: dict[str, Any] = {
+    "looked_for": ("texts", "tokens", "weights"),
+    "control": {"id": "c0", "case": {}, "status": "RECOVERED", "reason": "all of it", "metrics": EVERYTHING},
+}
 
 
 def spec(**changes: Any) -> dict[str, Any]:
@@ -37,6 +45,11 @@ def finding(
     everything = {"exact_texts": 2, "exact_rate": 1.0, "rouge2": 1.0, "token_recall": 1.0}
     fields = {"metrics": everything if metrics is None else metrics, "chance": TEXT_CHANCE, **changes}
     return Finding(case_id(said), said, status, "a reason", **fields)
+
+
+def sealed(document: Mapping[str, Any]) -> str:
+    """A document as a line whose digest is right, whatever it says."""
+    return json.dumps({**document, "digest": digest_of(document)})
 
 
 def save_bert(folder: Path, seed: int = 0) -> Path:

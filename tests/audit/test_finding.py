@@ -9,15 +9,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.audit.made import HOSTILE, finding
+from tests.audit.made import HOSTILE, LOOKED, finding, sealed, spec
 
-from unmask.audit.finding import ERROR, Finding, FindingError, Outcome, TextPair
+from unmask.audit.finding import ERROR, Finding, FindingError, OpenPoint, Outcome, TextPair, digest_of
 from unmask.recovery import Status
 
 
 def full() -> Finding:
     """Every field filled."""
-    pair = TextPair((("the ", "place"), (HOSTILE, "no")), None, certain=True, exact=False, count=3)
+    point = OpenPoint("equal_tokens", HOSTILE, 2, (HOSTILE, "x"))
+    pair = TextPair((("the ", "place"), (HOSTILE, "no")), None, True, False, 3, True, (point, OpenPoint("count", "")))
     return finding(
         texts=(pair, TextPair(None, ((HOSTILE, "bag"),))),
         tokens=((HOSTILE, "bag"),),
@@ -27,6 +28,7 @@ def full() -> Finding:
         model_fingerprint="ab",
         error={"type": "E", "message": HOSTILE, "traceback": "x"},
         run={"seconds": 0.1},
+        **LOOKED,
     )
 
 
@@ -61,9 +63,58 @@ def test_numbers_that_json_has_not_are_null(number):
 
 def test_a_newer_schema_is_refused():
     document = json.loads(full().to_json())
-    for schema in (2, 0, True, "1", None, 1.0):
+    for schema in (3, 0, True, "2", None, 2.0):
         with pytest.raises(FindingError, match=r"schema .*upgrade"):
-            Finding.from_json(json.dumps({**document, "schema": schema}))
+            Finding.from_json(sealed({**document, "schema": schema}))
+
+
+def test_a_finding_of_the_first_schema_is_refused_and_says_to_run_again():
+    """It had no digest and no control."""
+    document = json.loads(full().to_json())
+    for name in ("digest", "control", "looked_for"):
+        del document[name]
+    with pytest.raises(FindingError, match=r"schema 1, of an older unmask.* run the audit again with another --out"):
+        Finding.from_json(json.dumps({**document, "schema": 1}))
+
+
+# ---- edits
+
+
+def test_the_digest_is_of_everything_but_the_run():
+    document = json.loads(full().to_json())
+    assert digest_of(document) == document["digest"]
+    assert json.loads(replace(full(), run={"seconds": 9.0}).to_json())["digest"] == document["digest"]
+    assert Finding.from_json(json.dumps({**document, "run": {}})) == replace(full(), run={})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metrics": {"exact_texts": 0, "exact_rate": 0.0, "token_recall": 0.0}},
+        {"status": "NOTHING_FOUND"},
+        {"case": spec(seed=7)},
+        {"id": "0" * 16},
+        {"model_fingerprint": "cd"},
+        {"looked_for": ["texts", "tokens"]},
+        {"control": None},
+        {"texts": []},
+        {"digest": "0" * 64},
+        {"digest": None},
+        {"metrics": {"exact_texts": float("inf")}},
+    ],
+    ids=str,
+)
+def test_an_edited_finding_is_refused(change):
+    """As an `exact_texts` that somebody sets to 0, so that a gate is not crossed."""
+    document = {**json.loads(full().to_json()), **change}
+    with pytest.raises(FindingError, match=r"was changed after it was written: its digest .* run the same audit again"):
+        Finding.from_json(json.dumps(document))
+
+
+def test_a_finding_under_the_id_of_another_case_is_refused():
+    document = {**json.loads(full().to_json()), "id": "0" * 16}
+    with pytest.raises(FindingError, match="is that of another case"):
+        Finding.from_json(sealed(document))
 
 
 @pytest.mark.parametrize(
@@ -79,11 +130,8 @@ def test_what_is_no_finding_is_refused(line):
 def test_a_finding_without_a_field_is_refused(name):
     document = json.loads(full().to_json())
     del document[name]
-    if name in ("model_fingerprint", "error"):  # those have a default
-        assert Finding.from_json(json.dumps(document)) == replace(full(), **{name: None})
-        return
     with pytest.raises(FindingError):
-        Finding.from_json(json.dumps(document))
+        Finding.from_json(json.dumps(document) if name == "digest" else sealed(document))
 
 
 @pytest.mark.parametrize(
@@ -92,12 +140,14 @@ def test_a_finding_without_a_field_is_refused(name):
         *(("status", "GREAT"), ("status", None), ("status", ["x"]), ("texts", [{}]), ("texts", 3), ("tokens", [1])),
         *(("metrics", []), ("metrics", {"rouge2": "0"}), ("chance", {"rouge2": True}), ("cost", None), ("case", "x")),
         *(("id", 5), ("reason", None), ("run", 1), ("used", 1), ("surprise", 1), ("certificate", "holds")),
+        *(("looked_for", None), ("control", {}), ("control", 5), ("model_fingerprint", 5)),
+        ("control", {"id": "x", "status": "PARTIAL", "reason": "", "metrics": {"rouge2": "0"}}),
     ],
 )
 def test_a_wrong_field_is_refused(name, value):
     document = {**json.loads(full().to_json()), name: value}
     with pytest.raises(FindingError, match=r"a finding lacks a field or has a wrong one"):
-        Finding.from_json(json.dumps(document))
+        Finding.from_json(sealed(document))
 
 
 # ---- what it means
@@ -150,7 +200,7 @@ def test_few_tokens_leak_where_they_are_surer_than_a_guess(recall, precision, ou
     assert finding("PARTIAL", metrics, chance=chance).outcome is outcome
 
 
-@pytest.mark.parametrize("name", ["weights_found", "hidden_size_found"])
+@pytest.mark.parametrize("name", ["near_exact_texts", "weights_found", "hidden_size_found"])
 def test_weights_and_sizes_are_leaks(name):
     assert finding("PARTIAL", {name: 1}, chance={}).outcome is Outcome.LEAK
     assert finding("PARTIAL", {name: 0}, chance={}).outcome is Outcome.NO_LEAK

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from tests.audit.made import LOOKED
+from tests.audit.made import finding as made
 from tests.report.findings import (
     failed,
     flower_finding,
@@ -19,9 +21,9 @@ from tests.report.findings import (
     text_finding,
 )
 
-from unmask.audit.finding import ERROR, SCHEMA, Finding
+from unmask.audit.finding import ERROR, SCHEMA, Finding, OpenPoint, TextPair
 from unmask.audit.gates import METRICS
-from unmask.recovery import Status
+from unmask.recovery import Aim, Status
 
 PUBLISHED = json.loads((Path(__file__).parents[2] / "docs" / "finding.schema.json").read_text())
 VALIDATOR = Draft202012Validator(PUBLISHED)
@@ -36,11 +38,12 @@ def test_the_schema_is_one():
 
 
 def test_it_has_the_fields_and_the_statuses_of_the_code():
-    assert set(PUBLISHED["properties"]) == {field.name for field in fields(Finding)}
+    assert set(PUBLISHED["properties"]) == {"digest", *(field.name for field in fields(Finding))}
     assert set(PUBLISHED["required"]) == set(PUBLISHED["properties"])
     assert set(PUBLISHED["properties"]["status"]["enum"]) == {*Status.__members__, ERROR}
     assert PUBLISHED["properties"]["schema"]["const"] == SCHEMA
     assert set(PUBLISHED["properties"]["case"]["properties"]["channel"]["enum"]) == set(METRICS)
+    assert set(PUBLISHED["properties"]["looked_for"]["items"]["enum"]) == {aim.value for aim in Aim}
 
 
 def test_every_property_says_what_it_is():
@@ -56,6 +59,7 @@ def test_every_property_says_what_it_is():
         inconclusive(text_case()),
         failed(text_case()),
         replace(text_finding(text_case(), 0.5), metrics={"epsilon": math.inf}),
+        made(texts=(TextPair(None, None, ambiguities=(OpenPoint("equal_tokens", "alike", 1, ("a",)),)),), **LOOKED),
     ],
     ids=lambda finding: finding.id,
 )
@@ -74,7 +78,10 @@ def test_a_missing_field_is_seen(name):
     "change",
     [
         {"extra": 1},
-        {"schema": 2},
+        {"schema": 1},
+        {"looked_for": ["everything"]},
+        {"control": {}},
+        {"digest": "x"},
         {"status": "SAFE"},
         {"status": "ERROR"},
         {"error": {"type": "x", "message": "y", "traceback": "z"}},
@@ -83,7 +90,7 @@ def test_a_missing_field_is_seen(name):
         {"case": {}},
         {"tokens": [["piece", "maybe"]]},
         {"tokens": [["piece"]]},
-        {"texts": [{"true": None, "recovered": None, "certain": True, "exact": True}]},
+        {"texts": [{"true": None, "recovered": None, "certain": True, "exact": True, "count": 1}]},
         {"cost": {"queries": 1.5}},
     ],
     ids=str,

@@ -137,9 +137,36 @@ def test_damage_in_the_middle_is_counted_and_skipped(tmp_path, damage):
 
 
 def test_a_finding_of_a_newer_version_is_refused_not_skipped(tmp_path):
-    (tmp_path / "findings.jsonl").write_text(numbered(0).to_json().replace('"schema": 1', '"schema": 9'))
+    (tmp_path / "findings.jsonl").write_text(numbered(0).to_json().replace('"schema": 2', '"schema": 9'))
     with pytest.raises(FindingError, match="upgrade"):
         read_findings(tmp_path)
+
+
+def test_an_edited_finding_is_refused_with_its_place(tmp_path):
+    lines = [finding(case=spec(seed=seed)).to_json() for seed in (0, 1)]
+    lines[1] = lines[1].replace('"exact_texts": 2', '"exact_texts": 0')
+    (tmp_path / "findings.jsonl").write_text("\n".join(lines))
+    with pytest.raises(FindingError, match=r"findings\.jsonl, line 2: the finding of case '\w+' was changed"):
+        read_findings(tmp_path)
+
+
+@pytest.mark.parametrize("models", [{}, {"m": {"files": {}, "fingerprint": "aa"}}], ids=["mixed", "not the manifest's"])
+def test_findings_of_other_weights_are_refused(tmp_path, models):
+    """Somebody's findings of the same plan, under a model of the same name."""
+    prints = ["aa", "bb"] if not models else ["bb"]
+    found = [finding(case=spec(seed=seed), model_fingerprint=one) for seed, one in enumerate(prints)]
+    (tmp_path / "findings.jsonl").write_text("".join(one.to_json() + "\n" for one in found))
+    cases = [{"id": one.id, "gates": [], "line": 1, "case": dict(one.case)} for one in found]
+    (tmp_path / MANIFEST).write_text(json.dumps({"schema": 1, "models": models, "cases": cases}))
+    with pytest.raises(FindingError, match=r"other weights than the rest .*run the same audit again"):
+        read_audit(tmp_path)
+
+
+def test_a_federation_has_other_weights_every_round(tmp_path):
+    found = [finding(case=spec(seed=seed), model_fingerprint=one) for seed, one in enumerate(["aa", "bb"])]
+    (tmp_path / "findings.jsonl").write_text("".join(one.to_json() + "\n" for one in found))
+    (tmp_path / MANIFEST).write_text(json.dumps({"schema": 1, "models": {"m": {"fingerprint": "aa"}}}))
+    assert len(read_audit(tmp_path).findings) == 2
 
 
 # ---- full disks

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
-from tests.audit.made import finding
+from tests.audit.made import EVERYTHING, LOOKED, finding
 
 from unmask.audit.finding import ERROR, Finding
 from unmask.audit.gates import METRICS, PHRASES, Ruling, parse_gate
@@ -16,7 +17,8 @@ RAN = ("RECOVERED", "PARTIAL", "NOTHING_FOUND")
 
 
 def judge(text: str, status: str, **metrics: float) -> Ruling:
-    return parse_gate(text).judge(finding(status, metrics))
+    """Of an attack that looked for everything, and finds everything where nothing protects."""
+    return parse_gate(text).judge(finding(status, metrics, **LOOKED))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,68 @@ def test_a_rule_is_kept_or_broken(rule, kept, broken):
 def test_a_gate_is_held_only_by_an_attack_that_ran_to_its_end(status):
     assert judge("no exact text", status, exact_texts=0) is (Ruling.HELD if status in RAN else Ruling.INCONCLUSIVE)
     assert judge("no exact text", status, exact_texts=1) is Ruling.CROSSED
+
+
+# ---- looking, and being able to find
+
+
+def explain(text: str, **changes: Any) -> tuple[Ruling, str]:
+    """Of a finding of nothing."""
+    nothing = {"exact_texts": 0, "near_exact_texts": 0, "rouge2": 0.0, "token_recall": 0.0, "false_texts": 0}
+    fields = {**LOOKED, **changes}
+    return parse_gate(text).explain(finding("PARTIAL", nothing, **fields))
+
+
+@pytest.mark.parametrize("text", ["no exact text", "no near-exact text", "rouge2 < 0.5"])
+def test_texts_that_were_not_looked_for_hold_no_gate(text):
+    """Bags of words under noise, int8, bf16: the order was never tried."""
+    ruling, why = explain(text, looked_for=("tokens",))
+    assert ruling is Ruling.INCONCLUSIVE
+    assert "the order of tokens was not tried" in why
+    assert explain("token_recall < 0.5", looked_for=("tokens",))[0] is Ruling.HELD
+    assert explain("token_recall < 0.5", looked_for=())[0] is Ruling.INCONCLUSIVE
+
+
+def test_a_gate_is_held_if_the_control_crosses_it():
+    ruling, why = explain("no exact text")
+    assert ruling is Ruling.HELD
+    assert why == "without protection the same attack has exact_texts = 2"
+
+
+def test_an_attack_that_finds_nothing_without_protection_holds_nothing():
+    blind = {**LOOKED["control"], "status": "NOTHING_FOUND", "metrics": {**EVERYTHING, "exact_texts": 0}}
+    ruling, why = explain("no exact text", control=blind)
+    assert ruling is Ruling.INCONCLUSIVE
+    assert "would not have found what the gate forbids" in why
+    assert explain("token_recall < 0.5", control=blind)[0] is Ruling.HELD  # tokens it finds
+
+
+def test_a_bound_that_the_control_keeps_too_is_not_held():
+    """Of two texts nobody finds three."""
+    assert explain("exact_texts <= 2")[0] is Ruling.INCONCLUSIVE
+
+
+def test_a_control_that_raised_shows_nothing():
+    raised = {**LOOKED["control"], "status": ERROR, "metrics": {}}
+    ruling, why = explain("no exact text", control=raised)
+    assert ruling is Ruling.INCONCLUSIVE
+    assert "ended as ERROR" in why
+
+
+def test_nothing_found_where_nothing_protects_is_inconclusive():
+    ruling, why = explain("no exact text", control=None)
+    assert ruling is Ruling.INCONCLUSIVE
+    assert "nothing protects this case" in why
+
+
+def test_gates_that_need_no_control():
+    """Mistakes of the attack; what the protocol proves; rules that only a find keeps."""
+    assert explain("false_texts == 0", control=None, looked_for=())[0] is Ruling.HELD
+    found = finding("RECOVERED", {"exact_rate": 1.0, "cosine": 1.0, "weight_error": 0.5})
+    assert parse_gate("exact_rate > 0.5").judge(found) is Ruling.HELD
+    assert parse_gate("cosine > 0.5").judge(found) is Ruling.HELD
+    assert parse_gate("weight_error < 0.9").judge(found) is Ruling.HELD
+    assert parse_gate("weight_error > 0.1").judge(found) is Ruling.INCONCLUSIVE
 
 
 def test_an_error_crosses_and_holds_nothing():

@@ -10,12 +10,12 @@ from tests.audit.made import HOSTILE
 from tests.tiny_models import word_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from unmask.audit.finding import TextPair
+from unmask.audit.finding import OpenPoint, TextPair
 from unmask.audit.marks import mark_bag, marked, pair_texts, pieces_of
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import CATALOG, resolve
 from unmask.models.vocabulary import Vocabulary
-from unmask.recovery import RecoveredText, RecoveredTexts
+from unmask.recovery import Ambiguity, AmbiguityKind, RecoveredText, RecoveredTexts
 
 
 class Words(Vocabulary):
@@ -109,10 +109,12 @@ def recovered(*texts: tuple[int, ...], bag: tuple[int, ...] = (), count: int = 1
 
 def test_true_texts_beside_recovered_ones_then_strangers():
     found = recovered((5, 6), (7, 99), (50,), bag=(9,))
-    pairs = pair_texts(found, [[7, 8], [5, 6], [9]], [1, 0, None], Words())
+    words = {"exact": [False, True, False], "near_exact": [True, True, False]}
+    pairs = pair_texts(found, [[7, 8], [5, 6], [9]], [1, 0, None], Words(), **words)
+    whole = (("w5", "place"), (" w6", "place"))
     assert pairs == (
-        TextPair((("w7", "place"), (" w8", "no")), (("w7", "place"), (" w99", "no"))),
-        TextPair((("w5", "place"), (" w6", "place")), (("w5", "place"), (" w6", "place")), certain=True, exact=True),
+        TextPair((("w7", "place"), (" w8", "no")), (("w7", "place"), (" w99", "no")), near_exact=True),
+        TextPair(whole, whole, certain=True, exact=True, near_exact=True),
         TextPair((("w9", "bag"),), None),
         TextPair(None, (("w50", "no"),)),
     )
@@ -120,7 +122,7 @@ def test_true_texts_beside_recovered_ones_then_strangers():
 
 def test_a_text_that_occurs_twice_has_two_partners():
     pairs = pair_texts(recovered((5, 6), count=2), [[5, 6], [5, 6]], [0, 1], Words())
-    assert [pair.exact for pair in pairs] == [True, True]
+    assert [pair.certain for pair in pairs] == [True, True]
     pairs = pair_texts(recovered((5, 6), count=2), [[5, 6]], [0], Words())
     assert [pair.true is None for pair in pairs] == [False, True]
 
@@ -128,6 +130,15 @@ def test_a_text_that_occurs_twice_has_two_partners():
 def test_without_true_texts_there_are_only_recovered_ones():
     (pair,) = pair_texts(recovered((5, 6)), None, (), Words())
     assert pair == TextPair(None, (("w5", "bag"), (" w6", "bag")), certain=True)
+
+
+def test_what_the_evidence_leaves_open_is_spelled_out():
+    equal = Ambiguity(AmbiguityKind.EQUAL_TOKENS, "these two look alike", 1, (6, 7))
+    text = RecoveredText((5, 6), "", False, 0.0, ambiguities=(equal, Ambiguity(AmbiguityKind.OPEN_END, "it may go on")))
+    points = (OpenPoint("equal_tokens", "these two look alike", 1, ("w6", "w7")), OpenPoint("open_end", "it may go on"))
+    found = RecoveredTexts((text,))
+    assert [pair.ambiguities for pair in pair_texts(found, [[5, 7]], [0], Words())] == [points]
+    assert [pair.ambiguities for pair in pair_texts(found, None, (), Words())] == [points]
 
 
 def test_the_bag_of_words():

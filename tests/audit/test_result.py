@@ -10,7 +10,7 @@ from unmask.audit.case import Case
 from unmask.audit.finding import ERROR, Outcome
 from unmask.audit.result import Clock, error_finding, finding_of
 from unmask.errors import InputError
-from unmask.recovery import Certificate, Cost, Recovery, Status
+from unmask.recovery import Aim, Certificate, Cost, Recovery, Status
 
 CASE = Case({"channel": "gradients", "model": "m", "defences": [], "seed": 0})
 SECRET = "The biopsy was positive."
@@ -34,6 +34,22 @@ def test_a_recovery_as_a_finding():
     assert found.metrics == {"token_recall": 0.5}
     assert found.used == ("a.weight",)
     assert found.model_fingerprint is None
+    assert found.looked_for == ("texts", "tokens")
+
+
+@pytest.mark.parametrize(
+    ("channel", "looked_for", "said"),
+    [
+        ("gradients", {Aim.TOKENS}, ("tokens",)),
+        ("outputs", frozenset(Aim), ("texts", "tokens")),
+        ("queries", frozenset(Aim), ("weights",)),
+        ("gradients", frozenset(), ()),
+    ],
+)
+def test_what_was_looked_for_of_what_the_channel_has(channel, looked_for, said):
+    case = Case({"channel": channel, "seed": 0})
+    recovery = Recovery(None, Status.PARTIAL, "", Certificate.none("no"), Cost(), looked_for=frozenset(looked_for))
+    assert finding_of(case, None, recovery, {}).looked_for == said
 
 
 def test_a_message_of_others_may_quote_the_secret_and_is_no_reason():

@@ -64,6 +64,17 @@ def test_an_engine_that_does_not_exist_is_refused_before_anything_is_written(pla
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("options", [{"shard": (9, 8)}, {"device": "cuda:7"}, {"device": "abacus"}], ids=str)
+def test_a_refused_call_leaves_the_manifest_as_it_was(plan, tmp_path, monkeypatch, options):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    out = tmp_path / "out"
+    run_audit(plan, out)
+    before = (out / "manifest.json").read_bytes()
+    with pytest.raises(InputError):
+        run_audit(plan, out, command="another command", **options)
+    assert (out / "manifest.json").read_bytes() == before
+
+
 def test_the_verdict_is_that_of_the_plan_that_ran(plan, tmp_path):
     """Whatever somebody else writes into the folder meanwhile."""
     out = tmp_path / "out"

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from tests.audit.made import make_plan, random_group, save_bert
 
+from unmask.audit import runner
 from unmask.audit.case import Case
-from unmask.audit.engines import Means
-from unmask.audit.finding import ERROR, Finding
+from unmask.audit.engines import Means, run_local
+from unmask.audit.finding import ERROR, Finding, FindingError
 from unmask.audit.folder import MANIFEST, PLAN, FullDiskError, read_audit, read_findings
 from unmask.audit.plan import Plan
 from unmask.audit.runner import outline, prepare, run_cases
@@ -148,6 +149,44 @@ def test_changed_weights_under_the_same_name_are_refused(tmp_path):
     assert (folder / MANIFEST).read_text() == before
     save_bert(model, seed=0)
     ready(plan, folder)
+
+
+def test_old_findings_do_not_serve_new_weights_though_the_manifest_is_gone(tmp_path):
+    """A message advises to delete a damaged manifest; the findings then say themselves whose they are."""
+    model = save_bert(tmp_path / "model", seed=0)
+    plan = model_plan(tmp_path, model)
+    folder = ready(plan, tmp_path / "out")
+    run_cases(outline(plan, folder), folder, run_local, Means(plan.data, "cpu", 1))
+    (folder / MANIFEST).unlink()
+    save_bert(model, seed=1)
+    with pytest.raises(InputError, match=r"made with other weights .*fingerprint .*another --out"):
+        ready(plan, folder)
+    assert not (folder / MANIFEST).exists()
+    save_bert(model, seed=0)
+    ready(plan, folder)
+    (found,) = read_audit(folder).findings
+    assert json.loads((folder / MANIFEST).read_text())["models"][str(model)]["fingerprint"] == found.model_fingerprint
+
+
+def test_a_model_is_fingerprinted_once(tmp_path, monkeypatch):
+    """As long as its files are those of the manifest."""
+    plan = model_plan(tmp_path, save_bert(tmp_path / "model"))
+    folder = ready(plan, tmp_path / "out")
+    run_cases(outline(plan, folder), folder, run_local, Means(plan.data, "cpu", 1))
+    ready(plan, folder)
+    monkeypatch.setattr(runner, "fingerprint_model", lambda name: pytest.fail("it was loaded again"))
+    ready(plan, folder)
+
+
+def test_a_folder_with_an_edited_finding_is_refused_before_anything_is_written(plan, tmp_path):
+    folder = ready(plan, tmp_path / "out")
+    run_cases(outline(plan, folder), folder, Engine(), Means({}))
+    findings, before = folder / "findings.jsonl", (folder / MANIFEST).read_bytes()
+    findings.write_text(findings.read_text().replace("NOTHING_FOUND", "PARTIAL", 1))
+    for refused in (lambda: ready(make_plan(tmp_path, random_group([9])), folder), lambda: outline(plan, folder)):
+        with pytest.raises(FindingError, match="was changed after it was written"):
+            refused()
+    assert (folder / MANIFEST).read_bytes() == before
 
 
 def test_a_damaged_or_newer_manifest_is_not_overwritten(plan, tmp_path):

@@ -10,7 +10,17 @@ from tests.tiny_models import bert_config, random_model, word_tokenizer
 from unmask.audit.text_result import in_latin, text_result
 from unmask.models import Model, adapt
 from unmask.protocols.batch import make_batch
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import (
+    Ambiguity,
+    AmbiguityKind,
+    Certificate,
+    Cost,
+    RecoveredText,
+    RecoveredTexts,
+    Recovery,
+    Status,
+)
+from unmask.scores.reading import normalise_text
 
 TEXTS, OTHERS = WORDS[:2], WORDS[2:4]
 
@@ -30,6 +40,7 @@ def test_everything_recovered(model):
     assert result["metrics"] == {
         "exact_texts": 2,
         "exact_rate": 1.0,
+        "near_exact_texts": 2,
         "certain_texts": 2,
         "false_texts": 0,
         "rouge1": 1.0,
@@ -38,7 +49,7 @@ def test_everything_recovered(model):
         "token_recall": 1.0,
         "token_precision": 1.0,
     }
-    assert [pair.exact for pair in result["texts"]] == [True, True]
+    assert [pair.exact for pair in result["texts"]] == [pair.near_exact for pair in result["texts"]] == [True, True]
     assert result["tokens"] == ()
 
 
@@ -103,6 +114,56 @@ def test_long_texts_are_cut_as_the_client_cuts_them(model):
 def test_an_exact_text_of_one_word_is_exact_in_every_measure(model):
     result = text_result(recovery_of([model.encode("w7")]), ["w7"], [], model)
     assert result["metrics"]["rouge2"] == 1
+
+
+def test_exact_is_what_a_person_reads(model):
+    """Without its frame, with more end tokens, or doubly framed, a text is the same text."""
+    words = [token for token in model.encode(TEXTS[0]) if token not in model.special_tokens]
+    sep, pad = model.tokenizer.sep_token_id, model.tokenizer.pad_token_id
+    for tokens in (words, [*words, sep, sep, pad], [*model.encode(TEXTS[0]), sep]):
+        result = text_result(recovery_of([tokens]), TEXTS[:1], OTHERS, model)
+        assert result["metrics"]["exact_texts"] == 1
+        assert result["metrics"]["false_texts"] == 0
+        assert result["texts"][0].exact
+
+
+def test_case_does_not_count_where_the_model_never_sees_it(model, monkeypatch):
+    monkeypatch.setattr(model.tokenizer, "do_lower_case", True, raising=False)
+    decode = type(model).decode
+    monkeypatch.setattr(
+        type(model),
+        "decode",
+        lambda self, tokens: decode(self, tokens).upper() if 7 in tokens else decode(self, tokens),
+    )
+    assert normalise_text("W7", ignore_case=True) == "w7"
+    assert text_result(recovery_of([[7, 8]]), ["w7 w8"], [], model)["metrics"]["exact_texts"] == 1
+
+
+def test_a_text_but_for_a_sign_is_near_exact(model):
+    true = " ".join(f"w{number}" for number in range(100, 110))
+    tokens = [*model.encode(true)[:-2], model.encode("w108")[1]]  # w109 became w108
+    result = text_result(recovery_of([tokens], certain=False), [true], OTHERS, model)
+    assert result["metrics"]["exact_texts"] == 0
+    assert result["metrics"]["near_exact_texts"] == 1
+    assert result["chance"]["near_exact_texts"] == 0
+    assert (result["texts"][0].exact, result["texts"][0].near_exact) == (False, True)
+
+
+def test_a_text_up_to_what_nothing_tells_apart_is_near_exact_and_not_false(model):
+    true, other = model.encode(TEXTS[0]), model.encode(TEXTS[0])
+    other[1], other[2] = 300, 301
+    points = tuple(
+        Ambiguity(AmbiguityKind.EQUAL_TOKENS, "these look alike", place, (true[place], other[place]))
+        for place in (1, 2)
+    )
+    for ambiguities, num_near in ((points, 1), ((*points, Ambiguity(AmbiguityKind.OPEN_END, "it may go on")), 0)):
+        text = RecoveredText(tuple(other), "", False, 0.0, ambiguities=ambiguities)
+        found = Recovery(RecoveredTexts((text,)), Status.PARTIAL, "", Certificate("", 0.0, 1.0), Cost())
+        result = text_result(found, TEXTS[:1], OTHERS, model)
+        assert result["metrics"]["exact_texts"] == 0
+        assert result["metrics"]["near_exact_texts"] == num_near
+        assert result["metrics"]["false_texts"] == 1 - num_near
+        assert len(result["texts"][0].ambiguities) == len(ambiguities)
 
 
 def test_a_false_text_is_counted(model):

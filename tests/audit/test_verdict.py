@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.audit.made import finding, spec
+from tests.audit.made import LOOKED, finding, spec
 
 from unmask.audit.finding import ERROR, Finding, Outcome
 from unmask.audit.folder import Audit
@@ -23,7 +23,7 @@ def made(kind: str, seed: int) -> Finding | None:
         "error": finding(ERROR, {}, case),
         "unknown": finding("NOT_APPLICABLE", NOTHING, case),
         "missing": None,
-        "fine": finding("NOTHING_FOUND", NOTHING, case),
+        "fine": finding("NOTHING_FOUND", NOTHING, case, **LOOKED),
     }[kind]
 
 
@@ -60,6 +60,9 @@ def test_what_is_not_known_is_not_called_safe():
     assert "Inconclusive" in verdict.headline
     assert "safe" not in verdict.headline.replace("not 'safe'", "")
     assert len(verdict.inconclusive) == 1
+    assert "1 inconclusive" in verdict.headline
+    assert "told" not in verdict.headline
+    assert verdict.inconclusive[0].why == "the attack did not apply or did not end (NOT_APPLICABLE)"
 
 
 def test_what_is_missing_is_counted():

@@ -1,7 +1,12 @@
-"""A finding: the result of one case, one line of JSON. `docs/finding.schema.json` publishes the format."""
+"""A finding: the result of one case, one line of JSON. `docs/finding.schema.json` publishes the format.
+
+Each line carries a digest of its content, so that a slip of an editor, a merge or a repair by hand is seen. It is no
+signature: whoever computes it anew can write anything.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -10,12 +15,14 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from unmask.audit.case import case_id
 from unmask.errors import UnmaskError
 from unmask.recovery import Status
 
-SCHEMA = 1
+SCHEMA = 2  # 2: digest, looked_for, control, near-exact texts, ambiguities
 ERROR = "ERROR"  # the status of a case that raised; all others are names of `Status`
 _GOOD_PAIRS, _GOOD_WORDS = 0.1, 0.2  # above chance, of ROUGE-2 and of tokens: chance itself moves by less
+_WHOLE = ("exact_texts", "near_exact_texts", "weights_found", "hidden_size_found")  # one is a leak, however it was got
 _LARGEST = sys.float_info.max  # whole numbers of JSON may be larger
 _RAN_TO_THE_END = (Status.RECOVERED.name, Status.PARTIAL.name, Status.NOTHING_FOUND.name)
 
@@ -38,11 +45,26 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
+class OpenPoint:
+    """What the evidence leaves open about a recovered text: its kind, a sentence, and the alternatives, if listed.
+
+    `position` is the place of the token that may be any of the `alternatives`.
+    """
+
+    kind: str
+    reason: str
+    position: int | None = None
+    alternatives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class TextPair:
     """A true text beside its recovery, as lists of (piece, mark); None where there is none, or nobody knows it.
 
     The pieces of a list join to the text. Marks: 'place', the token was recovered at this place; 'bag', it is known
-    to occur, but not here; 'no', it was missed (true text) or is false (recovered text).
+    to occur, but not here; 'no', it was missed (true text) or is false (recovered text). `exact` and `near_exact` are
+    judged on the text that a person reads. Where `ambiguities` name more than a count, the recovered text stands for a
+    class of texts.
     """
 
     true: tuple[tuple[str, str], ...] | None
@@ -50,6 +72,8 @@ class TextPair:
     certain: bool = False
     exact: bool = False
     count: int = 1
+    near_exact: bool = False  # an exact text is near-exact as well
+    ambiguities: tuple[OpenPoint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,7 +82,8 @@ class Finding:
 
     `case` is the specification, `id` its hash. `metrics` are the auditor's scores, empty where the secret is not known
     to the auditor either; `chance` has the same scores for a guess that never saw the evidence. `texts` and `tokens`
-    hold the secret.
+    hold the secret. `looked_for` says what the attack tried to find (values of `Aim`). `control` is the same attack on
+    the same secret without protection: id, case, status, reason, metrics; None where nothing protects the case.
     """
 
     id: str
@@ -75,6 +100,8 @@ class Finding:
     model_fingerprint: str | None = None
     error: Mapping[str, str] | None = None  # type, message and traceback of a case that raised
     run: Mapping[str, Any] = field(default_factory=dict)  # seconds, started, host, device, version
+    looked_for: tuple[str, ...] = ()
+    control: Mapping[str, Any] | None = None
     schema: int = SCHEMA
 
     @property
@@ -99,7 +126,7 @@ class Finding:
     def _shows_a_leak(self) -> bool:
         if not self.metrics:
             return Status[self.status].conclusive
-        if any(self._beyond(name, 0.0) for name in ("exact_texts", "weights_found", "hidden_size_found")):
+        if any(self._beyond(name, 0.0) for name in _WHOLE):
             return True
         if Status[self.status].conclusive and (
             self._tells_tokens() or self._beyond("hidden_size_share", 0.0) or self._beyond("weights_rate", _GOOD_WORDS)
@@ -122,33 +149,68 @@ class Finding:
         return (self.metrics.get("token_recall") or 0.0) > 0 and beyond
 
     def to_json(self) -> str:
-        """One line, ASCII only; numbers that JSON has not are null."""
-        return json.dumps(_plain(asdict(self)), ensure_ascii=True, allow_nan=False, sort_keys=True)
+        """One line, ASCII only, with its digest; numbers that JSON has not are null."""
+        document = _plain(asdict(self))
+        document["digest"] = digest_of(document)
+        return json.dumps(document, ensure_ascii=True, allow_nan=False, sort_keys=True)
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Finding:
-        """Read a line; a damaged or newer one is refused with the reason."""
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DamagedLineError(f"this line is no finding ({error!r}): {line[:80]!r}") from None
-        try:
-            schema = document.pop("schema")
-        except (TypeError, KeyError, AttributeError) as error:
-            raise FindingError(f"this line is no finding ({error!r}): {line[:80]!r}") from None
-        if type(schema) is not int or not 1 <= schema <= SCHEMA:
-            raise FindingError(f"a finding has schema {schema!r}, this version reads up to {SCHEMA}; upgrade unmask")
+        """Read a line; a damaged, edited, older or newer one is refused with the reason."""
+        document = _document(line)
+        _check_schema(document.get("schema"))
+        _check_digest(document)
         try:
             status = document["status"]
             if status != ERROR:
                 Status[status]
             texts = tuple(_pair(pair) for pair in document.pop("texts"))
             tokens = _marked(document.pop("tokens")) or ()
-            used = tuple(map(str, document.pop("used")))
+            used, looked_for = (tuple(map(str, document.pop(name))) for name in ("used", "looked_for"))
             _check(document)
-            return cls(**document, texts=texts, tokens=tokens, used=used, schema=schema)
+            return cls(**document, texts=texts, tokens=tokens, used=used, looked_for=looked_for)
         except (KeyError, TypeError, ValueError) as error:
             raise FindingError(f"a finding lacks a field or has a wrong one ({error!r}): {line[:80]!r}") from None
+
+
+def digest_of(document: Mapping[str, Any]) -> str:
+    """The hash of everything that a finding says, but `run`, which may differ when the case runs again."""
+    content = {key: value for key, value in document.items() if key not in ("run", "digest")}
+    text = json.dumps(content, ensure_ascii=True, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _document(line: str | bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DamagedLineError(f"this line is no finding ({error!r}): {line[:80]!r}") from None
+    if not isinstance(document, dict) or "schema" not in document:
+        raise FindingError(f"this line is no finding; take it out if it is not unmask's: {line[:80]!r}")
+    return document
+
+
+def _check_schema(schema: Any) -> None:
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise FindingError(f"a finding has schema {schema!r}, this version reads {SCHEMA}; upgrade unmask")
+    if schema < SCHEMA:
+        raise FindingError(
+            f"a finding has schema {schema}, of an older unmask: nothing in it shows that it was not edited, "
+            "or that its attack finds anything where nothing protects; run the audit again with another --out"
+        )
+
+
+def _check_digest(document: dict[str, Any]) -> None:
+    said = document.pop("digest", None)
+    try:
+        is_whole = said == digest_of(document)
+    except ValueError:  # a number that JSON has not
+        is_whole = False
+    if not is_whole:
+        raise FindingError(
+            f"the finding of case {document.get('id')!r} was changed after it was written: its digest is not that of "
+            "its content; take the line out and run the same audit again"
+        )
 
 
 def _check(document: Mapping[str, Any]) -> None:
@@ -157,10 +219,16 @@ def _check(document: Mapping[str, Any]) -> None:
         if not isinstance(document[name], str if name in ("id", "reason") else dict):
             raise TypeError(f"{name} is {document[name]!r}")
     for name in ("metrics", "chance", "cost"):
-        for key, value in document[name].items():
-            if value is not None and (type(value) not in (int, float) or abs(value) > _LARGEST):
-                raise TypeError(f"{key} is {value!r}")
-    case, error = document["case"], document.get("error")
+        _check_numbers(document[name])
+    case, error, control = document["case"], document["error"], document["control"]
+    if document["id"] != case_id(case):
+        raise ValueError(f"the id {document['id']!r} is that of another case")
+    if document["model_fingerprint"] is not None and not isinstance(document["model_fingerprint"], str):
+        raise TypeError(f"the fingerprint is {document['model_fingerprint']!r}")
+    if control is not None:
+        _check_numbers(control["metrics"])
+        if not all(isinstance(control[name], str) for name in ("id", "status", "reason")):
+            raise TypeError(f"the control is {control!r}")
     defences = case.get("defences", [])
     if not isinstance(case["channel"], str) or not isinstance(defences, list):
         raise TypeError(f"the case is {case!r}")
@@ -172,6 +240,12 @@ def _check(document: Mapping[str, Any]) -> None:
         raise TypeError(f"the error is {error!r}")
 
 
+def _check_numbers(numbers: Mapping[str, Any]) -> None:
+    for key, value in numbers.items():
+        if value is not None and (type(value) not in (int, float) or abs(value) > _LARGEST):
+            raise TypeError(f"{key} is {value!r}")
+
+
 def _pair(document: Mapping[str, Any]) -> TextPair:
     return TextPair(
         _marked(document["true"]),
@@ -179,6 +253,18 @@ def _pair(document: Mapping[str, Any]) -> TextPair:
         bool(document["certain"]),
         bool(document["exact"]),
         int(document["count"]),
+        bool(document["near_exact"]),
+        tuple(_open_point(point) for point in document["ambiguities"]),
+    )
+
+
+def _open_point(document: Mapping[str, Any]) -> OpenPoint:
+    position = document["position"]
+    return OpenPoint(
+        str(document["kind"]),
+        str(document["reason"]),
+        None if position is None else int(position),
+        tuple(map(str, document["alternatives"])),
     )
 
 

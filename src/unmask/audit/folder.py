@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,21 @@ def audit_of(manifest: Mapping[str, Any], folder: Path) -> Audit:
     if "cases" in manifest:
         planned = [case["id"] for case in manifest["cases"]]
         findings = {id: findings[id] for id in planned if id in findings}
+        _refuse_mixed_weights(manifest, findings.values(), folder)
     return Audit(manifest, tuple(findings.values()), num_damaged)
+
+
+def _refuse_mixed_weights(manifest: Mapping[str, Any], findings: Iterable[Finding], folder: Path) -> None:
+    """Findings of one model of a plan must be of the same weights, and of those that the manifest names."""
+    models = manifest.get("models", {})
+    known = {name: model["fingerprint"] for name, model in models.items() if model.get("fingerprint")}
+    for finding in findings:
+        name, fingerprint = str(finding.case.get("model")), finding.model_fingerprint
+        if fingerprint is not None and known.setdefault(name, fingerprint) != fingerprint:
+            raise FindingError(
+                f"{folder} holds a finding of '{name}' that was made with other weights than the rest (case "
+                f"{finding.id}); take the line out and run the same audit again"
+            )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -94,7 +108,7 @@ def _check_cases(cases: Any) -> None:
 
 
 def read_findings(folder: Path) -> tuple[dict[str, Finding], int]:
-    """Findings by id, and the number of lines that are none (torn by a crash); newer versions are refused."""
+    """Findings by id, and the number of lines that a crash tore. Edited, older and newer findings are refused."""
     found: dict[str, Finding] = {}
     num_damaged = 0
     for path in sorted(folder.glob(_PATTERN)):
@@ -107,8 +121,7 @@ def read_findings(folder: Path) -> tuple[dict[str, Finding], int]:
                 num_damaged += 1
                 continue
             except FindingError as error:
-                where = f"{path}, line {number}"
-                raise FindingError(f"{where}: {error}; take the line out if it is not unmask's") from None
+                raise FindingError(f"{path}, line {number}: {error}") from None
             before = found.get(finding.id)
             if before is None or _supersedes(finding, before):
                 found[finding.id] = finding

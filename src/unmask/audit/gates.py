@@ -1,4 +1,8 @@
-"""Gates: what a plan does not accept. 'no exact text', 'rouge2 < 0.1'. A gate speaks of one metric."""
+"""Gates: what a plan does not accept. 'no near-exact text', 'rouge2 < 0.1'. A gate speaks of one metric.
+
+A gate is held only by an attack that looked for what the gate forbids and would have found it: the control, the same
+attack on the same secret without protection, must cross the gate.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ from enum import Enum
 
 from unmask.audit.finding import ERROR, Finding
 from unmask.errors import InputError
+from unmask.recovery import Aim
 
 # Metrics by the channel whose findings have them.
 TEXT_METRICS = (
-    *("exact_texts", "exact_rate", "certain_texts", "false_texts", "rouge1", "rouge2", "rougeL"),
+    *("exact_texts", "exact_rate", "near_exact_texts", "certain_texts", "false_texts", "rouge1", "rouge2", "rougeL"),
     *("token_recall", "token_precision", "epsilon", "cosine"),
 )
 METRICS: Mapping[str, tuple[str, ...]] = {
@@ -31,6 +36,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
 }
 PHRASES: Mapping[str, str] = {
     "no exact text": "exact_texts == 0",
+    "no near-exact text": "near_exact_texts == 0",
     "no token": "token_recall == 0",
     "no weights": "weights_found == 0",
     "no hidden size": "hidden_size_found == 0",
@@ -45,12 +51,20 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 _RULE = re.compile(r"\s*(\w+)\s*(<=|>=|==|<|>)\s*([-+.\w]+)\s*")
 # Least and largest values; of all others 0 and 1.
 _RANGES: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("exact_texts", "certain_texts", "false_texts", "epsilon"), (0.0, math.inf)),
+    **dict.fromkeys(("exact_texts", "near_exact_texts", "certain_texts", "false_texts", "epsilon"), (0.0, math.inf)),
     **dict.fromkeys(("weights_found", "false_weights"), (0.0, math.inf)),
     "cosine": (-1.0, 1.0),
 }
 # Metrics that the protocol proves, whatever an attack found.
 PROVEN = ("epsilon", "cosine")
+# Metrics of the attack's own mistakes: they say nothing about what leaks, so they need no control.
+_MISTAKES = ("false_texts", "false_weights")
+_ABOUT_TOKENS = ("token_recall", "token_precision")
+_ORDER_NOT_TRIED = "the order of tokens was not tried, so nothing follows about texts; a gate on tokens can be judged"
+_UNPROTECTED = (
+    "nothing protects this case, so nothing shows that the attack would find here what the gate forbids: that it did "
+    "not is a fact about the attack"
+)
 
 
 class Ruling(Enum):
@@ -58,7 +72,7 @@ class Ruling(Enum):
 
     HELD = "held"
     CROSSED = "crossed"
-    INCONCLUSIVE = "inconclusive"  # never 'held': the attack did not apply, did not end, or raised
+    INCONCLUSIVE = "inconclusive"  # never 'held': the attack did not end, did not look, or would not have found it
 
 
 @dataclass(frozen=True)
@@ -75,15 +89,58 @@ class Gate:
         return self.metric in METRICS.get(channel, ())
 
     def judge(self, finding: Finding) -> Ruling:
-        """Crossed if the measured number breaks the rule; held only by an attack that ran to its end."""
-        value = finding.metrics.get(self.metric)
+        """Crossed if the measured number breaks the rule; held only if the attack looked, and would have found it."""
+        return self.explain(finding)[0]
+
+    def explain(self, finding: Finding) -> tuple[Ruling, str]:
+        """The ruling, and why, in one sentence without a full stop."""
+        value = self._measured(finding.metrics)
+        if finding.status == ERROR:
+            return Ruling.INCONCLUSIVE, "the case ended in an error"
+        if value is None:
+            return Ruling.INCONCLUSIVE, f"{self.metric} was not measured"
+        if not self._is_kept_by(value):
+            return Ruling.CROSSED, f"{self.metric} = {value:.3g}"
+        if self.metric in PROVEN:
+            return Ruling.HELD, f"{self.metric} = {value:.3g}, which no attack changes"
+        if not finding.ran_to_the_end:
+            return Ruling.INCONCLUSIVE, f"the attack did not apply or did not end ({finding.status})"
+        if self.metric in _MISTAKES or not self._is_kept_by(1.0 if self.metric == "weight_error" else 0.0):
+            return Ruling.HELD, f"{self.metric} = {value:.3g}"  # an attack that finds nothing would cross it
+        return self._explain_by_control(finding)
+
+    def _explain_by_control(self, finding: Finding) -> tuple[Ruling, str]:
+        """Whether what was not found would have been: the attack looked for it, and finds it without protection."""
+        if self._aim.value not in finding.looked_for:
+            unsought = f"the attack did not look for {self._aim.value}"
+            return Ruling.INCONCLUSIVE, _ORDER_NOT_TRIED if self._aim is Aim.TEXTS else unsought
+        if finding.control is None:
+            return Ruling.INCONCLUSIVE, _UNPROTECTED
+        value = self._measured(finding.control["metrics"])
+        if value is None:
+            return (
+                Ruling.INCONCLUSIVE,
+                f"the control, the same case without protection, ended as {finding.control['status']}",
+            )
+        seen = f"without protection the same attack has {self.metric} = {value:.3g}"
+        if self._is_kept_by(value):
+            return Ruling.INCONCLUSIVE, f"{seen}, so it would not have found what the gate forbids"
+        return Ruling.HELD, seen
+
+    @property
+    def _aim(self) -> Aim:
+        if self.metric in METRICS["queries"]:
+            return Aim.WEIGHTS
+        return Aim.TOKENS if self.metric in _ABOUT_TOKENS else Aim.TEXTS
+
+    def _is_kept_by(self, value: float) -> bool:
+        return _OPERATORS[self.sign](value, self.bound)
+
+    def _measured(self, metrics: Mapping[str, float]) -> float | None:
+        value = metrics.get(self.metric)
         if value is None and self.metric == "epsilon":
-            value = math.inf  # no guarantee was given
-        if finding.status == ERROR or value is None or math.isnan(value):
-            return Ruling.INCONCLUSIVE
-        if not _OPERATORS[self.sign](value, self.bound):
-            return Ruling.CROSSED
-        return Ruling.HELD if finding.ran_to_the_end or self.metric in PROVEN else Ruling.INCONCLUSIVE
+            return math.inf  # no guarantee was given
+        return None if value is None or math.isnan(value) else value
 
     def __str__(self) -> str:
         return self.text

@@ -15,6 +15,7 @@ from unmask import __version__
 from unmask.audit.folder import SCHEMA
 from unmask.audit.plan import Plan
 from unmask.models.catalog import resolve
+from unmask.models.load import load_model
 
 _PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors", "opacus", "peft", "ray", "flwr")
 
@@ -63,6 +64,11 @@ def hash_model(name: str) -> dict[str, str]:
         return {}
     kept = (".safetensors", ".json", ".txt", ".model")
     return {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.suffix in kept and path.is_file()}
+
+
+def fingerprint_model(name: str) -> str:
+    """What findings call `model_fingerprint`, of the weights that the name stands for now. It loads the model."""
+    return load_model(name).fingerprint()
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] = lambda size: None) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise, takewhile, zip_longest
 
-from unmask.audit.finding import TextPair
+from unmask.audit.finding import OpenPoint, TextPair
 from unmask.models.vocabulary import Vocabulary
-from unmask.recovery import RecoveredTexts
+from unmask.recovery import RecoveredText, RecoveredTexts
 
 Marked = tuple[tuple[str, str], ...]
 PLACE, BAG, NO = "place", "bag", "no"
@@ -18,31 +18,43 @@ def pair_texts(
     true: Sequence[Sequence[int]] | None,
     assignment: Sequence[int | None],
     vocabulary: Vocabulary,
+    exact: Sequence[bool] = (),
+    near_exact: Sequence[bool] = (),
 ) -> tuple[TextPair, ...]:
     """Every true text beside the recovered one that it was assigned, then the recovered ones that nothing was.
 
-    Without true texts, the recovered ones alone.
+    Without true texts, the recovered ones alone. `exact` and `near_exact` are the score's words on each true text.
     """
     found = [(text, tokens) for text in recovered.texts for tokens in [text.tokens] * text.count]
     known = recovered.token_set.union(*(text.tokens for text in recovered.texts))
     held = set().union(*map(set, true or ()))
     pairs = []
-    for tokens, partner in zip(true or (), assignment, strict=True):
-        other = found[partner][1] if partner is not None else None
+    for place, (tokens, partner) in enumerate(zip(true or (), assignment, strict=True)):
+        text, other = found[partner] if partner is not None else (None, None)
         pairs.append(
             TextPair(
                 true=marked(tokens, other or (), known, vocabulary),
                 recovered=None if other is None else marked(other, tokens, held, vocabulary),
-                certain=partner is not None and found[partner][0].certain,
-                exact=other is not None and list(other) == list(tokens),
+                certain=text is not None and text.certain,
+                exact=place < len(exact) and exact[place],
+                near_exact=place < len(near_exact) and near_exact[place],
+                ambiguities=() if text is None else open_points(text, vocabulary),
             )
         )
     strangers = [place for place in range(len(found)) if place not in assignment]
     for place in strangers:
         text, tokens = found[place]
         pieces = marked(tokens, (), held if true is not None else known, vocabulary)
-        pairs.append(TextPair(None, pieces, text.certain, False))
+        pairs.append(TextPair(None, pieces, text.certain, ambiguities=open_points(text, vocabulary)))
     return tuple(pairs)
+
+
+def open_points(text: RecoveredText, vocabulary: Vocabulary) -> tuple[OpenPoint, ...]:
+    """What the evidence leaves open about a text, with the tokens that may stand there spelled out."""
+    return tuple(
+        OpenPoint(one.kind.value, one.reason, one.position, tuple(vocabulary.decode([token]) for token in one.tokens))
+        for one in text.ambiguities
+    )
 
 
 def mark_bag(recovered: RecoveredTexts, held: Collection[int] | None, vocabulary: Vocabulary) -> Marked:

@@ -18,7 +18,7 @@ from unmask.audit.case import Case
 from unmask.audit.finding import ERROR, Finding
 from unmask.errors import UnmaskError
 from unmask.models.adapter import Model
-from unmask.recovery import Recovery
+from unmask.recovery import Aim, Recovery
 
 
 def finding_of(case: Case, model: Model | None, recovery: Recovery[Any], scores: Mapping[str, Any]) -> Finding:
@@ -34,8 +34,15 @@ def finding_of(case: Case, model: Model | None, recovery: Recovery[Any], scores:
         cost=cost,
         used=recovery.used,
         model_fingerprint=None if model is None else model.fingerprint(),
+        looked_for=_aims(case, recovery),
         **scores,
     )
+
+
+def _aims(case: Case, recovery: Recovery[Any]) -> tuple[str, ...]:
+    """What the attack looked for, of what the channel has."""
+    possible = {Aim.WEIGHTS} if case["channel"] == "queries" else {Aim.TOKENS, Aim.TEXTS}
+    return tuple(sorted(aim.value for aim in recovery.looked_for & possible))
 
 
 def error_finding(case: Case, error: BaseException) -> Finding:

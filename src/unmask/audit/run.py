@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from unmask.attacks.progress import silent
-from unmask.audit.engines import Means, engine_of
+from unmask.audit.engines import Means, engine_of, local_device
 from unmask.audit.finding import Finding
 from unmask.audit.folder import audit_of, lock_folder
 from unmask.audit.plan import Plan, load_plan
@@ -64,10 +64,12 @@ def run_audit(
     planned = plan if isinstance(plan, Plan) else load_plan(plan)
     run, folder = engine_of(engine), Path(out)
     means = Means(planned.data, device, threads)
+    if engine == "local":
+        local_device(device)  # refused here, before anything is written
     with lock_folder(folder, shard):
+        work = outline(planned, folder, shard, retry_errors)
         with busy("hashing the models"):
             manifest = prepare(planned, folder, engine=engine, threads=threads, command=command)
-        work = outline(planned, folder, shard, retry_errors)
         with watch(work) as watcher:
             run_cases(work, folder, run, replace(means, progress=watcher.report), shard=shard, tell=watcher.add)
         return reach_verdict(audit_of(manifest, folder))  # of this plan, whatever others write there later

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from unmask.audit.case import Case
 from unmask.audit.engines import Engine, Means
 from unmask.audit.finding import ERROR, Finding
 from unmask.audit.folder import MANIFEST, PLAN, open_findings, read_findings, read_manifest, write_whole
-from unmask.audit.manifest import make_manifest
+from unmask.audit.manifest import fingerprint_model, make_manifest
 from unmask.audit.plan import Plan
 from unmask.errors import InputError
 
@@ -28,14 +28,18 @@ class Work:
 
 
 def prepare(plan: Plan, folder: Path, *, engine: str, threads: int, command: str) -> dict[str, Any]:
-    """Write manifest and plan; a folder whose findings are of other weights under the same name is refused."""
+    """Write manifest and plan, as the last of all steps that may refuse.
+
+    A folder whose findings are of other weights under the same name is refused, whether or not its manifest is there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    manifest = make_manifest(plan, engine=engine, threads=threads, command=command)
     path = folder / MANIFEST
-    if path.exists():
-        before = read_manifest(folder)
-        _refuse_another(before, manifest, folder)
-        manifest["models"] = {**before.get("models", {}), **manifest["models"]}  # findings of the others are still here
+    before = read_manifest(folder) if path.exists() else {}
+    found, _ = read_findings(folder)
+    manifest = make_manifest(plan, engine=engine, threads=threads, command=command)
+    _refuse_another(before, manifest, folder)
+    _add_fingerprints(manifest, before, found.values(), folder)
+    manifest["models"] = {**before.get("models", {}), **manifest["models"]}  # findings of the others are still here
     write_whole(path, json.dumps(manifest, indent=1, ensure_ascii=True) + "\n")
     write_whole(folder / PLAN, plan.text)
     return manifest
@@ -87,3 +91,27 @@ def _refuse_another(before: dict[str, Any], now: dict[str, Any], folder: Path) -
                 f"{folder} holds findings of '{name}' with another {changed[0]}; the model has changed since, so give "
                 "another --out, or bring the old weights back"
             )
+
+
+def _add_fingerprints(
+    manifest: dict[str, Any], before: Mapping[str, Any], findings: Iterable[Finding], folder: Path
+) -> None:
+    """The fingerprint of each model that has findings, which must have it too.
+
+    A model is loaded for it only where no manifest vouches that its files are still those that were fingerprinted.
+    """
+    made: dict[str, dict[str, Finding]] = {}
+    for finding in findings:
+        if finding.model_fingerprint is not None:
+            made.setdefault(str(finding.case.get("model")), {})[finding.model_fingerprint] = finding
+    for name in manifest["models"].keys() & made.keys():
+        model, known = manifest["models"][name], before.get("models", {}).get(name, {})
+        is_vouched = bool(model["files"]) and known.get("files") == model["files"] and known.get("fingerprint")
+        model["fingerprint"] = known["fingerprint"] if is_vouched else fingerprint_model(name)
+        for fingerprint, finding in made[name].items():
+            if fingerprint != model["fingerprint"]:
+                raise InputError(
+                    f"{folder} holds a finding of '{name}' that was made with other weights (case {finding.id}, "
+                    f"fingerprint {fingerprint[:12]}; the model now has {model['fingerprint'][:12]}); give another "
+                    "--out, or bring the old weights back"
+                )

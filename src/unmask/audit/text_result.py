@@ -9,8 +9,9 @@ from typing import Any
 from unmask.audit.marks import mark_bag, pair_texts
 from unmask.models.adapter import Model
 from unmask.protocols.batch import make_batch
-from unmask.recovery import RecoveredTexts, Recovery
-from unmask.scores.tokens import TextScore, score_texts
+from unmask.recovery import AmbiguityKind, RecoveredText, RecoveredTexts, Recovery
+from unmask.scores.reading import normalise_text
+from unmask.scores.tokens import Covers, TextScore, score_texts
 
 Tokens = Sequence[Sequence[int]]
 
@@ -22,11 +23,12 @@ def text_result(
 
     Tokens count once each, whatever their number. Special ones ([CLS], padding …) are nobody's secret: they are neither
     tokens nor words here. Texts that are longer than the model takes are cut, as the client cut them. Without `others`
-    there is no chance.
+    there is no chance. A text is exact if it reads as the true one does, whatever its tokens are.
     """
     true, guessed = (_tokens(model, part) for part in (texts, others))
     recovered = recovery.value.expanded()
-    score = _score(recovered, true, model)
+    covers = [_covers(text) for text in recovery.value.texts for _ in range(text.count)]
+    score = _score(recovered, true, model, covers)
     claimed = recovery.value.token_set.union(*map(set, recovered))
     metrics = {
         **_metrics(score, claimed, true, model),
@@ -37,7 +39,7 @@ def text_result(
     return {
         "metrics": metrics,
         "chance": _chance(guessed, true, model) if guessed else {},
-        "texts": pair_texts(recovery.value, true, score.assignment, model),
+        "texts": pair_texts(recovery.value, true, score.assignment, model, score.exact, score.near_exact),
         "tokens": () if recovery.value.token_set <= covered else mark_bag(recovery.value, held, model),
     }
 
@@ -51,8 +53,9 @@ def _metrics(score: TextScore, claimed: frozenset[int], true: Tokens, model: Mod
     claimed = claimed - model.special_tokens
     right = len(claimed & held)
     metrics = {
-        "exact_texts": round(score.exact_rate * score.num_true),
+        "exact_texts": sum(score.exact),
         "exact_rate": score.exact_rate,
+        "near_exact_texts": sum(score.near_exact),
         "false_texts": score.num_false,
         # A text of one word has no pair of words, so that its ROUGE-2 is 0 even if it is exact.
         **{name: max(score.exact_rate, getattr(score, name)) for name in ("rouge1", "rouge2", "rougeL")},
@@ -61,9 +64,27 @@ def _metrics(score: TextScore, claimed: frozenset[int], true: Tokens, model: Mod
     return {**metrics, "token_precision": right / len(claimed)} if claimed else metrics
 
 
-def _score(recovered: Tokens, true: Tokens, model: Model) -> TextScore:
+def _score(recovered: Tokens, true: Tokens, model: Model, covers: Sequence[Covers] | None = None) -> TextScore:
     special = model.special_tokens
-    return score_texts(recovered, true, lambda tokens: in_latin(model.decode([t for t in tokens if t not in special])))
+    folds_case = bool(getattr(model.tokenizer, "do_lower_case", False))
+
+    def decode(tokens: Sequence[int]) -> str:
+        return model.decode([token for token in tokens if token not in special])
+
+    return score_texts(
+        recovered,
+        true,
+        lambda tokens: in_latin(decode(tokens)),
+        read=lambda tokens: normalise_text(decode(tokens), folds_case),
+        covers=covers,
+    )
+
+
+def _covers(text: RecoveredText) -> Covers:
+    """Whether a sequence is one of the few that a text stands for; one with an open end stands for too many."""
+    kinds = {one.kind for one in text.ambiguities}
+    is_narrow = bool(kinds & {AmbiguityKind.EQUAL_TOKENS, AmbiguityKind.LEADING_RUN})
+    return text.covers if is_narrow and AmbiguityKind.OPEN_END not in kinds else lambda tokens: False
 
 
 def _tokens(model: Model, texts: Sequence[str]) -> list[list[int]]:

@@ -15,11 +15,12 @@ _WORTH = "Measured against these attacks only."
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one gate says of one finding."""
+    """What one gate says of one finding, and why."""
 
     gate: Gate
     finding: Finding
     ruling: Ruling
+    why: str
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Verdict:
 
     @property
     def inconclusive(self) -> tuple[Judgement, ...]:
-        """Judgements that could not be made."""
+        """Judgements of gates that are neither crossed nor held."""
         return tuple(judgement for judgement in self.judgements if judgement.ruling is Ruling.INCONCLUSIVE)
 
 
@@ -48,7 +49,7 @@ def reach_verdict(audit: Audit) -> Verdict:
     """Crossed gates come first, then errors, then what is not known; only the rest may pass."""
     gates = {case["id"]: [parse_gate(text) for text in case["gates"]] for case in audit.planned}
     judgements = tuple(
-        Judgement(gate, finding, gate.judge(finding))
+        Judgement(gate, finding, *gate.explain(finding))
         for finding in audit.findings
         for gate in gates.get(finding.id, ())
         if gate.concerns(str(finding.case["channel"]))
@@ -66,7 +67,7 @@ def _sentence(
     unknown = {judgement.finding.id for judgement in judgements if judgement.ruling is Ruling.INCONCLUSIVE}
     leaks = f"{outcomes[Outcome.LEAK]} of {len(findings)} cases leak"
     if outcomes[Outcome.INCONCLUSIVE]:
-        leaks += f", {outcomes[Outcome.INCONCLUSIVE]} could not be told"
+        leaks += f", {outcomes[Outcome.INCONCLUSIVE]} inconclusive"
     if crossed:
         gates = sorted({judgement.gate.text for judgement in crossed})
         cases = len({judgement.finding.id for judgement in crossed})
@@ -81,11 +82,11 @@ def _sentence(
     if unknown:
         return (
             INCONCLUSIVE,
-            f"Inconclusive: gates over {counted(len(unknown), 'case')} could not be judged, not 'safe'; {leaks}.",
+            f"Inconclusive: {counted(len(unknown), 'case')} neither crossed nor held a gate, not 'safe'; {leaks}.",
         )
     if judgements:
         judged = len({judgement.finding.id for judgement in judgements})
-        free = f", {len(findings) - judged} stand under no gate" if judged < len(findings) else ""
+        free = f", {len(findings) - judged} without a gate" if judged < len(findings) else ""
         return PASSED, f"No gate is crossed in {counted(judged, 'case')}{free}; {leaks}. {_WORTH}"
     if all(finding.outcome is Outcome.INCONCLUSIVE for finding in findings):
         return INCONCLUSIVE, "Inconclusive: no attack could tell anything, which is not 'safe'."

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from unmask.attacks.progress import Progress, silent
 from unmask.audit.case import Case
 from unmask.audit.channels import STORIES, Desk
+from unmask.audit.control import Controls, control_case
 from unmask.audit.data import DataSet
-from unmask.audit.finding import Finding
+from unmask.audit.finding import ERROR, Finding
 from unmask.audit.result import Clock, error_finding
 
 
@@ -23,12 +25,20 @@ class Worker:
     def __init__(self, data: Mapping[str, DataSet], device: str, threads: int, progress: Progress = silent) -> None:
         torch.set_num_threads(threads)
         self._desk = Desk(data, device, progress)
+        self._controls = Controls(self._attack)
 
     def work(self, case: Case) -> Finding:
-        """The finding of a case; an exception is one too, and only an interruption gets through."""
+        """The finding of a case, with its control; an exception is one too, only an interruption gets through."""
         clock = Clock()
-        try:
-            finding = STORIES[case["channel"]](case, self._desk)
-        except Exception as error:
-            finding = error_finding(case, error)
+        finding = self._attack(case)
+        if control_case(case) is None:
+            self._controls.keep(finding)
+        elif finding.status != ERROR:
+            finding = replace(finding, control=self._controls.of(case))
         return clock.stamp(finding, self._desk.device)
+
+    def _attack(self, case: Case) -> Finding:
+        try:
+            return STORIES[case["channel"]](case, self._desk)
+        except Exception as error:
+            return error_finding(case, error)
