@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import importlib.util
 import json
 from pathlib import Path
@@ -77,6 +79,52 @@ def test_a_table_of_exact_texts(benchmark, folder, tmp_path, capsys):
     results = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(results) == len({result["key"] for result in results}) == 8
     assert not any(sentence in out.read_text() for sentence, _ in SENTENCES)  # results are published, texts are not
+
+
+def test_the_published_numbers_stand_beside_ours(benchmark):
+    """As the paper prints them; a batch that it has not is a dash."""
+    assert benchmark.PUBLISHED["base", "classification", "sst2", 4] == (100, 92.8)
+    assert benchmark.PUBLISHED["base", "classification", "rotten_tomatoes", 64] == (2.8, 1.1)
+    assert benchmark.PUBLISHED["base", "next_token", "rotten_tomatoes", 32] == (99.6, 99.4)
+    assert benchmark.PUBLISHED["large", "classification", "rotten_tomatoes", 64] == (44.1, 38.1)
+    assert ("base", "next_token", "cola", 8) not in benchmark.PUBLISHED
+    line = benchmark._line(("base", "classification", "cola", 128), [fake_result()], {"base": "GPT-2"})
+    assert line.endswith("| 30.3 / 14.6 |")
+    encoders = importlib.import_module("encoder_tables")
+    assert encoders.PUBLISHED["rotten_tomatoes", 8] == 11.4
+    assert encoders.PUBLISHED["cola", 1] == 100
+
+
+def fake_result() -> dict:
+    return {"spec": {"seed": 0}, "rouge1": 1.0, "rouge2": 1.0, "exact_rate": 1.0, "seconds": 1.0, "cpu_seconds": 1.0}
+
+
+def test_classification_has_the_papers_head(benchmark, folder, tmp_path, capsys, monkeypatch):
+    heads = []
+
+    def watched(model, texts, **options):
+        heads.append(options["head"])
+        return observe(model, texts, **options)
+
+    observe = benchmark.observe_gradients
+    monkeypatch.setattr(benchmark, "observe_gradients", watched)
+    out = tmp_path / "results.jsonl"
+    benchmark.main(arguments(folder, "--batches", "1", "--out", str(out)))
+    classification, next_token = heads[:2], heads[2:]
+    assert next_token == [None, None]
+    assert all(0.5e-3 < float(head.std()) < 2e-3 for head in classification)  # 2 × 48 entries of deviation 1e-3
+    specs = [json.loads(line)["spec"] for line in out.read_text().splitlines()]
+    assert [spec["head_scale"] for spec in specs] == [1e-3, 1e-3, None, None]
+
+
+def test_results_from_before_heads_had_a_scale_keep_their_key(benchmark):
+    old = ("base", "next_token", "cola", 1, 0, 0, False, "0")
+    fields = dict(
+        zip(("row", "task", "set", "texts", "batch", "seed", "whole_update", "data_sha256"), old, strict=True)
+    )
+    key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+    assert benchmark.Spec(*old).key == key
+    assert benchmark.Spec(*old, 1e-3).key != key
 
 
 def test_a_killed_run_goes_on_where_it_stopped(benchmark, folder, tmp_path, capsys, monkeypatch):
