@@ -16,8 +16,8 @@ from unmask.models import Role
 QUERY = "layers.0.self_attn.q_proj"
 
 
-def factors(module: str, d_in: int, d_out: int, rank: int = 4) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
+def factors(module: str, d_in: int, d_out: int, rank: int = 4, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     return {
         f"{module}.lora_A.weight": torch.randn(rank, d_in, generator=generator),
         f"{module}.lora_B.weight": torch.randn(d_out, rank, generator=generator),
@@ -31,7 +31,10 @@ def factors(module: str, d_in: int, d_out: int, rank: int = 4) -> dict[str, Tens
         ("base_model.model.model.layers.0.q.lora_B.weight", "model.layers.0.q.lora_B.weight"),
         ("layers.0.q.lora_A.client7.weight", "layers.0.q.lora_A.weight"),
         ("layers.0.q.lora_A.weight", "layers.0.q.lora_A.weight"),
-        ("base_model.model.classifier.weight", "base_model.model.classifier.weight"),
+        ("base_model.model.classifier.weight", "classifier.weight"),
+        ("base_model.model.score.modules_to_save.default.weight", "score.weight"),
+        ("base_model.model.model.layers.0.q.base_layer.weight", "model.layers.0.q.weight"),
+        ("model.layers.0.q.weight", "model.layers.0.q.weight"),
     ],
 )
 def test_names_without_what_peft_puts_around_them(name, plain):
@@ -54,7 +57,7 @@ def test_factors_of_every_family_are_accepted(tiny):
     module = layer.parameter.removesuffix(".weight")
     d_in, d_out = tiny.weight(Role.MLP_IN, 1).shape
     assert d_in != d_out
-    evidence = GradientEvidence.of(tiny, factors(module, d_in, d_out), adapters=factors(module, d_in, d_out))
+    evidence = GradientEvidence.of(tiny, factors(module, d_in, d_out), adapters=factors(module, d_in, d_out, seed=1))
     assert set(evidence.gradients) == set(evidence.adapters) == set(factors(module, d_in, d_out))
     with pytest.raises(EvidenceError, match=r"has shape .*, expected"):
         GradientEvidence.of(tiny, factors(module, d_out, d_in))
@@ -62,7 +65,7 @@ def test_factors_of_every_family_are_accepted(tiny):
 
 def test_an_update_as_peft_saves_it_is_accepted(tiny_llama):
     named = {f"base_model.model.model.{name}": tensor for name, tensor in factors(QUERY, 64, 64).items()}
-    evidence = GradientEvidence.of(tiny_llama, named, adapters=named)
+    evidence = GradientEvidence.of(tiny_llama, named, adapters=factors(QUERY, 64, 64, seed=1))
     assert set(evidence.gradients) == set(evidence.adapters) == set(factors(QUERY, 64, 64))
 
 
@@ -99,7 +102,7 @@ def test_adapters_that_are_not_finite_are_refused(tiny_llama):
 
 
 def test_adapters_come_back_from_disk_apart_from_the_gradients(tiny_llama, tmp_path):
-    gradients, adapters = factors(QUERY, 64, 64), {n: 2 * t for n, t in factors(QUERY, 64, 64).items()}
+    gradients, adapters = factors(QUERY, 64, 64), factors(QUERY, 64, 64, seed=1)
     before = GradientEvidence.of(tiny_llama, gradients, adapters=adapters)
     after = load_evidence(before.save(tmp_path / "update.safetensors"))
     for name in gradients:

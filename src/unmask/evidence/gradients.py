@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.errors import EvidenceError
-from unmask.evidence.files import named_dtype, reads, require_finite, write
-from unmask.evidence.lora import check_factors, plain_name
+from unmask.evidence.captured import name_tensors, refuse_weights
+from unmask.evidence.files import float_type, named_dtype, named_member, reads, require_finite, write
+from unmask.evidence.lora import check_factors
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 
@@ -81,8 +84,9 @@ class GradientEvidence:
     adapters: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "task", None if self.task is None else Task(self.task))
-        object.__setattr__(self, "update", Update(self.update))
+        object.__setattr__(self, "task", None if self.task is None else named_member(Task, "task", self.task))
+        object.__setattr__(self, "update", named_member(Update, "update", self.update))
+        object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
         for name in ("num_texts", "num_steps", "local_batch_size"):
             _require_count(name, getattr(self, name))
         for name in ("learning_rate", "adapter_scale"):
@@ -105,18 +109,33 @@ class GradientEvidence:
 
     @classmethod
     def of(cls, model: Model, tensors: Mapping[str, Tensor], **side_knowledge: Any) -> GradientEvidence:
-        """Wrap tensors that were captured elsewhere, under the names that transformers gives them."""
+        """Wrap tensors that were captured elsewhere, under the names that transformers gives them.
 
-        def canonical(part: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {model.canonical_name(plain_name(name)): tensor for name, tensor in part.items()}
-
-        adapters = canonical(side_knowledge.pop("adapters", {}))
-        evidence = cls(canonical(tensors), model.fingerprint(), adapters=adapters, **side_knowledge)
+        Arrays of numpy are taken too; gradients that are None, as those of frozen layers, are left out; what DDP,
+        torch.compile, FSDP and PEFT put before names is removed. Of a model that was loaded from a PEFT model, the
+        adapters and their scale are known unless stated.
+        """
+        if not isinstance(model, Model):
+            raise EvidenceError(
+                f"the model must come from unmask.load_model, got {type(model).__name__}; call load_model(model) first"
+            )
+        gradients = name_tensors(model, tensors)
+        adapters = name_tensors(model, side_knowledge.pop("adapters", None) or {})
+        if not adapters and model.adapters is not None:
+            adapters = dict(model.adapters.factors)
+            side_knowledge.setdefault("adapter_scale", model.adapters.scale)
+        evidence = cls(gradients, model.fingerprint(), adapters=adapters, **side_knowledge)
         evidence.check(model)
+        if not adapters and any(".lora_B." in name for name in gradients):
+            warnings.warn(
+                "the tensors hold LoRA factors, but not the weights of the adapters that the server sent, without "
+                "which little can be read; pass adapters=…, or load_model(the PEFT model)",
+                stacklevel=2,
+            )
         return evidence
 
     def check(self, model: Model) -> None:
-        """Refuse evidence of another model: other weights, unknown parameters, other shapes."""
+        """Refuse evidence of another model (other weights, unknown parameters, other shapes), and weights."""
         fingerprint = model.fingerprint()
         if self.model_fingerprint != fingerprint:
             raise EvidenceError(
@@ -124,7 +143,8 @@ class GradientEvidence:
                 f"given has {fingerprint[:12]}; load the weights that the client started from "
                 "(the same round, the same checkpoint)"
             )
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        weights = dict(model.named_parameters())
+        shapes = {name: tuple(parameter.shape) for name, parameter in weights.items()}
         for name, tensor in self.gradients.items():
             if name in shapes and tuple(tensor.shape) != shapes[name]:
                 raise EvidenceError(
@@ -141,6 +161,7 @@ class GradientEvidence:
                 f"none of the {len(self.gradients)} tensors is a parameter of this model (first: "
                 f"{next(iter(self.gradients), 'none')!r}); names must be those of transformers' named_parameters()"
             )
+        refuse_weights(self.gradients, {**weights, **self.adapters})
 
     def linear(self, model: Model, role: Role, block: int) -> Float[Tensor, "d_in d_out"] | None:
         """The gradient of a linear layer as (d_in, d_out); None if the update does not hold it or it is zero."""
@@ -153,15 +174,23 @@ class GradientEvidence:
     def only(self, *patterns: str) -> GradientEvidence:
         """The part of the update whose names contain one of the patterns."""
         kept = {name: g for name, g in self.gradients.items() if any(pattern in name for pattern in patterns)}
-        return replace(self, gradients=kept)
+        return self._changed(gradients=kept)
 
     def to(self, device: str | torch.device) -> GradientEvidence:
         """The same evidence on another device."""
         gradients, adapters = (
             {name: tensor.to(device) for name, tensor in part.items()} for part in (self.gradients, self.adapters)
         )
-        head = None if self.head is None else self.head.to(device)
-        return replace(self, gradients=gradients, adapters=adapters, head=head)
+        return self._changed(
+            gradients=gradients, adapters=adapters, head=None if self.head is None else self.head.to(device)
+        )
+
+    def _changed(self, **parts: Any) -> GradientEvidence:
+        """A copy with other containers for the same numbers, which were checked when the evidence was made."""
+        changed = copy.copy(self)
+        for name, value in parts.items():
+            object.__setattr__(changed, name, value)
+        return changed
 
     def save(self, path: str | Path) -> Path:
         """Write to a safetensors file."""

@@ -11,12 +11,15 @@ from unmask.errors import EvidenceError
 from unmask.models.adapter import Model
 
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
-_WRAPPED = re.compile(r"^base_model\.model\.|(?<=\.lora_[AB])\.[^.]+(?=\.weight$)")
+# PEFT's prefix, the adapter's name behind a factor, and the modules in which it puts layers.
+_WRAPPED = re.compile(
+    r"^base_model\.model\.|(?<=\.lora_[AB])\.[^.]+(?=\.weight$)|\.base_layer(?=\.)|\.modules_to_save\.[^.]+(?=\.)"
+)
 
 
 def plain_name(name: str) -> str:
-    """A LoRA factor's name without what PEFT wraps around it (its own prefix, the adapter's name); others as is."""
-    return _WRAPPED.sub("", name) if ".lora_" in name else name
+    """A parameter's name without what PEFT wraps around it: its own prefix, the adapter's name, 'base_layer'."""
+    return _WRAPPED.sub("", name)
 
 
 def check_factors(model: Model, *parts: Mapping[str, Tensor]) -> set[str]:

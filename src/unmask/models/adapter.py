@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from unmask.errors import InputError
 from unmask.models.fingerprint import fingerprint_of
 from unmask.models.linear import LinearLayer, Role
+from unmask.models.peft_adapters import Adapters
 from unmask.models.token_head import TokenHead
 from unmask.models.twin import twin_of
 from unmask.models.vocabulary import Vocabulary
@@ -35,9 +36,10 @@ class Model(Vocabulary, ABC):
     learned_positions: ClassVar[bool]
     beside_the_blocks: ClassVar[tuple[str, ...]] = ()  # parts of the body that only some tasks have (a pooler)
 
-    def __init__(self, hf: Any, tokenizer: Any = None) -> None:
+    def __init__(self, hf: Any, tokenizer: Any = None, adapters: Adapters | None = None) -> None:
         self.hf = hf
         self.tokenizer = tokenizer
+        self.adapters = adapters  # LoRA factors of a PEFT model; no part of the weights here
         self.body: Any = hf.base_model
         self.config: Any = hf.config
 
@@ -82,6 +84,12 @@ class Model(Vocabulary, ABC):
         self, block: int, states: Float[Tensor, "*n d"], hidden: Float[Tensor, "*n f"]
     ) -> Float[Tensor, "*n d"]:
         """The stream that leaves a block, given the stream after attention and the MLP's hidden row."""
+
+    def mlp_sum(
+        self, block: int, states: Float[Tensor, "*n d"], hidden: Float[Tensor, "*n f"]
+    ) -> Float[Tensor, "*n d"]:
+        """The down projection's output with the stream that it is added to, before any norm that follows."""
+        return self.after_mlp(block, states, hidden)
 
     @abstractmethod
     def final_norm(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
@@ -129,11 +137,6 @@ class Model(Vocabulary, ABC):
         return int(getattr(self.config, "head_dim", None) or self.width // self.num_heads)
 
     @property
-    def vocab_size(self) -> int:
-        """Number of rows of the token embedding."""
-        return int(self.parameter(self.token_embedding).shape[0])
-
-    @property
     def max_positions(self) -> int:
         """The longest text that the model takes."""
         return int(self.config.max_position_embeddings)
@@ -157,21 +160,6 @@ class Model(Vocabulary, ABC):
     def token_type_directions(self) -> Float[Tensor, "k d"]:
         """All that first inputs of other types than 0 hold beyond those of type 0, as rows."""
         return torch.zeros(0, self.width, dtype=self.dtype, device=self.device)
-
-    @property
-    def pad_token(self) -> int:
-        """The token that fills a batch; masked, so its choice never matters to a client's loss."""
-        for owner in (self.tokenizer, self.config):
-            for name in ("pad_token_id", "eos_token_id"):
-                token = getattr(owner, name, None)
-                if isinstance(token, int) and 0 <= token < self.vocab_size:
-                    return token
-        return 0
-
-    @property
-    def gradient_free_token(self) -> int | None:
-        """The token whose embedding row never gets a gradient (transformers' `padding_idx`), if there is one."""
-        return self.body.get_input_embeddings().padding_idx
 
     # ---- parameters
 
@@ -316,4 +304,4 @@ class Model(Vocabulary, ABC):
         """A copy on another device or in another precision; with `num_blocks`, later blocks cannot be used."""
         left_out = [self._block(block) for block in range(num_blocks or self.num_blocks, self.num_blocks)]
         twin = twin_of(self.hf, torch.device(device or self.device), dtype or self.dtype, left_out)
-        return type(self)(twin, self.tokenizer)
+        return type(self)(twin, self.tokenizer, self.adapters)

@@ -86,6 +86,9 @@ class Bert(Model):
     def after_mlp(self, block: int, states: Tensor, hidden: Tensor) -> Tensor:
         return self.block_norm(block, self.before_block_norm(block, states, hidden))
 
+    def mlp_sum(self, block: int, states: Tensor, hidden: Tensor) -> Tensor:
+        return self.before_block_norm(block, states, hidden)
+
     def before_block_norm(self, block: int, states: Tensor, hidden: Tensor) -> Tensor:
         """The sum that a block's last norm sees, given the stream after attention and the MLP's hidden row."""
         return self._block(block).output.dense(hidden) + states

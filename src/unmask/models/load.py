@@ -13,6 +13,7 @@ from unmask.models.bert import Bert
 from unmask.models.catalog import load_pretrained
 from unmask.models.gpt2 import GPT2
 from unmask.models.llama import Llama
+from unmask.models.peft_adapters import Adapters, split_adapters
 
 # transformers' `model_type` → adapter. The only place that knows a family's name.
 FAMILIES: dict[str, type[Model]] = {
@@ -35,7 +36,7 @@ def load_model(
 
     `source` is a catalogue name ('smollm2-135m', 'minilm-l6'), a local folder with safetensors, a Hugging Face name,
     or a transformers model that is already in memory (which is used as it is, not copied; `dtype` and `device` are
-    then its own).
+    then its own). Of a PEFT model the base is used, and its LoRA factors are kept as `model.adapters`.
     """
     if isinstance(source, (str, Path)):
         hf, found_tokenizer = load_pretrained(str(source), dtype=dtype, device=device)
@@ -44,7 +45,8 @@ def load_model(
 
 
 def adapt(hf: Any, tokenizer: Any = None) -> Model:
-    """The adapter of a transformers model."""
+    """The adapter of a transformers model, or of the base of a PEFT model."""
+    hf, adapters = split_adapters(hf)
     model_type = getattr(getattr(hf, "config", None), "model_type", None)
     if model_type not in FAMILIES:
         seen = f"a model of type '{model_type}'" if model_type else f"an object of type {type(hf).__name__}"
@@ -52,4 +54,8 @@ def adapt(hf: Any, tokenizer: Any = None) -> Model:
             f"{seen} has no adapter. Supported families are {', '.join(sorted(FAMILIES))}. "
             "docs/adding-a-model.md says how to add one in about 60 lines."
         )
-    return FAMILIES[model_type](hf, tokenizer)
+    model = FAMILIES[model_type](hf, tokenizer)
+    if adapters is not None:
+        named = {model.canonical_name(name): factor for name, factor in adapters.factors.items()}
+        model.adapters = Adapters(named, adapters.scale)
+    return model

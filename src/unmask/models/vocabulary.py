@@ -9,9 +9,31 @@ from unmask.errors import InputError
 
 
 class Vocabulary:
-    """A tokenizer, if there is one, and what follows from it."""
+    """A tokenizer, if there is one, and what follows from it; the rest is told by the model itself."""
 
     tokenizer: Any
+    body: Any
+    config: Any
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows of the token embedding."""
+        return int(self.body.get_input_embeddings().weight.shape[0])
+
+    @property
+    def pad_token(self) -> int:
+        """The token that fills a batch; masked, so its choice never matters to a client's loss."""
+        for owner in (self.tokenizer, self.config):
+            for name in ("pad_token_id", "eos_token_id"):
+                token = getattr(owner, name, None)
+                if isinstance(token, int) and 0 <= token < self.vocab_size:
+                    return token
+        return 0
+
+    @property
+    def gradient_free_token(self) -> int | None:
+        """The token whose embedding row never gets a gradient (transformers' `padding_idx`), if there is one."""
+        return self.body.get_input_embeddings().padding_idx
 
     @property
     def special_tokens(self) -> frozenset[int]:
@@ -30,17 +52,17 @@ class Vocabulary:
         token = getattr(self.tokenizer, "mask_token_id", None)
         return None if token is None else int(token)
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a text as the tokenizer makes them, special tokens included."""
+    def encode(self, text: str, max_length: int | None = None) -> list[int]:
+        """Tokens of a text as the tokenizer makes them, and cuts them to `max_length`; special tokens included."""
         self._require_tokenizer()
-        return list(self.tokenizer(text)["input_ids"])
+        return list(self._encoded(max_length, text)["input_ids"])
 
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """Tokens and token types of two texts in one, special tokens included."""
+    def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
+        """Tokens and token types of two texts in one, special tokens included; the longer part is cut first."""
         if not isinstance(first, str) or not isinstance(second, str):
             raise InputError("a pair must be two strings or two lists of token ids, got one of each")
         self._require_tokenizer()
-        both = self.tokenizer(first, second, return_token_type_ids=True)
+        both = self._encoded(max_length, first, second, return_token_type_ids=True)
         return list(both["input_ids"]), list(both["token_type_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -48,6 +70,17 @@ class Vocabulary:
         if self.tokenizer is None:
             return " ".join(str(token) for token in tokens)
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def _encoded(self, max_length: int | None, *texts: str, **options: Any) -> Any:
+        """What the tokenizer makes of a text or a pair; it does not warn of long ones, as whoever cuts says so."""
+        if max_length is None:
+            return self.tokenizer(*texts, verbose=False, **options)
+        num_special = self.tokenizer.num_special_tokens_to_add(pair=len(texts) > 1)
+        if max_length <= num_special:
+            raise InputError(
+                f"max_length must be above {num_special}, the special tokens that frame a text here, got {max_length}"
+            )
+        return self.tokenizer(*texts, truncation=True, max_length=max_length, **options)
 
     def _require_tokenizer(self) -> None:
         if self.tokenizer is None:

@@ -1,0 +1,76 @@
+"""Tensors that were captured elsewhere: names without wrappers, arrays as tensors, weights told from gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unmask.errors import EvidenceError
+from unmask.evidence.lora import plain_name
+from unmask.models.adapter import Model
+
+# Wrappers that put their name before those of the parameters: DDP, torch.compile, FSDP, Opacus.
+_WRAPPERS = re.compile(r"^((_?module|_orig_mod|_fsdp_wrapped_module)\.)+|(?<=\.)(_orig_mod|_fsdp_wrapped_module)\.")
+_SAMPLE = 4096  # entries of a tensor that are compared with its weights
+_COSINE = 0.9  # a gradient's cosine with its own weights is about 1/√entries
+_NORM_RATIO = 2.0
+_MATRIX = 64  # entries from which a cosine of 0.9 is no chance: seven deviations
+
+
+def name_tensors(model: Model, tensors: Any) -> dict[str, Tensor]:
+    """Tensors by canonical name. Frozen layers, whose gradient is None, are left out; arrays become tensors."""
+    if not isinstance(tensors, Mapping):
+        raise EvidenceError(
+            f"gradients must come with their names, got {type(tensors).__name__}; pass a dictionary, as "
+            "{name: p.grad for name, p in model.named_parameters()}"
+        )
+    named: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        if value is None:
+            continue
+        canonical = model.canonical_name(plain_name(_WRAPPERS.sub("", str(name))))
+        if canonical in named:
+            raise EvidenceError(f"two of the tensors are '{canonical}' (the second one as '{name}'); leave one out")
+        named[canonical] = _tensor(str(name), value)
+    return named
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, np.ndarray | np.generic) and np.issubdtype(value.dtype, np.floating):
+        value = torch.from_numpy(np.array(value))
+    if not isinstance(value, Tensor):
+        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"an object of {type(value).__name__}"
+        raise EvidenceError(f"'{name}' must be a tensor or an array of floats, got {kind}")
+    if not value.is_floating_point():
+        raise EvidenceError(f"'{name}' must hold floats, got {value.dtype}; undo the quantisation first")
+    return value.detach().to_dense() if value.is_sparse else value.detach()
+
+
+def refuse_weights(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are the model's own weights, or weights after a little training.
+
+    One matrix is enough: no gradient is parallel to its weights and of their length. Of vectors alone, all must be.
+    """
+    known = [name for name in gradients if name in weights and gradients[name].shape == weights[name].shape]
+    matrices = [name for name in known if gradients[name].ndim > 1 and gradients[name].numel() >= _MATRIX]
+    seen = [name for name in matrices or known if _is_weight(gradients[name], weights[name])]
+    if seen and (matrices or len(seen) == len(known)):
+        raise EvidenceError(
+            f"these are the model's weights, not gradients: '{seen[0]}' is all but equal to the parameter; pass the "
+            "gradients (p.grad), or new − old with update='delta'"
+        )
+
+
+def _is_weight(gradient: Tensor, weight: Tensor) -> bool:
+    """Whether a sample of both has nearly one direction and one length."""
+    step = max(1, gradient.numel() // _SAMPLE)
+    g, w = (part.detach().flatten()[::step].double().cpu() for part in (gradient, weight))
+    norms = float(g.norm()), float(w.norm())
+    if not min(norms) > 0:
+        return False
+    return float(g @ w) > _COSINE * norms[0] * norms[1] and max(norms) < _NORM_RATIO * min(norms)
