@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tiny_models import NUM_POSITIONS, VOCAB
+from tests.tiny_models import NUM_POSITIONS, VOCAB, bert_config, random_model, word_tokenizer
 
+from unmask.attacks.text import recover_text
 from unmask.errors import InputError
-from unmask.protocols.batch import Batch, make_batch
+from unmask.models import adapt
+from unmask.protocols import observe_gradients
+from unmask.protocols.batch import Batch, TruncationWarning, make_batch
 
 quick = settings(deadline=None, max_examples=50)
 texts = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10), min_size=1, max_size=5)
@@ -176,9 +180,76 @@ def test_pairs_of_tensors_are_pairs_and_tuples_of_two_tokens_are_texts(tiny_bert
     assert make_batch(tiny_bert, [(1, 2)]).types is None
 
 
-def test_long_pairs_are_cut_at_the_end(tiny_bert):
-    batch = make_batch(tiny_bert, [([1, 5, 2], [6, 7, 2])], max_length=4)
-    assert (batch.tokens.tolist(), batch.types.tolist()) == ([[1, 5, 2, 6]], [[0, 0, 0, 1]])
+# Long texts are cut as transformers cuts them
+
+LONG = "the committee met again on tuesday and decided nothing at all about the bridge over the river"
+
+
+@pytest.mark.parametrize("max_length", [3, 8, 15])
+@pytest.mark.parametrize("pair", [(LONG, "and why?"), ("and why?", LONG), (LONG, LONG), None])
+def test_long_texts_are_cut_as_transformers_cuts_them(minilm, max_length, pair):
+    text = LONG if pair is None else pair
+    if pair is not None and max_length == 3:
+        with pytest.raises(InputError, match="max_length must be above 3, the special tokens"):
+            make_batch(minilm, [text], max_length=max_length)
+        return
+    with pytest.warns(TruncationWarning, match=f"1 of 1 texts were cut to {max_length} tokens, as asked"):
+        batch = make_batch(minilm, [text], max_length=max_length)
+    parts = (text,) if pair is None else pair
+    expected = minilm.tokenizer(*parts, truncation=True, max_length=max_length, return_tensors="pt")
+    assert torch.equal(batch.tokens, expected["input_ids"])
+    assert batch.types is None or torch.equal(batch.types, expected["token_type_ids"])
+    assert int(batch.tokens[0, -1]) == minilm.frame_tokens[1]
+
+
+@pytest.mark.parametrize("max_length", [6, 7, 8, 11])
+@pytest.mark.parametrize("lengths", [(2, 12), (12, 2), (9, 9), (5, 6), (6, 5)])
+def test_pairs_of_tokens_are_cut_as_pairs_of_texts(lengths, max_length):
+    hf = random_model(transformers.BertForMaskedLM, bert_config())
+    model = adapt(hf, word_tokenizer())
+    words = [" ".join(f"w{10 + number}" for number in range(length)) for length in lengths]
+    tokens = [[10 + number for number in range(length)] + [2] for length in lengths]
+    with pytest.warns(TruncationWarning):
+        of_words = make_batch(model, [tuple(words)], max_length=max_length)
+    with pytest.warns(TruncationWarning):
+        of_tokens = make_batch(model, [([1, *tokens[0]], tokens[1])], max_length=max_length)
+    assert int(of_tokens.tokens[0, -1]) == 2
+    # The frame counts as part of a text that comes as tokens, so the parts may differ by one.
+    assert abs(int(of_words.types.sum()) - int(of_tokens.types.sum())) <= 1
+    assert (of_tokens.tokens == 2).sum() == 2
+
+
+def test_token_ids_keep_their_last_special_token(minilm):
+    tokens = minilm.encode(LONG)
+    with pytest.warns(TruncationWarning):
+        batch = make_batch(minilm, [tokens], max_length=8)
+    assert batch.tokens[0].tolist() == minilm.encode(LONG, 8)
+
+
+def test_token_ids_without_a_tokenizer_are_cut_at_the_end(tiny_bert):
+    with pytest.warns(TruncationWarning):
+        batch = make_batch(tiny_bert, [([1, 5, 2], [6, 7, 2])], max_length=4)
+    assert (batch.tokens.tolist(), batch.types.tolist()) == ([[1, 5, 6, 7]], [[0, 0, 1, 1]])
+
+
+def test_it_is_said_how_many_texts_were_cut(tiny_gpt2):
+    with pytest.warns(TruncationWarning, match="2 of 3 texts were cut to 4 tokens, as asked"):
+        make_batch(tiny_gpt2, [[1] * 5, [2] * 4, [3] * 9], max_length=4)
+    with pytest.warns(TruncationWarning, match=f"cut to {NUM_POSITIONS} tokens, the longest that this gpt2 model"):
+        make_batch(tiny_gpt2, [[1] * (NUM_POSITIONS + 1)])
+
+
+def test_texts_that_fit_are_not_talked_about(tiny_gpt2, recwarn):
+    make_batch(tiny_gpt2, [[1] * 4, [2] * 3], max_length=4)
+    assert not recwarn.list
+
+
+def test_truncated_texts_are_recovered(minilm):
+    """Cut without [SEP], no text could be found: the tokens that frame a text were not in the bag."""
+    with pytest.warns(TruncationWarning, match="1 of 1 texts were cut to 8 tokens"):
+        evidence = observe_gradients(minilm, [LONG], task="classification", max_length=8)
+    recovery = recover_text(evidence, minilm)
+    assert [text.tokens for text in recovery.value.texts if text.certain] == [tuple(minilm.encode(LONG, 8))]
 
 
 def test_a_part_of_a_batch_keeps_its_types(tiny_bert):

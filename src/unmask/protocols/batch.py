@@ -1,7 +1,12 @@
-"""Texts to a padded batch, as a client's data loader does it."""
+"""Texts to a padded batch, as a client's data loader does it.
+
+Texts that are too long are cut as `truncation=True` of transformers cuts them: special tokens stay, and of a pair the
+longer part is cut first.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +21,10 @@ TokenIds = Sequence[int]
 # A pair of texts, or of their tokens: the first part ends with [SEP], and the second one too.
 Pair = tuple[str, str] | tuple[TokenIds, TokenIds]
 Texts = Sequence[str | TokenIds | Pair]
+
+
+class TruncationWarning(UserWarning):
+    """Texts were cut, so that what a client trains on is not all of what it was given."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ def make_batch(
     padding_side: Literal["left", "right"] = "right",
     max_length: int | None = None,
 ) -> Batch:
-    """Encode and pad texts and pairs of texts; token ids are taken as they are."""
+    """Encode and pad texts and pairs of texts; token ids are taken as they are. Warns if texts had to be cut."""
     if padding_side not in ("left", "right"):
         raise InputError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
     if isinstance(texts, str):
@@ -59,7 +68,13 @@ def make_batch(
     if max_length is not None and max_length < 1:
         raise InputError(f"max_length must be at least 1, got {max_length}")
     limit = min(max_length or model.max_positions, model.max_positions)
-    sequences = [_tokens_and_types(model, text, limit) for text in texts]
+    encoded = [_tokens_and_types(model, text, limit) for text in texts]
+    if num_cut := sum(was_cut for _, _, was_cut in encoded):
+        cause = "as asked" if limit == max_length else f"the longest that this {model.family} model takes"
+        warnings.warn(
+            f"{num_cut} of {len(encoded)} texts were cut to {limit} tokens, {cause}", TruncationWarning, stacklevel=2
+        )
+    sequences = [(tokens, types) for tokens, types, _ in encoded]
     if not sequences:
         raise InputError("the batch is empty: give at least one text")
     for index, (sequence, _) in enumerate(sequences):
@@ -85,18 +100,42 @@ def is_pair(text: str | TokenIds | Pair) -> bool:
     return all(isinstance(part, Sequence) or getattr(part, "ndim", 0) == 1 for part in text)
 
 
-def _tokens_and_types(model: Model, text: Any, limit: int) -> tuple[list[int], list[int]]:
+def _tokens_and_types(model: Model, text: Any, limit: int) -> tuple[list[int], list[int], bool]:
+    """Tokens and types of a text or a pair, and whether it had to be cut."""
     if not is_pair(text):
         tokens = model.encode(text) if isinstance(text, str) else _checked(model, text)
-        return tokens[:limit], [0] * min(len(tokens), limit)
+        if len(tokens) <= limit:
+            return tokens, [0] * len(tokens), False
+        tokens = model.encode(text, limit) if isinstance(text, str) else _cut(model, tokens, limit)
+        return tokens, [0] * len(tokens), True
     if model.num_token_types < 2:
         raise InputError(f"this {model.family} model has no token types, so it takes no pairs; give single texts")
     if any(isinstance(part, str) for part in text):
-        tokens, types = model.encode_pair(*text)
-    else:
-        first, second = (_checked(model, part) for part in text)
-        tokens, types = [*first, *second], [0] * len(first) + [1] * len(second)
-    return tokens[:limit], types[:limit]
+        tokens, types = model.encode_pair(text[0], text[1])
+        was_cut = len(tokens) > limit
+        return *(model.encode_pair(text[0], text[1], limit) if was_cut else (tokens, types)), was_cut
+    first, second = (_checked(model, part) for part in text)
+    was_cut = len(first) + len(second) > limit
+    if was_cut:
+        lengths = _longest_first(len(first), len(second), limit)
+        first, second = (_cut(model, part, length) for part, length in zip((first, second), lengths, strict=True))
+    return [*first, *second], [0] * len(first) + [1] * len(second), was_cut
+
+
+def _cut(model: Model, tokens: list[int], length: int) -> list[int]:
+    """The first tokens; the one that closes every text stays, where the tokenizer has such a one."""
+    frame = model.frame_tokens
+    if frame is None or tokens[-1:] != [frame[1]] or length >= len(tokens) or length < 1:
+        return tokens[:length]
+    return [*tokens[: length - 1], frame[1]]
+
+
+def _longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
+    """Lengths of two parts once the longer one was cut to the other, and then both alike; as fast tokenizers do it."""
+    short = min(first, second)
+    if 2 * short > limit:
+        short = limit // 2
+    return (short, limit - short) if first <= second else (limit - short, short)
 
 
 def _checked(model: Model, text: TokenIds) -> list[int]:
