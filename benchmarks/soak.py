@@ -5,6 +5,7 @@
 
 gradients  updates of tiny decoders: hard batches × tasks × protocols × defences × missing tensors
 encoders   the same of tiny BERT models, and of MiniLM where it is installed
+states     hidden states of both
 controls   evidence whose signal was destroyed: nothing may be certain
 files      damaged files of evidence: refused with a sentence, or read
 oracles    functions that are no attention layers: never taken for one
@@ -36,7 +37,15 @@ from machine import machine
 import unmask
 
 # The numbers of runs that the results in the repository come from.
-RUNS = {"gradients": 10_000, "encoders": 1_000, "controls": 1_000, "files": 1_000, "oracles": 200, "kills": 50}
+RUNS = {
+    "gradients": 10_000,
+    "encoders": 1_000,
+    "states": 1_000,
+    "controls": 1_000,
+    "files": 1_000,
+    "oracles": 200,
+    "kills": 50,
+}
 
 
 def main() -> int:

@@ -34,22 +34,24 @@ def false_claims(
 
 def num_found(recovery: Recovery[RecoveredTexts], batch: Sequence[Tokens]) -> int:
     """How many texts of the batch are certain."""
-    certain = Counter({text.tokens: text.count for text in recovery.value.certain})
-    return (certain & Counter(batch)).total()
+    return (_certain(recovery.value) & Counter(batch)).total()
+
+
+def _certain(value: RecoveredTexts) -> Counter[Tokens]:
+    """Certain texts with how often they are claimed; one may be listed several times."""
+    return Counter(tokens for text in value.certain for tokens in [text.tokens] * text.count)
 
 
 def _false_texts(value: RecoveredTexts, held: Counter[Tokens]) -> list[Fault]:
     """Certain texts that the batch lacks or holds another number of times; more of them than there are texts."""
     faults = []
-    for text in value.certain:
-        if text.tokens not in held:
-            faults.append(Fault(FALSE_TEXT, f"certain {text.tokens} ×{text.count} is not in the batch {_list(held)}"))
-        elif text.count > held[text.tokens] or (text.count < held[text.tokens] and not _leaves_count_open(text)):
-            said = "at least " if _leaves_count_open(text) else ""
-            faults.append(Fault(FALSE_COUNT, f"certain {text.tokens} {said}×{text.count} occurs ×{held[text.tokens]}"))
-    tokens = Counter(text.tokens for text in value.certain)
-    if repeated := [text for text, number in tokens.items() if number > 1]:
-        faults.append(Fault(FALSE_COUNT, f"certain {repeated[0]} is listed {tokens[repeated[0]]} times"))
+    open_counts = {text.tokens for text in value.texts if _leaves_count_open(text)}
+    for tokens, count in _certain(value).items():
+        if tokens not in held:
+            faults.append(Fault(FALSE_TEXT, f"certain {tokens} ×{count} is not in the batch {_list(held)}"))
+        elif count > held[tokens] or (count < held[tokens] and tokens not in open_counts):
+            said = "at least " if tokens in open_counts else ""
+            faults.append(Fault(FALSE_COUNT, f"certain {tokens} {said}×{count} occurs ×{held[tokens]}"))
     claimed = sum(text.count for text in value.texts if text.certain or text.ambiguities)
     if claimed > held.total():
         faults.append(Fault(FALSE_TEXT, f"{claimed} texts are claimed, the batch holds {held.total()}"))

@@ -92,7 +92,7 @@ def build(recipe: ModelRecipe) -> Model:
         _last_norm(hf).mul_(recipe.sharp)
     if recipe.fitted:
         _fit(hf, recipe)
-    return adapt(hf, _word_tokenizer(recipe.vocab) if recipe.family == "bert" else None)
+    return adapt(hf, word_tokenizer(recipe.vocab) if recipe.family == "bert" else None)
 
 
 def draw_decoder(rng: random.Random) -> ModelRecipe:
@@ -194,7 +194,7 @@ def _fit(hf: Any, recipe: ModelRecipe) -> None:
 
 
 @lru_cache(maxsize=8)
-def _word_tokenizer(vocab: int) -> transformers.PreTrainedTokenizerFast:
+def word_tokenizer(vocab: int) -> transformers.PreTrainedTokenizerFast:
     """Words 'w5', 'w6' … are the tokens 5, 6 …; texts are framed as BERT's."""
     special = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
     words = [*special, *(f"w{number}" for number in range(len(special), vocab))]

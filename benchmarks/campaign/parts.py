@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from campaign import gradients
+from campaign import controls, encoders, files, gradients, kills, oracles, states
 from campaign.outcome import Part
 
-PARTS: dict[str, Part] = {part.name: part for part in (gradients.PART,)}
+_ALL = (gradients, encoders, states, controls, files, oracles, kills)
+PARTS: dict[str, Part] = {module.PART.name: module.PART for module in _ALL}

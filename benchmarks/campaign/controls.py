@@ -1,0 +1,124 @@
+"""Negative controls: evidence whose signal was destroyed. Nothing of it may be called certain or recovered."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import unmask
+from campaign import encoders, gradients, states, updates
+from campaign.outcome import FALSE_TEXT, FALSELY_RECOVERED, Fault, Outcome, Part, ShortRepr
+from campaign.states import StatesRecipe
+from campaign.updates import UpdateRecipe
+from unmask.models import Model
+from unmask.recovery import RecoveredTexts, Recovery, Status
+
+HOW = ("noise", "noise", "other weights", "shuffled", "zeros", "weights")
+
+
+@dataclass(frozen=True, repr=False)
+class ControlRecipe(ShortRepr):
+    """What is observed, and how its signal is destroyed."""
+
+    evidence: UpdateRecipe | StatesRecipe
+    how: str = "noise"
+    seed: int = 0
+
+
+def draw(seed: int) -> ControlRecipe:
+    """The recipe of a seed: an undefended update of a decoder or an encoder, or hidden states."""
+    rng = random.Random(f"controls {seed}")
+    how = rng.choice(HOW)
+    source = rng.choices(("decoder", "encoder", "states"), (5, 2, 1))[0]
+    if source == "states":
+        return ControlRecipe(states.draw(seed), how if how in ("noise", "shuffled") else "noise", seed)
+    update = gradients.draw(seed) if source == "decoder" else encoders.draw(seed)
+    while update.model == encoders.MINILM or not update.model.head:
+        update = gradients.draw(seed)
+    return ControlRecipe(replace(update, defences=()), how, seed)
+
+
+def run(recipe: ControlRecipe) -> Outcome:
+    """Observe, destroy, attack, judge."""
+    try:
+        model, evidence = observe(recipe)
+    except unmask.UnmaskError as error:
+        return Outcome("not_made", recipe.how, refusal=str(error))
+    try:
+        recovery = unmask.recover_text(evidence, model)
+    except unmask.UnmaskError as error:
+        return Outcome("refused", recipe.how, refusal=str(error))
+    return judge(recipe, model, recovery)
+
+
+def observe(recipe: ControlRecipe) -> tuple[Model, Any]:
+    """The model and evidence of which only the shapes, and the sizes of tensors, are left."""
+    generator = torch.Generator().manual_seed(recipe.seed)
+    if isinstance(recipe.evidence, StatesRecipe):
+        model, states_seen = states.observe(recipe.evidence)
+        return model, replace(states_seen, states=_destroy(states_seen.states, recipe.how, generator))
+    model, evidence = updates.observe(recipe.evidence)
+    if recipe.how == "other weights":
+        others = replace(recipe.evidence, model=replace(recipe.evidence.model, seed=recipe.evidence.model.seed + 1))
+        _, seen = updates.observe(others)
+        return model, replace(seen, model_fingerprint=evidence.model_fingerprint)
+    if recipe.how == "weights":
+        weights = dict(model.named_parameters())
+        return model, replace(evidence, gradients={name: weights[name].detach() for name in evidence.gradients})
+    return model, replace(evidence, gradients=_destroy_all(evidence.gradients, recipe.how, generator))
+
+
+def judge(recipe: ControlRecipe, model: Model, recovery: Recovery[RecoveredTexts]) -> Outcome:
+    """Any claim about texts is a fault, and so is a certified token that does not occur."""
+    judged = (states if isinstance(recipe.evidence, StatesRecipe) else updates).judge(recipe.evidence, model, recovery)
+    faults = [fault for fault in judged.faults if fault.kind not in (FALSELY_RECOVERED, FALSE_TEXT)]
+    if recovery.status is Status.RECOVERED:
+        faults.append(Fault(FALSELY_RECOVERED, f"RECOVERED from {recipe.how}: {recovery.value.expanded()}"))
+    if recovery.value.certain:
+        faults.append(Fault(FALSE_TEXT, f"certain of {recipe.how}: {[text.tokens for text in recovery.value.certain]}"))
+    return Outcome(recovery.status.name, recipe.how, tuple(faults))
+
+
+def simpler(recipe: ControlRecipe) -> Iterator[ControlRecipe]:
+    """Simpler evidence, destroyed in the same way."""
+    part = states if isinstance(recipe.evidence, StatesRecipe) else updates
+    yield from (replace(recipe, evidence=evidence) for evidence in part.simpler(recipe.evidence))
+
+
+def reproduce(recipe: ControlRecipe) -> str:
+    """A few lines of Python that show the failure."""
+    return "\n".join(
+        (
+            "import sys; sys.path.insert(0, 'benchmarks')",
+            "import unmask",
+            "from campaign.controls import ControlRecipe, StatesRecipe, UpdateRecipe, judge, observe",
+            "from campaign.models import ModelRecipe",
+            f"recipe = {recipe!r}",
+            "model, evidence = observe(recipe)",
+            "recovery = unmask.recover_text(evidence, model)",
+            "print(recovery, *judge(recipe, model, recovery).faults, sep='\\n')",
+        )
+    )
+
+
+def _destroy_all(tensors: Mapping[str, Tensor], how: str, generator: torch.Generator) -> dict[str, Tensor]:
+    return {name: _destroy(tensor, how, generator) for name, tensor in tensors.items()}
+
+
+def _destroy(tensor: Tensor, how: str, generator: torch.Generator) -> Tensor:
+    """Noise of the same norm, the same entries in another order, or zeros."""
+    if how == "zeros":
+        return torch.zeros_like(tensor)
+    if how == "shuffled":
+        order = torch.randperm(tensor.numel(), generator=generator)
+        return tensor.flatten()[order].view(tensor.shape)
+    noise = torch.randn(tensor.shape, generator=generator)
+    return (noise / noise.norm().clamp_min(1e-30) * tensor.float().norm()).to(tensor.dtype)
+
+
+PART = Part("controls", draw, run, simpler, reproduce)
