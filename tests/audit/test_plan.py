@@ -188,8 +188,8 @@ def test_a_mistake_is_found_and_named(tmp_path, text, parts):
 @pytest.mark.parametrize(
     ("top", "part"),
     [
-        ('gates = ["no weights"]', "'no weights' stands over no case"),
-        ('gates = ["no hidden size"]', "'no hidden size' stands over no case"),
+        ('gates = ["no weights"]', "no case has the gate 'no weights'"),
+        ('gates = ["no hidden size"]', "no case has the gate 'no hidden size'"),
         ("gates = [3]", "gates must be a list of texts"),
         ("title = 3", "title must be a text"),
         ("queries = 3", "groups are written as [[queries]]"),

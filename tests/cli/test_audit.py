@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.answers import Answer, Call
-from tests.audit.made import WORDS, random_group, save_bert, write_plan
+from tests.audit.made import WORDS, random_group, save_bert, sealed, write_plan
 
 from unmask import cli
 from unmask.audit.engines import Means, run_local
@@ -99,11 +100,25 @@ def test_a_gate_is_crossed_and_the_finding_is_named(call, real, tmp_path):
     assert [row["repeated"] for row in again.document] == ["same finding"]
 
 
-def test_with_a_sufficient_defence_it_is_not(call, real, tmp_path):
+def test_noise_holds_no_gate_over_texts_that_nobody_looked_for(call, real, tmp_path):
+    """review.md 1.13: under noise tokens are read and their order is never tried, so exit code 0 would be false."""
     answer = call(real('defences = ["noise:sigma=1e-3"]'), "--out", tmp_path / "out", "--threads", 1)
+    assert answer.code == INCONCLUSIVE
+    assert "the order of tokens was not tried, so nothing follows about texts" in answer.told
+    (found,) = read_audit(tmp_path / "out").findings
+    assert found.looked_for == ("tokens",)
+    assert found.control is not None
+    assert found.control["metrics"]["exact_texts"] == 1
+
+
+def test_with_a_sufficient_defence_a_gate_on_tokens_is_held(call, real, tmp_path):
+    rest = 'defences = ["noise:sigma=2e-3"]\ngates = ["token_recall < 0.9"]'
+    answer = call(real(rest), "--out", tmp_path / "out", "--threads", 1)
     assert answer.code == PASSED
     assert "No gate is crossed in 1 case" in answer.told
     assert "these attacks only" in answer.told
+    (found,) = read_audit(tmp_path / "out").findings
+    assert f"{100 * found.metrics['token_recall']:.0f} % of tokens" in answer.told  # how much leaked all the same
 
 
 def assert_not_called_safe(answer: Answer, out: Path) -> None:
@@ -254,7 +269,9 @@ def test_a_finding_is_repeated(call, tmp_path):
     assert answer.code == PASSED
     assert answer.told.count("same finding") == 2
     assert findings.read_bytes() == before  # nothing is written
-    findings.write_bytes(before.replace(b'"weights_found": 1', b'"weights_found": 7', 1))
+    lines = before.decode().splitlines()
+    changed = {**json.loads(lines[0]), "reason": "another reason"}
+    findings.write_text("\n".join([sealed(changed), *lines[1:]]))
     answer = call(plan, "--out", tmp_path / "out", "--case", first, "--json")
     assert answer.code == ERROR
     assert [row["repeated"] for row in answer.document] == ["another finding"]
@@ -292,6 +309,49 @@ def test_a_dry_run_lists_what_is_left_and_runs_nothing(call, tmp_path):
     ]
     call(plan, "--out", tmp_path / "out", "--threads", 1)
     assert "nothing to do" in call(plan, "--out", tmp_path / "out", "--dry-run").told
+
+
+def test_a_dry_run_finds_what_cannot_run(call, model, tmp_path):
+    groups = group("outputs", model, "layers = [1, 99]"), group("gradients", model, 'tasks = ["next_token"]')
+    plan = write_plan(tmp_path / "plan.toml", *groups)
+    answer = call(plan, "--out", tmp_path / "out", "--dry-run")
+    assert answer.code == ERROR
+    told = " ".join(answer.err.split())
+    assert "1 of 3 cases cannot run: layer 99 at 'stream' is one that" in told
+    assert "cannot be trained for next_token" in told
+    assert not (tmp_path / "out").exists()
+    document = call(plan, "--out", tmp_path / "out", "--dry-run", "--json").document
+    assert [len(problem["cases"]) for problem in document["problems"]] == [1, 1]
+
+
+def test_a_refused_command_leaves_the_manifest_as_it_was(call, tmp_path):
+    plan = write_plan(tmp_path / "plan.toml", random_group([0]))
+    call(plan, "--out", tmp_path / "out", "--threads", 1)
+    before = (tmp_path / "out" / "manifest.json").read_bytes()
+    assert call(plan, "--out", tmp_path / "out", "--shard", "9/8").code == ERROR
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == before
+
+
+def test_an_edited_finding_is_refused(call, tmp_path):
+    """review.md 1.14: a number that somebody changes does not uncross a gate."""
+    plan = write_plan(tmp_path / "plan.toml", random_group([0], 'gates = ["no weights"]'))
+    assert call(plan, "--out", tmp_path / "out", "--threads", 1).code == CROSSED
+    findings = tmp_path / "out" / "findings.jsonl"
+    findings.write_text(findings.read_text().replace('"weights_found": 1', '"weights_found": 0'))
+    answer = call(plan, "--out", tmp_path / "out", "--threads", 1)
+    assert answer.code == ERROR
+    assert "was changed after it was written" in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize("command", ["--dry-run", "--json", ""])
+def test_a_reader_that_stops_does_not_change_the_exit_code(tmp_path, command):
+    """As `| head`; 1 would say that a gate is crossed."""
+    plan = write_plan(tmp_path / "plan.toml", random_group(range(3)))
+    words = [SCRIPT, "audit", plan, "--out", tmp_path / "out", "--threads", "1", *command.split()]
+    done = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$@" 2>/dev/null | true', "bash", *map(str, words)], check=False
+    )
+    assert done.returncode == PASSED
 
 
 def test_an_answer_for_machines_has_the_verdict_and_no_secret(call, model, tmp_path):

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unmask.audit.case import case_id
+from unmask.audit.case import Case, case_id
+from unmask.audit.control import control_case
 from unmask.audit.finding import ERROR, Finding, TextPair
 from unmask.audit.folder import MANIFEST, Audit
 
@@ -73,6 +74,7 @@ def text_finding(case: Mapping[str, Any], recall: float, exact: int = 0, **chang
             metrics={
                 "exact_texts": exact,
                 "exact_rate": exact / size,
+                "near_exact_texts": exact,
                 "token_recall": recall,
                 "token_precision": 1.0 if recall else 0.0,
                 "rouge1": recall,
@@ -91,10 +93,22 @@ def text_finding(case: Mapping[str, Any], recall: float, exact: int = 0, **chang
             cost={"candidates": 1_900_000 + rng.randrange(10**5), "forward_passes": 0, "queries": 0},
             used=("model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.o_proj.weight"),
             model_fingerprint="5f" * 16,
+            looked_for=("texts", "tokens"),
+            control=control(
+                case, exact_texts=size, near_exact_texts=size, exact_rate=1.0, token_recall=1.0, rouge2=1.0
+            ),
             run={"seconds": round(2 + 6 * rng.random(), 2), "started": "2026-11-15T20:00:00+00:00", "device": "cpu"},
         ),
         **changes,
     )
+
+
+def control(case: Mapping[str, Any], **metrics: float) -> dict[str, Any] | None:
+    """What the same attack gives where nothing protects: everything."""
+    plain = control_case(Case(case))
+    if plain is None:
+        return None
+    return {"id": plain.id, "case": dict(plain.spec), "status": "RECOVERED", "reason": "all of it", "metrics": metrics}
 
 
 def inconclusive(case: Mapping[str, Any], status: str = "NOT_APPLICABLE", **changes: Any) -> Finding:
@@ -132,6 +146,8 @@ def query_finding(rate: float, seed: int = 0, **changes: Any) -> Finding:
             "details": {},
             "holds": rate > 0,
         },
+        looked_for=("weights",),
+        control=control(case, weights_found=1, weights_rate=1.0, weight_error=0.0),
         cost={"candidates": 0, "forward_passes": 0, "queries": 36_864},
         run={"seconds": 11.2},
     )

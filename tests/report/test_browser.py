@@ -129,7 +129,7 @@ def test_sorting_by_every_column(browser, usual):
         assert (up[0], up[-1]) == (down[-1], down[0])
     browser.find_element(By.CSS_SELECTOR, "[data-sort=leak]").click()
     leaks = column(browser, "leak")
-    assert leaks[0] in ("could not tell", "not measured")  # apart from what is known to be 0
+    assert leaks[0] in ("inconclusive", "not measured")  # apart from what is known to be 0
     assert leaks[-1].startswith("100 %")
     browser.find_element(By.CSS_SELECTOR, "[data-sort=outcome]").click()
     assert list(dict.fromkeys(column(browser, "outcome"))) == [
@@ -212,7 +212,7 @@ def test_a_panel_says_all_that_is_known(browser, usual):
     seen = browser.find_element(By.ID, "d2").text
     for words in (
         *("A federated-learning server", "It holds.", "residual", "tolerance", "What stopped it, in this audit"),
-        *("dpsgd:noise_multiplier=1", "reduced to", "could not tell, which is not 'stopped'"),
+        *("dpsgd:noise_multiplier=1", "reduced to", "inconclusive, which is not 'stopped'"),
         *("token_recall", "Chance", "Specification", "unmask audit plan.toml --out", "Limits of the attack"),
     ):
         assert words in seen

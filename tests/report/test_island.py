@@ -34,7 +34,11 @@ def test_a_finding_has_everything_that_its_panel_shows():
         [text_finding(text_case(), 1.0, 4), text_finding(text_case(defences=["int8"]), 0.3)], ["no exact text"]
     )
     first = document["findings"][0]
-    assert first["gates"] == [["no exact text", "crossed"]]
+    ((gate, ruling, why),) = first["gates"]
+    assert (gate, ruling, document["strings"][why]) == ("no exact text", "crossed", "exact_texts = 4")
+    assert document["strings"][first["looked_for"]] == "tokens and whole texts."
+    assert "control" not in first
+    assert "without protection" in document["strings"][document["findings"][1]["control"]]
     assert first["command"] == f"unmask audit plan.toml --out runs/x --case {first['id']}"
     assert first["stops"] == [(1, "int8", "reduced to 30 % of tokens, 0 exact")]
     assert first["certificate"]["word"] == "It holds."
@@ -47,7 +51,7 @@ def test_a_finding_has_everything_that_its_panel_shows():
 
 def test_what_could_not_tell_is_not_called_stopped():
     document = build([text_finding(text_case(), 1.0, 4), inconclusive(text_case(protocol="lora:rank=8"))])
-    assert document["findings"][0]["stops"] == [(1, "lora:rank=8", "the attack could not tell, which is not 'stopped'")]
+    assert document["findings"][0]["stops"] == [(1, "lora:rank=8", "inconclusive, which is not 'stopped'")]
 
 
 def test_stopped_in_some_seeds_is_not_stopped():

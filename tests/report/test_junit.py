@@ -37,18 +37,18 @@ def kinds(found):
 
 def test_one_test_for_each_finding_and_gate():
     found = suite(
-        [LEAK, NOTHING, UNCLEAR, FAILED, query_finding(1.0)], ["no exact text", "exact_texts < 9"], [text_case(seed=8)]
+        [LEAK, NOTHING, UNCLEAR, FAILED, query_finding(1.0)], ["no exact text", "exact_texts < 3"], [text_case(seed=8)]
     )
     assert kinds(found.findall("testcase")) == [
-        *("failure", "passed"),  # LEAK
+        *("failure", "failure"),  # LEAK
         *("passed", "passed"),  # NOTHING
-        *("error", "error"),  # UNCLEAR: a gate that could not be judged is not passed
+        *("error", "error"),  # UNCLEAR: a gate that is inconclusive is not passed
         *("error", "error"),  # FAILED
         "passed",  # no gate concerns queries
         "error",  # not run, and under a gate
     ]
     counted = {name: found.get(name) for name in ("tests", "failures", "errors", "skipped")}
-    assert counted == {"tests": "10", "failures": "1", "errors": "5", "skipped": "0"}
+    assert counted == {"tests": "10", "failures": "2", "errors": "5", "skipped": "0"}
     kinds_of_error = [node.get("type") for node in found.findall("testcase/error")]
     assert kinds_of_error == ["inconclusive", "inconclusive", "error", "error", "inconclusive"]
 
@@ -59,6 +59,7 @@ def test_why_is_said():
     unclear, failed = found.findall("testcase/error")
     assert "not 'safe'" in unclear.get("message")
     assert "no direction of the gradients" in unclear.get("message")
+    assert "the attack did not apply or did not end" in unclear.get("message")
     assert failed.get("message") == "InputError: text 3 has no tokens"
 
 

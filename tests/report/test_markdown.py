@@ -32,6 +32,22 @@ def test_the_verdict_then_gates_numbers_and_what_to_look_at():
     assert "### Not run yet" in text
 
 
+def test_how_much_leaked_is_told_also_where_gates_hold():
+    words = text_finding(text_case(defences=["int8"]), 0.93)
+    text = render(audit_of([words, NOTHING], ["no exact text"]))
+    assert text.startswith("## unmask: No gate crossed")
+    leaks = text.partition("### How much leaked")[2]
+    assert "| 93 % of tokens, 0 exact | held | leaks |" in leaks
+    assert leaks.index("93 %") < leaks.index("0 % of tokens")
+    assert "### Look at these first" not in text
+
+
+def test_an_open_gate_says_why():
+    bag = text_finding(text_case(defences=["int8"]), 0.6, looked_for=("tokens",))
+    text = render(audit_of([bag], ["no near-exact text"]))
+    assert "the order of tokens was not tried, so nothing follows about texts" in text
+
+
 def test_it_never_holds_a_text_and_never_calls_anything_safe():
     text = render(audit_of(realistic(), ["no exact text"]))
     assert not [sentence for sentence in SENTENCES if sentence.split()[1] in text.split()]

@@ -9,8 +9,18 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.report.findings import failed, flower_finding, inconclusive, query_finding, text_case, text_finding
 
-from unmask.audit.finding import TextPair
-from unmask.report.numbers import interval, leak_in_full, leak_in_words, number, percent, scientific, written
+from unmask.audit.finding import OpenPoint, TextPair
+from unmask.report.numbers import (
+    control_in_words,
+    interval,
+    leak_in_full,
+    leak_in_words,
+    looked_for_in_words,
+    number,
+    percent,
+    scientific,
+    written,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +58,8 @@ def test_what_is_no_finite_number_is_none(value):
     assert number({"x": value}, "x") is None
 
 
-def test_an_attack_that_could_not_tell_never_says_that_nothing_leaked():
-    assert leak_in_words(inconclusive(text_case())) == "could not tell"
+def test_an_inconclusive_attack_never_says_that_nothing_leaked():
+    assert leak_in_words(inconclusive(text_case())) == "inconclusive"
     assert leak_in_words(text_finding(text_case(), 0.0)) == "0 % of tokens"
     assert leak_in_words(query_finding(1.0)) == "100 % of weights"
     assert leak_in_words(flower_finding()) == "11 tokens claimed"
@@ -69,6 +79,26 @@ def test_of_a_leak_exact_texts_and_the_hidden_size_are_told_too():
     assert leak_in_full(sized(hidden_size_found=1)) == "0 % of weights, hidden size found"
     bound = sized(hidden_size_found=0, hidden_size_share=0.28)
     assert leak_in_full(bound) == "0 % of weights, 28 % of the hidden size as a lower bound"
+
+
+def test_near_exact_texts_and_alternatives_are_told():
+    near = text_finding(text_case(), 0.9, 1)
+    open_text = TextPair(None, (("secret", "place"),), ambiguities=(OpenPoint("equal_tokens", "alike"),))
+    often = TextPair(None, (("secret", "place"),), ambiguities=(OpenPoint("count", "once or more"),))
+    near = replace(near, metrics={**near.metrics, "near_exact_texts": 3}, texts=(open_text, often))
+    assert leak_in_full(near) == "90 % of tokens, 1 exact, 3 near-exact, 1 known up to alternatives"
+
+
+def test_what_was_looked_for_and_the_control_in_words():
+    noisy = text_finding(text_case(defences=["int8"]), 0.5)
+    assert looked_for_in_words(noisy) == "tokens and whole texts."
+    assert "order was not tried" in looked_for_in_words(replace(noisy, looked_for=("tokens",)))
+    assert looked_for_in_words(query_finding(1.0)) == "weights."
+    assert looked_for_in_words(replace(noisy, looked_for=())) == ""
+    assert control_in_words(noisy).endswith("ended as RECOVERED: 100 % of tokens, 4 exact.")
+    assert control_in_words(text_finding(text_case(), 1.0)) == ""
+    raised = {"id": "x", "case": {}, "status": "ERROR\x1b[2J", "reason": "", "metrics": {}}
+    assert control_in_words(replace(noisy, control=raised)).endswith("as ERROR\\x1b[2J: nothing measured.")
 
 
 def test_what_is_no_leak_stands_beside_its_chance():

@@ -33,12 +33,12 @@ def test_the_face_of_every_verdict():
     assert kind([UNCLEAR]) == "unclear"
 
 
-def test_green_only_where_every_case_could_be_told():
+def test_green_only_where_no_case_is_inconclusive():
     audit = audit_of([NOTHING, UNCLEAR], ["no exact text"])
     cases = [{**case, "gates": case["gates"] if case["id"] == NOTHING.id else []} for case in audit.planned]
     face = page.hero(reach_verdict(replace(audit, manifest={**audit.manifest, "cases": cases})))
     assert (face.kind, face.word) == ("neutral", "No gate crossed")
-    assert "In 1 case the attack could not tell, which is not 'safe'." in face.note
+    assert "1 case is inconclusive, which is not 'safe'." in face.note
 
 
 def test_gates_that_need_no_attack_are_not_said_to_hold_against_one():
@@ -67,7 +67,21 @@ def test_gates_name_the_findings_that_crossed_them():
     ]
     assert lines[0].counts == {"crossed": 1, "inconclusive": 1, "held": 1}
     assert [(named.place, named.id) for named in lines[0].named] == [(1, LEAK.id)]
-    assert [named.id for named in lines[1].named] == [UNCLEAR.id]
+    assert lines[0].named[0].why == ""
+    assert lines[1].named[-1].why == "the attack did not apply or did not end (NOT_APPLICABLE)"
+    assert UNCLEAR.id in [named.id for named in lines[1].named]
+
+
+def test_an_open_gate_says_why_on_the_page():
+    """Under noise the order of tokens was not tried."""
+    bag = text_finding(text_case(defences=["int8"]), 0.6, looked_for=("tokens",))
+    audit = audit_of([bag], ["no near-exact text", "token_recall < 0.7"])
+    verdict = reach_verdict(audit)
+    assert page.hero(verdict).kind == "unclear"
+    out = render_html(audit, verdict, Path("x"))
+    assert "the order of tokens was not tried, so nothing follows about texts" in out
+    assert "Their order was not tried" in out
+    assert "without protection the same attack ended as RECOVERED: 100 % of tokens, 4 exact." in out
 
 
 def test_a_gate_crossed_by_many_names_some_and_counts_the_rest():
@@ -80,7 +94,7 @@ def test_rows_say_what_leaked_and_sort_what_is_not_known_apart():
     audit = audit_of([LEAK, NOTHING, UNCLEAR, FAILED, query_finding(1.0)], ["no exact text"])
     rows = page.rows(audit, reach_verdict(audit))
     assert [row.leak for row in rows] == [
-        *("100 % of tokens, 4 exact", "0 % of tokens", "could not tell", "not measured", "100 % of weights")
+        *("100 % of tokens, 4 exact", "0 % of tokens", "inconclusive", "not measured", "100 % of weights")
     ]
     assert [row.order[1] for row in rows] == [1.0, 0.0, -1.0, -1.0, 1.0]
     assert [row.order[0] for row in rows] == [0.0, 3.0, 2.0, 1.0, 0.0]

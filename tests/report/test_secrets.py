@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.report.findings import SENTENCES, audit_of, failed, flower_finding, text_case, text_finding
 
-from unmask.audit.finding import TextPair
+from unmask.audit.finding import OpenPoint, TextPair
 from unmask.audit.verdict import reach_verdict
 from unmask.report import secrets
 from unmask.report.html import render_html
@@ -41,7 +41,13 @@ def forms(piece: str) -> set[str]:
 def test_no_piece_of_a_secret_is_in_a_redacted_report(true, recovered, bag):
     whole = "".join(piece for piece, _ in true)
     found = [
-        replace(text_finding(text_case(), 0.5), texts=(TextPair(true, recovered), TextPair(None, true))),
+        replace(
+            text_finding(text_case(), 0.5),
+            texts=(
+                TextPair(true, recovered, ambiguities=(OpenPoint("equal_tokens", whole, 1, (whole, recovered[0][0])),)),
+                TextPair(None, true),
+            ),
+        ),
         flower_finding(tokens=bag),
         failed(text_case(seed=9), "ValueError", f"cannot encode {whole!r}: {whole}"),
     ]
@@ -53,6 +59,26 @@ def test_no_piece_of_a_secret_is_in_a_redacted_report(true, recovered, bag):
     for piece, _ in (*true, *recovered, *bag):
         for report in reports:
             assert not [form for form in forms(piece) if form in report]
+
+
+def test_what_is_open_about_a_text_is_spelled_out_where_secrets_are_shown():
+    point = OpenPoint("equal_tokens", "two \u202etokens look alike", 2, ("<file_sep>", "\x1b[2J"))
+    found = replace(
+        text_finding(text_case(), 0.5),
+        texts=(TextPair(None, (("a", "place"),), ambiguities=(point, OpenPoint("new", ""))),),
+    )
+    plain = "tokens that no forward pass tells apart may stand at a place."
+    unknown = "something about this text."
+    (shown,) = Secrets(show=True).of(found)["texts"]
+    spelled = "two \\u202etokens look alike (token 3): '<file_sep>', '\\x1b[2J'"
+    assert shown["open"] == [(plain, spelled), (unknown, "")]
+    (hidden,) = Secrets(show=False).of(found)["texts"]
+    assert hidden["open"] == [(plain, None), (unknown, None)]
+    audit = audit_of([found])
+    for show_secrets in (True, False):
+        page = render_html(audit, reach_verdict(audit), Path("runs"), show_secrets=show_secrets)
+        assert ("file_sep" in page) is show_secrets
+        assert "<file_sep>" not in page
 
 
 def test_the_property_can_fail():

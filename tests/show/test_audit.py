@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.audit.made import HOSTILE, finding, spec
+from tests.audit.made import HOSTILE, LOOKED, finding, spec
 
 from unmask.audit.case import Case
 from unmask.audit.finding import ERROR, Finding
 from unmask.audit.folder import Audit
 from unmask.audit.runner import Work
 from unmask.audit.verdict import Verdict, reach_verdict
-from unmask.show.audit import AuditTable, audit_progress, print_verdict, verdict_document
+from unmask.show.audit import AuditTable, OutputConsole, audit_progress, print_verdict, verdict_document
 
 NOTHING = {"exact_texts": 0, "token_recall": 0.0}
 FOLDER = Path("runs/audit")
@@ -25,7 +25,8 @@ FOLDER = Path("runs/audit")
 
 def findings() -> list[Finding]:
     """One of each outcome: a leak, none, not known, an error."""
-    made = [finding(), finding("NOTHING_FOUND", NOTHING), finding("NOT_APPLICABLE", NOTHING), finding(ERROR, {})]
+    nothing = finding("NOTHING_FOUND", NOTHING, **LOOKED)
+    made = [finding(), nothing, finding("NOT_APPLICABLE", NOTHING), finding(ERROR, {})]
     return [of_seed(found, seed) for seed, found in enumerate(made)]
 
 
@@ -113,12 +114,48 @@ def test_findings_are_named(capsys):
     assert "unmask report runs/audit" in out
 
 
+def test_how_much_leaked_is_told_also_where_gates_hold(capsys):
+    words = finding("PARTIAL", {"exact_texts": 0, "token_recall": 0.93}, **LOOKED)
+    verdict = verdict_on([words])
+    assert verdict.exit_code == 0
+    print_verdict(verdict, FOLDER, [words], json=False)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "how much leaked" in out
+    assert "93 % of tokens, 0 exact held m · fedsgd" in out
+    assert verdict_document(verdict, FOLDER, [words])["findings"][0]["leak"] == "93 % of tokens, 0 exact"
+
+
+def test_an_open_gate_says_why(capsys):
+    bag = finding("PARTIAL", {"exact_texts": 0, "token_recall": 0.5}, **{**LOOKED, "looked_for": ("tokens",)})
+    verdict = verdict_on([bag])
+    print_verdict(verdict, FOLDER, [bag], json=False)
+    assert "the order of tokens was not tried, so nothing follows about texts" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    (gate,) = verdict_document(verdict, FOLDER, [bag])["gates"]
+    assert gate["why"].startswith("the order of tokens was not tried")
+
+
+def test_a_reader_that_goes_away_ends_nothing(monkeypatch):
+    """Rich would end the program with 1, which says that a gate is crossed."""
+
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("os.dup2", lambda *handles: None)
+    console = OutputConsole(file=Gone())
+    console.print("a")
+    assert console.quiet
+
+
 def test_long_lists_are_cut_and_say_so(capsys):
     found = [of_seed(finding(), seed) for seed in range(30)]
     print_verdict(verdict_on(found), FOLDER, found, json=False)
     out = capsys.readouterr().out
     assert out.count("crossed: ") == 20 + 1  # and the headline
     assert "… and 10 more" in out
+    assert "… and 10 more, in the report" in out
 
 
 def test_hostile_texts_reach_the_terminal_escaped(capsys):

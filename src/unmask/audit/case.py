@@ -17,7 +17,7 @@ def case_id(spec: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A specification, with the gates that it stands under and the line of the plan that it comes from.
+    """A specification, with its gates and the line of the plan that it comes from.
 
     Gates and line are no part of the id: a finding stays when a gate is added.
     """

@@ -149,7 +149,7 @@ class Finding:
         return (self.metrics.get("token_recall") or 0.0) > 0 and beyond
 
     def to_json(self) -> str:
-        """One line, ASCII only, with its digest; numbers that JSON has not are null."""
+        """One line, ASCII only, with its digest; numbers that JSON lacks are null."""
         document = _plain(asdict(self))
         document["digest"] = digest_of(document)
         return json.dumps(document, ensure_ascii=True, allow_nan=False, sort_keys=True)
@@ -204,7 +204,7 @@ def _check_digest(document: dict[str, Any]) -> None:
     said = document.pop("digest", None)
     try:
         is_whole = said == digest_of(document)
-    except ValueError:  # a number that JSON has not
+    except ValueError:  # a number that JSON lacks
         is_whole = False
     if not is_whole:
         raise FindingError(

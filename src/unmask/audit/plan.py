@@ -1,7 +1,7 @@
 """A plan: models × data × tasks × protocols × defences × attacks × seeds, and the gates that must hold. TOML.
 
     title = "The keyboard federation"
-    gates = ["no exact text"]            # for every group that has no gates of its own
+    gates = ["no near-exact text"]       # for every group that has no gates of its own
 
     [data.notes]
     file = "notes.txt"                   # one text a line
@@ -101,7 +101,7 @@ def _plan(path: Path, text: str, document: Mapping[str, Any]) -> Plan:
             raise InputError(f"groups are written as [[{channel}]], with two brackets")
         for group, line in zip(groups, _lines_of(channel, text), strict=False):
             for case in _cases(channel, group, data_sets, default, line):
-                known = cases.get(case.id, case)  # a case of two groups stands under the gates of both
+                known = cases.get(case.id, case)  # a case of two groups has the gates of both
                 cases[case.id] = replace(known, gates=tuple(dict.fromkeys((*known.gates, *case.gates))))
     if not cases:
         raise InputError(f"there is no case: write at least one of {', '.join(f'[[{channel}]]' for channel in AXES)}")
@@ -202,7 +202,7 @@ def _entries(what: str, axis: Axis, given: Any) -> list[Any]:
 
 def _gates(texts: Any, what: str) -> tuple[Gate, ...]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f'{what} must be a list of texts, as ["no exact text", "rouge2 < 0.1"], got {texts!r}')
+        raise InputError(f'{what} must be a list of texts, as ["no near-exact text", "rouge2 < 0.1"], got {texts!r}')
     try:
         return tuple(parse_gate(text) for text in texts)
     except InputError as error:
@@ -210,11 +210,11 @@ def _gates(texts: Any, what: str) -> tuple[Gate, ...]:
 
 
 def _refuse_idle_gates(cases: list[Case], default: tuple[Gate, ...]) -> None:
-    """A gate that no case stands under would hold for ever."""
+    """A gate that no case has would hold for ever."""
     used = {text for case in cases for text in case.gates}
     for gate in default:
         if str(gate) not in used:
-            raise InputError(f"the gate '{gate}' stands over no case: no group has findings with {gate.metric}")
+            raise InputError(f"no case has the gate '{gate}': no group has findings with {gate.metric}")
 
 
 def _lines_of(channel: str, text: str) -> Iterator[int]:

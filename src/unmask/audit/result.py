@@ -48,7 +48,7 @@ def _aims(case: Case, recovery: Recovery[Any]) -> tuple[str, ...]:
 def error_finding(case: Case, error: BaseException) -> Finding:
     """A case that raised: what, and where in the code.
 
-    Messages of unmask's own errors are for people. Those of others may quote any value, a secret text too: they are
+    Messages of unmask's own errors are for people. Third-party ones may quote any value, a secret text too: they are
     kept in `error`, where texts are kept as well, and never become the reason.
     """
     kind = type(error).__name__

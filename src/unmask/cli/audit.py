@@ -40,13 +40,16 @@ def audit_command(
         list[str] | None, typer.Option(help="Run only this case, by id, and compare with its finding; repeatable.")
     ] = None,
     retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Run cases again that ended in errors.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the plan and list its cases; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the plan, its models and extras, and list its cases; run nothing.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Run an audit. It can be stopped at any time and goes on with the same command.
 
     Exit codes: 0 no gate crossed, 1 a gate crossed, 2 a case ended in an error, 3 inconclusive, which is never 'safe'.
-    With --case: 0 the same finding again, 2 another one or an error, 3 nothing to compare with.
+    With --case: 0 the same finding again, 2 another one or an error, 3 nothing to compare with. With --dry-run: 0, or
+    2 if a case cannot run.
 
     Example: [bold]unmask audit plan.toml --out runs/audit[/bold]
 
@@ -61,8 +64,7 @@ def audit_command(
         planned = load_plan(plan)
     part = _shard(shard)
     if dry_run:
-        _list_cases(planned, out, part, json)
-        raise typer.Exit(EXIT_DONE)
+        raise typer.Exit(_list_cases(planned, out, part, engine.value, json))
     if case and (part or retry_errors or engine is not EngineName.local):
         raise InputError("--case repeats single cases in this process; leave --shard, --engine and --retry-errors out")
     if case:
@@ -98,7 +100,7 @@ def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int 
     """Run single cases again and compare; nothing is written, so that findings stay as they were."""
     from unmask.audit.engines import Means, run_local
     from unmask.audit.folder import MANIFEST, read_findings, read_manifest
-    from unmask.show import print_json, progress_bar
+    from unmask.show import print_json, progress_bar, suppress_broken_pipe
 
     wanted = [case for case in plan.cases if any(case.id.startswith(start) for start in starts)]
     if not wanted:
@@ -114,39 +116,48 @@ def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int 
         same = before is not None and replace(before, run={}).to_json() == replace(finding, run={}).to_json()
         verdict = "no finding to compare with" if before is None else "same finding" if same else "another finding"
         rows.append({"id": finding.id, "outcome": finding.outcome.name, "reason": finding.reason, "repeated": verdict})
-    if json:
-        print_json(rows)
-    else:
-        _print_rows(rows)
+    with suppress_broken_pipe():
+        if json:
+            print_json(rows)
+        else:
+            _print_rows(rows)
     if any(row["repeated"] == "another finding" or row["outcome"] == "ERROR" for row in rows):
         return EXIT_ERROR
     return EXIT_DONE if all(row["repeated"] == "same finding" for row in rows) else EXIT_INCONCLUSIVE
 
 
-def _list_cases(plan: Plan, out: Path, shard: Shard | None, json: bool) -> None:
-    """What would run."""
+def _list_cases(plan: Plan, out: Path, shard: Shard | None, engine: str, json: bool) -> int:
+    """What would run, and what is known already that cannot."""
+    from unmask.audit.check import find_problems
     from unmask.audit.runner import outline
-    from unmask.show import print_json
+    from unmask.show import note, print_json, suppress_broken_pipe, working
 
     work = outline(plan, out, shard)
+    with working("looking at the models"):
+        problems = find_problems(work.todo, engine)
     rows = [{"id": case.id, "case": str(case), "gates": ", ".join(case.gates)} for case in work.todo]
-    if json:
-        print_json({"todo": rows, "done": len(work.done)})
-    else:
-        _print_rows(rows)
+    with suppress_broken_pipe():
+        if json:
+            found = [{"problem": sentence, "cases": ids} for sentence, ids in problems.items()]
+            print_json({"todo": rows, "done": len(work.done), "problems": found})
+        else:
+            _print_rows(rows)
+    for sentence, ids in problems.items():
+        note(f"{len(ids)} of {len(rows)} cases cannot run: {sentence}")
+    return EXIT_ERROR if problems else EXIT_DONE
 
 
 def _print_rows(rows: list[dict[str, str]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from unmask.show import printable
+    from unmask.show.audit import OutputConsole
 
     table = Table(*(rows[0] if rows else ("nothing to do",)))
     for row in rows:
         table.add_row(*(Text(printable(value)) for value in row.values()))
-    Console().print(table)
+    OutputConsole().print(table)
 
 
 def _shard(text: str | None) -> Shard | None:

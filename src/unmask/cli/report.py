@@ -40,13 +40,13 @@ def report_command(
 
     In CI: [bold]unmask report runs/release --format junit --format sarif --gate[/bold]
     """
-    from rich.console import Console
     from rich.text import Text
 
     from unmask.audit.folder import read_audit
     from unmask.audit.verdict import reach_verdict
     from unmask.report.write import FORMATS, write_reports_of
-    from unmask.show import print_json, printable
+    from unmask.show import print_json, printable, suppress_broken_pipe
+    from unmask.show.audit import OutputConsole
 
     audit = read_audit(folder)
     verdict = reach_verdict(audit)
@@ -54,9 +54,10 @@ def report_command(
     paths = write_reports_of(audit, verdict, folder, show_secrets=show_secrets, formats=wanted, out=out)
     if json:
         reports = {name: str(path) for name, path in paths.items()}
-        print_json({"exit_code": verdict.exit_code, "headline": verdict.headline, "reports": reports})
+        with suppress_broken_pipe():
+            print_json({"exit_code": verdict.exit_code, "headline": verdict.headline, "reports": reports})
     else:
-        console = Console()
+        console = OutputConsole()
         console.print(Text(printable(verdict.headline, longest=4000), style="bold"))
         for name, path in paths.items():
             console.print(Text(f"{name:9} {printable(str(path), longest=4000)}"), soft_wrap=True)

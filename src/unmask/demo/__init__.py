@@ -23,7 +23,7 @@ from unmask.errors import UnknownModelError
 from unmask.models.catalog import list_models
 from unmask.report import write_reports
 from unmask.show import note, working
-from unmask.show.audit import audit_progress
+from unmask.show.audit import OutputConsole, audit_progress
 
 DEMO_PLAN = Path(__file__).with_name("plan.toml")
 
@@ -34,7 +34,7 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     Must hold: what is not defended leaks in full, and controls give nothing. It can be stopped at any time; called
     again it goes on, and only tells what is done already.
     """
-    console = Console()
+    console = OutputConsole()
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / PLAN, plan_file.read_text(encoding="utf-8"))
     plan = load_plan(out / PLAN)
@@ -84,7 +84,7 @@ def _conclude(console: Console, plan: Plan, out: Path) -> bool:
 
 
 def _controls(plan: Plan) -> set[str]:
-    """Cases that stand under no gate."""
+    """Cases without a gate."""
     return {case.id for case in plan.cases if not case.gates}
 
 

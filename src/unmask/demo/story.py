@@ -17,7 +17,7 @@ from unmask.report.threats import threat_of
 from unmask.show import printable
 from unmask.show.audit import OUTCOME_COLOURS
 
-_CAPTION = "A defence that stopped this attack is not 'safe'; 'inconclusive' means that the attack could not tell."
+_CAPTION = "A defence that stopped this attack is not 'safe'; 'inconclusive' says nothing about it."
 
 
 def print_channel(console: Console, channel: str, plan: Plan) -> None:

@@ -28,7 +28,7 @@ Case = dict[str, Any]
 class Point:
     """All seeds at one x. Low and high are None with a single seed.
 
-    Of the runs that have a value, `num_unclear` could not tell; `num_lost` more raised or were not run.
+    Of the runs that have a value, `num_unclear` are inconclusive; `num_lost` more raised or were not run.
     """
 
     x: float

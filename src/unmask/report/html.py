@@ -88,7 +88,7 @@ def _figure(chart: Chart, number: int) -> dict[str, Any]:
     if any(point.chance is not None for point in points):
         sentences.append("Dashed: chance.")
     if any(point.is_open for point in points):
-        sentences.append("Hollow, dotted: a run could not tell, raised or was not run, so low is not 'safe'.")
+        sentences.append("Hollow, dotted: a run is inconclusive, raised or was not run, so low is not 'safe'.")
     if num_empty := sum(len(line.empty) for line in chart.lines):
         sentences.append(f"{num_empty} more {'place has' if num_empty == 1 else 'places have'} no value at all.")
     if num_ungated := sum(line.num_ungated for line in chart.lines):

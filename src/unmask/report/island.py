@@ -16,7 +16,7 @@ from unmask.audit.verdict import Verdict
 from unmask.harmless import shown
 from unmask.recovery import Status
 from unmask.report.case_names import full_name, is_live, is_shortened, repeat_command, specification
-from unmask.report.numbers import leak_in_full, scientific, written
+from unmask.report.numbers import control_in_words, leak_in_full, looked_for_in_words, scientific, written
 from unmask.report.page import Row, judgements_by_finding, plan_of
 from unmask.report.secrets import Secrets, error_traceback, reason
 from unmask.report.stops import Effect, Stop, Stops
@@ -52,7 +52,10 @@ def island(audit: Audit, verdict: Verdict, folder: Path, rows: Sequence[Row], sh
             **_details(finding, strings, show_secrets),
             "order": row.order,
             "gate": row.gate,
-            "gates": [[shown(one.gate.text), one.ruling.value] for one in judgements.get(finding.id, ())],
+            "gates": [
+                [shown(one.gate.text), one.ruling.value, strings.place(shown(one.why))]
+                for one in judgements.get(finding.id, ())
+            ],
             "stops": None if is_live(finding.case) else _stops(stops.of(finding), places),
             "command": repeat_command(path, str(folder), finding.id, show_secrets),
             **secrets.of(finding),
@@ -97,6 +100,10 @@ def _details(finding: Finding, strings: Strings, show_secrets: bool) -> dict[str
     }
     if finding.outcome is Outcome.LEAK and finding.status not in _PROVEN:
         details["note"] = strings.place("The adversary cannot prove it, but its guesses are right.")
+    if sought := looked_for_in_words(finding):
+        details["looked_for"] = strings.place(sought)
+    if control := control_in_words(finding):
+        details["control"] = strings.place(control)
     if limit := attack_limit(finding.case):
         details["limit"] = strings.place(limit)
     if finding.model_fingerprint:
@@ -149,4 +156,4 @@ def _effect(stop: Stop) -> str:
         case Effect.REDUCED:
             return f"reduced to {leak_in_full(stop.finding)}"
         case Effect.UNCLEAR:
-            return "the attack could not tell, which is not 'stopped'"
+            return "inconclusive, which is not 'stopped'"

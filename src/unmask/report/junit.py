@@ -17,7 +17,7 @@ from unmask.report.secrets import reason
 
 
 def render_junit(audit: Audit, verdict: Verdict, folder: Path) -> str:
-    """Failure: a gate is crossed. Error: a case raised, or its gate could not be judged. Skipped: the same, ungated."""
+    """Failure: a gate is crossed. Error: a case raised, or its gate is inconclusive. Skipped: the same, ungated."""
     suite = ElementTree.Element("testsuite", name="unmask audit")
     judgements = judgements_by_finding(verdict)
     for finding in audit.findings:
@@ -58,11 +58,13 @@ def _add(suite: ElementTree.Element, finding: Finding, judgement: Judgement | No
         node = ElementTree.SubElement(case, "failure", message=f"{gate} is crossed; {measured}", type="crossed")
         node.text = f"{full_name(finding.case)}\n{why}"
     elif judgement is not None and judgement.ruling is Ruling.INCONCLUSIVE:
-        _add_unknown(case, f"{gate} is inconclusive, which is not 'safe' ({finding.status}): {why}", is_gated=True)
+        open_point = f"{gate} is inconclusive, which is not 'safe' ({finding.status}): {shown(judgement.why)}"
+        _add_unknown(case, f"{open_point}; {why}", is_gated=True)
     elif judgement is None and finding.outcome is Outcome.INCONCLUSIVE:
         _add_unknown(case, f"inconclusive, which is not 'safe' ({finding.status}): {why}", is_gated=False)
     else:
-        ElementTree.SubElement(case, "system-out").text = f"{measured}\n{why}"
+        held = "" if judgement is None else f"{gate} is held: {shown(judgement.why)}\n"
+        ElementTree.SubElement(case, "system-out").text = f"{measured}\n{held}{why}"
 
 
 def _add_unknown(case: ElementTree.Element, message: str, is_gated: bool) -> None:

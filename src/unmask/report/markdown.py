@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from unmask.audit.finding import Outcome
+from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import Audit
 from unmask.audit.gates import Ruling
 from unmask.audit.verdict import Verdict
@@ -35,6 +35,7 @@ def render_markdown(audit: Audit, verdict: Verdict, folder: Path) -> str:
         *_gates(verdict, places),
         *_summary(audit),
         *_look_at(audit, verdict, folder),
+        *_leaks(audit, verdict),
         *_missing(audit),
     ]
     if audit.num_damaged:
@@ -70,13 +71,13 @@ def _summary(audit: Audit) -> list[str]:
 
 
 def _look_at(audit: Audit, verdict: Verdict, folder: Path) -> list[str]:
-    """Crossed gates, errors, then what could not be told."""
+    """Crossed gates, errors, then gates that are inconclusive."""
     crossed = {judgement.finding.id for judgement in verdict.crossed}
-    unclear = {judgement.finding.id for judgement in verdict.inconclusive}
+    unclear = {judgement.finding.id: judgement.why for judgement in verdict.inconclusive}
     ranks = {
         finding.id: 0 if finding.id in crossed else 1 if finding.outcome is Outcome.ERROR else 2
         for finding in audit.findings
-        if finding.id in crossed | unclear or finding.outcome is Outcome.ERROR
+        if finding.id in crossed | unclear.keys() or finding.outcome is Outcome.ERROR
     }
     if not ranks:
         return []
@@ -90,7 +91,7 @@ def _look_at(audit: Audit, verdict: Verdict, folder: Path) -> list[str]:
                 finding.outcome.value,
                 code_span(full_name(finding.case), 240),
                 leak_in_full(finding),
-                code_span(reason(finding), 240),
+                code_span(_why(finding, unclear.get(finding.id)), 480),
                 code_span(stopped[0], 120) if stopped else "–",
                 code_span(finding.id, 40),
             ]
@@ -101,6 +102,24 @@ def _look_at(audit: Audit, verdict: Verdict, folder: Path) -> list[str]:
     where = " (folders are left out)" if is_shortened(path, str(folder)) else ""
     again = [f"Run the first of them again{where}: {code_span(command, 4000)}"] if command else []
     return ["### Look at these first", table, *_more(len(chosen)), *again]
+
+
+def _why(finding: Finding, open_point: str | None) -> str:
+    """Why a gate is open, where that is not plain from how the attack ended, and the attack's own words."""
+    if open_point is None or finding.outcome in (Outcome.ERROR, Outcome.INCONCLUSIVE):
+        return reason(finding)
+    return f"{open_point}; {reason(finding)}"
+
+
+def _leaks(audit: Audit, verdict: Verdict) -> list[str]:
+    """What leaked in all cases, the most first, also where gates hold or none is set."""
+    rows = [row for row in page.rows(audit, verdict) if row.outcome is not Outcome.ERROR]
+    rows.sort(key=lambda row: -row.order[1])
+    body = [
+        [code_span(f"{row.channel} · {row.model} · {row.name}", 240), row.leak, row.gate, row.outcome.value]
+        for row in rows[:MAX_LINES]
+    ]
+    return ["### How much leaked", _table(["case", "leak", "gate", "outcome"], body), *_more(len(rows))] if body else []
 
 
 def _missing(audit: Audit) -> list[str]:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unmask.audit.finding import Finding, Outcome
+from unmask.audit.finding import Finding, Outcome, TextPair
 from unmask.audit.verdict import counted
 from unmask.harmless import shown
+from unmask.recovery import Aim, AmbiguityKind
 
 CONFIDENCE = 0.95
 SHARES = frozenset(
@@ -49,10 +50,10 @@ def leak(finding: Finding) -> tuple[str, float] | None:
 
 
 def leak_in_words(finding: Finding) -> str:
-    """How much leaked, as '93 % of tokens'. Nothing is never said of an attack that could not tell."""
+    """How much leaked, as '93 % of tokens'. Nothing is never said of an attack that is inconclusive."""
     measured = leak(finding)
     if finding.outcome is Outcome.INCONCLUSIVE and not (measured and measured[1]):
-        return "could not tell"
+        return "inconclusive"
     if finding.outcome is Outcome.LEAK and not finding.metrics:
         claims = ((len(finding.texts), "text"), (len(finding.tokens), "token"))
         return f"{' and '.join(counted(*claim) for claim in claims if claim[0]) or 'something'} claimed"
@@ -65,16 +66,51 @@ def leak_in_words(finding: Finding) -> str:
 
 
 def leak_in_full(finding: Finding) -> str:
-    """The same; of a leak also the number of exact texts, even where it is none, and the hidden size."""
+    """The same; of a leak also the number of exact texts, even where it is none, of near-exact ones and of those with
+
+    alternatives, and the hidden size.
+    """
     if finding.outcome is not Outcome.LEAK:
         return leak_in_words(finding)
-    exact = number(finding.metrics, "exact_texts")
-    words = [leak_in_words(finding)] + ([] if exact is None else [f"{exact:.0f} exact"])
+    words = [leak_in_words(finding), *_texts_in_words(finding.metrics)]
+    if num_open := sum(_has_alternatives(pair) for pair in finding.texts):
+        words.append(f"{num_open} known up to alternatives")
     if number(finding.metrics, "hidden_size_found"):
         words.append("hidden size found")
     elif share := number(finding.metrics, "hidden_size_share"):
         words.append(f"{percent(share)} of the hidden size as a lower bound")
     return ", ".join(words)
+
+
+def _texts_in_words(metrics: Mapping[str, Any]) -> list[str]:
+    exact, near = number(metrics, "exact_texts"), number(metrics, "near_exact_texts")
+    if exact is None:
+        return []
+    return [f"{exact:.0f} exact"] + ([f"{near:.0f} near-exact"] if near is not None and near > exact else [])
+
+
+def _has_alternatives(pair: TextPair) -> bool:
+    """Whether the text stands for several; how often it occurs is not its content."""
+    return any(point.kind != AmbiguityKind.COUNT.value for point in pair.ambiguities)
+
+
+def looked_for_in_words(finding: Finding) -> str:
+    """What the attack tried to find; empty where that is not known."""
+    if Aim.TEXTS.value in finding.looked_for:
+        return "tokens and whole texts."
+    if Aim.TOKENS.value in finding.looked_for:
+        return "tokens only. Their order was not tried, so nothing follows about texts."
+    return "weights." if Aim.WEIGHTS.value in finding.looked_for else ""
+
+
+def control_in_words(finding: Finding) -> str:
+    """What the same attack found without protection; empty where nothing protects the case."""
+    if finding.control is None:
+        return ""
+    metrics = finding.control["metrics"]
+    shares = [f"{percent(value)} {WORDS[name]}" for name in _LEAKS if (value := number(metrics, name)) is not None]
+    found = ", ".join([*shares, *_texts_in_words(metrics)]) or "nothing measured"
+    return f"without protection the same attack ended as {shown(finding.control['status'], 40)}: {found}."
 
 
 def percent(share: float) -> str:

@@ -24,11 +24,12 @@ _MOST_URGENT_FIRST = (Outcome.LEAK, Outcome.ERROR, Outcome.INCONCLUSIVE, Outcome
 
 @dataclass(frozen=True)
 class Named:
-    """A finding to point to."""
+    """A finding to point to, and why it is pointed to, where that needs a sentence."""
 
     place: int
     name: str
     id: str
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,21 +68,21 @@ class Row:
 
 
 def hero(verdict: Verdict) -> Hero:
-    """The verdict's face. Green only where gates were set and held and every case could be told."""
+    """The verdict's face. Green only where gates were set and held and no case is inconclusive."""
     match verdict.exit_code:
         case code if code == CROSSED:
             return Hero("crossed", "Gate crossed", "At least one case breaks a rule of the plan.")
         case code if code == FAILED:
             return Hero("error", "Not whole", "Cases ended in an error. Nothing is known about them.")
         case code if code == INCONCLUSIVE:
-            return Hero("unclear", "Inconclusive", "The audit cannot say whether the gates hold. That is not 'safe'.")
+            return Hero("unclear", "Inconclusive", "The audit cannot say that the gates hold. That is not 'safe'.")
     if not verdict.judgements:
         note = "No gate was set, so there is nothing to pass. Read the findings below."
         return Hero("neutral", "No gate set", note)
     note = _why_held([judgement.gate.metric in PROVEN for judgement in verdict.judgements])
     if unknown := verdict.outcomes.get(Outcome.INCONCLUSIVE):
-        cases = f"{unknown} case{'' if unknown == 1 else 's'}"
-        return Hero("neutral", "No gate crossed", f"{note} In {cases} the attack could not tell, which is not 'safe'.")
+        cases = f"{unknown} case{' is' if unknown == 1 else 's are'}"
+        return Hero("neutral", "No gate crossed", f"{note} {cases} inconclusive, which is not 'safe'.")
     return Hero("held", "No gate crossed", note)
 
 
@@ -91,13 +92,16 @@ def _why_held(of_the_protocol: Sequence[bool]) -> str:
     if any(of_the_protocol):
         return (
             "Gates on ε or cosine hold by the numbers of the protocol itself, the others against these attacks. "
-            "Other attacks were not measured."
+            f"{_WORTH}"
         )
-    return "Every gate of the plan held against these attacks. Other attacks were not measured."
+    return f"Every gate of the plan held against these attacks. {_WORTH}"
+
+
+_WORTH = "They find what the gates forbid where nothing protects it; other attacks were not measured."
 
 
 def gate_lines(verdict: Verdict, places: Mapping[str, int]) -> list[GateLine]:
-    """Gates, the crossed ones first, with the findings that crossed them or could not tell."""
+    """Gates, the crossed ones first, with the findings that crossed them or left them open."""
     by_gate: dict[str, list[Judgement]] = {}
     for judgement in verdict.judgements:
         by_gate.setdefault(judgement.gate.text, []).append(judgement)
@@ -106,7 +110,12 @@ def gate_lines(verdict: Verdict, places: Mapping[str, int]) -> list[GateLine]:
         counts = Counter(judgement.ruling for judgement in judgements)
         worst = next(ruling for ruling in _WORST_FIRST if counts[ruling])
         named = [
-            Named(places[judgement.finding.id], full_name(judgement.finding.case), shown(judgement.finding.id))
+            Named(
+                places[judgement.finding.id],
+                full_name(judgement.finding.case),
+                shown(judgement.finding.id),
+                shown(judgement.why) if worst is Ruling.INCONCLUSIVE else "",
+            )
             for judgement in judgements
             if judgement.ruling is worst and worst is not Ruling.HELD
         ]

@@ -26,7 +26,7 @@ _HOME = "https://github.com/unmask-audit/unmask"
 LEAK, UNCLEAR, FAILURE, MISSING = "leak-without-gate", "inconclusive", "error", "not-run"
 _RULES: Mapping[str, str] = {
     LEAK: "A case leaks, and the plan sets no gate on it.",
-    UNCLEAR: "The attack could not tell, which is not 'safe'.",
+    UNCLEAR: "The attack did not apply or did not end, which is not 'safe'.",
     FAILURE: "A case ended in an error, so nothing is known about it.",
     MISSING: "A planned case was not run yet.",
 }
@@ -81,7 +81,7 @@ def _results(finding: Finding, judgements: Sequence[Judgement]) -> list[tuple[st
         if judgement.ruling is Ruling.CROSSED:
             results.append((gate, "error", f"The gate '{gate}' is crossed. {measured}", case_id))
         elif judgement.ruling is Ruling.INCONCLUSIVE:
-            text = f"The gate '{gate}' could not be judged, which is not 'safe'. {name}: {why}"
+            text = f"The gate '{gate}' is inconclusive, which is not 'safe': {shown(judgement.why)}. {name}: {why}"
             results.append((gate, "warning", text, case_id))
     if judgements:
         return results

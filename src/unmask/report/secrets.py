@@ -9,12 +9,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask import errors
-from unmask.audit.finding import ERROR, Finding, TextPair
+from unmask.audit.finding import ERROR, Finding, OpenPoint, TextPair
 from unmask.harmless import shown
+from unmask.recovery import AmbiguityKind
 from unmask.report.folders import without_folders
 
 MAX_TEXTS, MAX_TOKENS, LONGEST_PIECE = 64, 256, 80
 MAX_PIECES = 250_000  # in a whole report
+MAX_OPEN = 16  # points that are left open, of one text
+_OPEN: Mapping[str, str] = {
+    AmbiguityKind.EQUAL_TOKENS.value: "tokens that no forward pass tells apart may stand at a place.",
+    AmbiguityKind.LEADING_RUN.value: "how often the first token is repeated at the start.",
+    AmbiguityKind.OPEN_END.value: "the text may go on with tokens that leave no trace.",
+    AmbiguityKind.COUNT.value: "how often the batch holds the text.",
+}
 _MARKS = {"place": "p", "bag": "b", "no": "n"}
 _OURS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type))
 HELD_BACK = "The message is held back, because it may quote a text; findings.jsonl has it."
@@ -45,6 +53,12 @@ class Secrets:
                     "certain": pair.certain,
                     "exact": pair.exact,
                     "count": pair.count,
+                    "near_exact": pair.near_exact,
+                    **(
+                        {"open": [self._open(point) for point in pair.ambiguities[:MAX_OPEN]]}
+                        if pair.ambiguities
+                        else {}
+                    ),
                 }
                 for pair in pairs
             ]
@@ -53,6 +67,15 @@ class Secrets:
         if finding.tokens:
             document["bag"] = self._marked(finding.tokens)
         return document
+
+    def _open(self, point: OpenPoint) -> tuple[str, str | None]:
+        """What is open about a text: for everybody, and in full, with its alternatives, where secrets are shown."""
+        plain = _OPEN.get(point.kind, "something about this text.")
+        if not self.show:
+            return plain, None
+        where = "" if point.position is None else f" (token {point.position + 1})"
+        listed = ", ".join(f"'{shown(one, LONGEST_PIECE)}'" for one in point.alternatives[:MAX_TOKENS])
+        return plain, f"{shown(point.reason)}{where}{f': {listed}' if listed else ''}"
 
     def _fits(self, pair: TextPair) -> bool:
         size = sum(min(len(side), MAX_TOKENS) for side in (pair.true, pair.recovered) if side is not None)

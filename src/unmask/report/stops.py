@@ -16,7 +16,7 @@ from unmask.report.numbers import leak, number
 
 _PROTECTION = ("defences", "protocol", "clients")
 _AMOUNTS = ("token_recall", "exact_rate", "weights_rate", "hidden_size_found", "hidden_size_share")
-# Settings that protect the more, the larger or the smaller they are; of others nobody can say it.
+# Settings that protect the more, the larger or the smaller they are; of other settings nobody can say it.
 _LARGER = frozenset({"sigma", "noise_multiplier", "clients", "local_steps"})
 _SMALLER = frozenset({"decimals", "max_norm", "max_grad_norm", "norm", "share", "k", "queries"})
 
@@ -25,9 +25,9 @@ class Effect(Enum):
     """What the other findings of the same case under another protection showed, over all seeds."""
 
     STOPPED = "stopped"
-    SOMETIMES = "stopped in some seeds"  # never 'stopped': another seed leaks, raised or could not tell
+    SOMETIMES = "stopped in some seeds"  # never 'stopped': another seed leaks, raised or is inconclusive
     REDUCED = "reduced"
-    UNCLEAR = "could not tell"  # never 'stopped': the attack did not apply or did not end
+    UNCLEAR = "inconclusive"  # never 'stopped': the attack did not apply or did not end
 
 
 @dataclass(frozen=True)

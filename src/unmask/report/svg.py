@@ -75,7 +75,7 @@ def describe(chart: Chart) -> str:
 
 
 def marker(index: int, x: float, y: float, is_hollow: bool = False) -> Markup:
-    """A marker whose shape tells lines apart without colour; hollow where a run could not tell."""
+    """A marker whose shape tells lines apart without colour; hollow where a run is inconclusive."""
     kind = f'class="m c{index}{" hollow" if is_hollow else ""}"'
     shapes = (
         f'<circle {kind} cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>',
@@ -161,7 +161,7 @@ def _path(places: Sequence[tuple[float, float]], scale: Scale) -> str:
 
 
 def _said(line: Line, point: Point) -> str:
-    unclear = f", {point.num_unclear} of {point.num_runs} could not tell" if point.num_unclear else ""
+    unclear = f", {point.num_unclear} of {point.num_runs} inconclusive" if point.num_unclear else ""
     lost = f", {point.num_lost} more raised or not run" if point.num_lost else ""
     return f"{line.name}, {_x(point.x)}: {percent(point.mean)}{unclear}{lost}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -19,7 +21,9 @@ from rich.text import Text
 from unmask.audit.case import describe
 from unmask.audit.finding import Finding, Outcome
 from unmask.audit.runner import Work
-from unmask.audit.verdict import Verdict
+from unmask.audit.verdict import Judgement, Verdict
+from unmask.report.numbers import leak, leak_in_full
+from unmask.report.page import judgements_by_finding, worst_ruling
 from unmask.show import note, print_json, printable
 
 OUTCOME_COLOURS = {
@@ -30,6 +34,18 @@ OUTCOME_COLOURS = {
 }
 _VERDICT_COLOURS = {0: "green", 1: "red", 2: "magenta", 3: "yellow"}
 _MOST_NAMED = 20  # findings that are named one by one
+
+
+class OutputConsole(Console):
+    """Standard output whose reader may go away, as `head` does: what is printed then goes nowhere, and nothing ends.
+
+    Rich would end the program with 1, which says that a gate is crossed.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Go on in silence."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class AuditTable:
@@ -111,7 +127,7 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
     if json:
         print_json(verdict_document(verdict, folder, findings))
         return
-    console = Console()
+    console = OutputConsole()
     console.print(Panel(Text(printable(verdict.headline)), title="verdict", style=_VERDICT_COLOURS[verdict.exit_code]))
     for title, judgements in (("crossed", verdict.crossed), ("inconclusive", verdict.inconclusive)):
         for judgement in judgements[:_MOST_NAMED]:
@@ -121,7 +137,7 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
             line = f"{title}: '{judgement.gate}'{measured} · {finding.id} · {describe(finding.case)}"
             console.print(Text(printable(line), style=OUTCOME_COLOURS[finding.outcome]))
             if title != "crossed":
-                console.print(Text(f"    {printable(finding.reason)}", style="dim"))
+                console.print(Text(f"    {printable(_why(judgement))}", style="dim"))
         if len(judgements) > _MOST_NAMED:
             console.print(Text(f"… and {len(judgements) - _MOST_NAMED} more", style="dim"))
     errors = [finding for finding in findings if finding.outcome is Outcome.ERROR]
@@ -129,9 +145,34 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
         line = f"error: {finding.id} · {describe(finding.case)} · {finding.reason}"
         console.print(Text(printable(line), style=OUTCOME_COLOURS[Outcome.ERROR]))
     if errors:
-        console.print(Text("mend the cause, then run the same command with --retry-errors", style="dim"))
+        console.print(Text("fix the cause, then run the same command with --retry-errors", style="dim"))
+    console.print(_leaks(verdict, findings))
     where = printable(str(folder), longest=4000)
     console.print(Text(f"everything is in {where}, as sensitive as the secrets; next: unmask report {where}"))
+
+
+def _why(judgement: Judgement) -> str:
+    """Why a gate is open; where the attack did not end, its own reason says more."""
+    finding = judgement.finding
+    return f"{judgement.why}; {finding.reason}" if finding.ran_to_the_end else finding.reason
+
+
+def _leaks(verdict: Verdict, findings: Sequence[Finding]) -> Table:
+    """How much leaked in each case, the most first, whether or not a gate is crossed."""
+    judgements = judgements_by_finding(verdict)
+    told = sorted(
+        (finding for finding in findings if finding.outcome is not Outcome.ERROR),
+        key=lambda finding: -(leak(finding) or ("", -1.0))[1],
+    )
+    left_out = f"… and {len(told) - _MOST_NAMED} more, in the report" if len(told) > _MOST_NAMED else None
+    table = Table("how much leaked", "gate", "case", box=SIMPLE_HEAD, caption=left_out, caption_justify="left")
+    for finding in told[:_MOST_NAMED]:
+        table.add_row(
+            Text(printable(leak_in_full(finding)), style=OUTCOME_COLOURS[finding.outcome]),
+            worst_ruling(judgements.get(finding.id, ())),
+            Text(printable(describe(finding.case))),
+        )
+    return table
 
 
 def verdict_document(verdict: Verdict, folder: Path, findings: Sequence[Finding]) -> dict[str, object]:
@@ -144,6 +185,7 @@ def verdict_document(verdict: Verdict, folder: Path, findings: Sequence[Finding]
             {
                 "gate": judgement.gate.text,
                 "ruling": judgement.ruling.value,
+                "why": judgement.why,
                 "finding": judgement.finding.id,
                 "measured": judgement.finding.metrics.get(judgement.gate.metric),
             }
@@ -151,7 +193,13 @@ def verdict_document(verdict: Verdict, folder: Path, findings: Sequence[Finding]
         ],
         "missing": list(verdict.missing),
         "findings": [
-            {"id": finding.id, "outcome": finding.outcome.name, "status": finding.status, "reason": finding.reason}
+            {
+                "id": finding.id,
+                "outcome": finding.outcome.name,
+                "status": finding.status,
+                "leak": leak_in_full(finding),
+                "reason": finding.reason,
+            }
             for finding in findings
         ],
         "folder": str(folder),

@@ -69,12 +69,13 @@
     for (const pair of finding.texts || []) {
       const told = [];
       if (pair.recovered)
-        told.push(pair.exact ? "exact" : "not exact", pair.certain ? "certain by its certificate" : "a best effort");
+        told.push(pair.exact ? "exact" : pair.near_exact ? "near-exact" : "not exact", pair.certain ? "certain by its certificate" : "a best effort");
       if (pair.count > 1) told.push(`${pair.count} times in the batch`);
+      const open = (pair.open || []).map(([plain, full]) => make("p", "told", `Open: ${revealed && full ? full : plain}`));
       node.append(make("div", "pair",
         side("True", pair.true, finding.metrics.length ? "matches no true text" : "not known to the auditor"),
         side("Recovered", pair.recovered, "no text recovered"),
-        told.length ? make("p", "told", told.join(" · ")) : null));
+        told.length ? make("p", "told", told.join(" · ")) : null, ...open));
     }
     if (finding.left_out) node.append(make("p", "absent", `${finding.left_out} more texts are left out here; findings.jsonl has them.`));
     if (finding.bag) node.append(make("div", "pair", make("div", "told", make("h4", "", "Bag of words"), tokens(finding.bag, "bag"))));
@@ -95,7 +96,7 @@
       lines.append(make("tr", "", th, make("td", "", value), make("td", "", chance || "–")));
     }
     table.append(lines);
-    const note = finding.outcome === "INCONCLUSIVE" ? make("p", "absent", "The attack could not tell, so a low number here is not 'safe'.") : null;
+    const note = finding.outcome === "INCONCLUSIVE" ? make("p", "absent", "The attack is inconclusive, so a low number here is not 'safe'.") : null;
     return card("Measured, beside chance", "", note, table);
   };
 
@@ -155,8 +156,10 @@
     if (finding.note !== undefined) top.append(make("p", "", data.strings[finding.note]));
     if (reason) top.append(make("p", "", make("strong", "", "Why: "), reason));
     if (finding.traceback) top.append(make("pre", "trace", finding.traceback.join("\n")));
-    for (const [gate, ruling] of finding.gates)
-      top.append(make("p", "", make("span", `pill g-${ruling}`, ruling), " ", make("code", "", gate)));
+    if (finding.looked_for !== undefined) top.append(make("p", "", make("strong", "", "Looked for: "), data.strings[finding.looked_for]));
+    if (finding.control !== undefined) top.append(make("p", "", make("strong", "", "Control: "), data.strings[finding.control]));
+    for (const [gate, ruling, why] of finding.gates)
+      top.append(make("p", "", make("span", `pill g-${ruling}`, ruling), " ", make("code", "", gate), ` ${data.strings[why]}`));
     const used = data.strings[finding.used];
     const cost = card("Cost", "", pairs([...finding.cost, ...finding.run]), used ? folded("Tensors used", make("p", "", make("code", "", used))) : null);
     const spec = [["id", finding.id], ...finding.case];

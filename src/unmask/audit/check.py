@@ -1,0 +1,115 @@
+"""What can be known of a plan before it runs: missing extras and weights, unknown models, tasks and layers they lack.
+
+Models are built from their configuration alone, without memory for their weights, so this takes seconds for any size.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unmask.audit.case import Case
+from unmask.audit.secrets import parse_secret
+from unmask.errors import InputError, UnmaskError
+from unmask.evidence.gradients import Task
+from unmask.evidence.outputs import Site
+from unmask.models.adapter import Model
+from unmask.models.catalog import CATALOG, _is_offline, list_models, resolve
+from unmask.models.load import adapt
+
+# Protocol → the package that it needs, and the extra that brings it.
+_EXTRAS: Mapping[str, tuple[str, str]] = {"dpsgd": ("opacus", "dp"), "lora": ("peft", "lora")}
+
+
+def find_problems(cases: Sequence[Case], engine: str = "local") -> dict[str, list[str]]:
+    """Sentences about what cannot run, each with the ids of its cases; empty where nothing is known to be wrong."""
+    problems: dict[str, list[str]] = {}
+    outlines: dict[str, Model | str | None] = {}
+    for case in cases:
+        name = case["model"]
+        if name and name not in outlines:
+            outlines[name] = _outline(name)
+        found = [_missing_extra(case), _model_problem(case, outlines.get(name))]
+        if engine == "ray" and importlib.util.find_spec("ray") is None:
+            found.append("--engine ray needs Ray, which is not installed; run: pip install 'unmask[ray]'")
+        for sentence in filter(None, found):
+            problems.setdefault(sentence, []).append(case.id)
+    return problems
+
+
+def _missing_extra(case: Case) -> str | None:
+    protocol = str(case.spec.get("protocol", "")).partition(":")[0]
+    package, extra = _EXTRAS.get(protocol, ("", ""))
+    if not package or importlib.util.find_spec(package) is not None:
+        return None
+    return f"the protocol '{protocol}' needs {package}, which is not installed; run: pip install 'unmask[{extra}]'"
+
+
+def _outline(name: str) -> Model | str | None:
+    """The model without its weights; why it cannot load; or None where that shows only when it is converted."""
+    try:
+        listing = next((entry for entry in list_models() if entry.name == name), None)
+        if listing is not None and listing.install_command:
+            return f"the weights of '{name}' are not installed; run: {listing.install_command}"
+        if listing is not None and listing.converted is False:
+            return None
+        source = resolve(name)
+        if isinstance(source, Path) and not any(source.glob("*.safetensors")):
+            return f"the folder {source} has no weights; expected *.safetensors"
+        return adapt(_build(source))
+    except UnmaskError as error:
+        return str(error)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        return f"the model '{name}' cannot be loaded: {reason} The catalogue has {', '.join(CATALOG)}"
+
+
+def _build(source: Path | str) -> Any:
+    """A transformers model on the meta device; of a hub name the configuration alone is asked for."""
+    import transformers
+
+    from unmask.models.gguf_cache import quiet_transformers
+
+    with quiet_transformers(), torch.device("meta"):
+        offline = isinstance(source, Path) or _is_offline()
+        config = transformers.AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+        kind: Any = getattr(transformers, (config.architectures or [""])[0], None)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            return kind(config)
+        return transformers.AutoModel.from_config(config, trust_remote_code=False)
+
+
+def _model_problem(case: Case, model: Model | str | None) -> str | None:
+    """What a case asks of its model, and the model lacks."""
+    if model is None or isinstance(model, str):
+        return model
+    name, spec = case["model"], case.spec
+    task, secret = spec.get("task"), spec.get("secret")
+    if task == Task.NEXT_TOKEN.value and (not model.causal or model.unembedding is None):
+        return f"'{name}' cannot be trained for next_token: it is no causal model with a language head"
+    if task == Task.MASKED_TOKEN.value and (model.causal or model.token_head is None):
+        return f"'{name}' cannot be trained for masked_token: it is no encoder with a language head"
+    if spec["channel"] == "outputs":
+        return _layer_problem(name, spec["layer"], Site(spec["site"]), model)
+    if secret is not None:
+        try:
+            wanted = parse_secret(secret)
+        except InputError as error:
+            return str(error)
+        if wanted.name == "output-layer" and model.unembedding is None:
+            return f"'{name}' predicts no tokens, so it has no output layer to hide"
+        if wanted.settings.get("layer", 0) >= model.num_blocks:
+            return f"'{secret}' is a layer that '{name}' lacks: it has {model.num_blocks} blocks, from 0 on"
+    return None
+
+
+def _layer_problem(name: str, layer: int | str, site: Site, model: Model) -> str | None:
+    last = model.num_blocks - (site is Site.ATTENTION)
+    if layer == "last" or (int(layer) <= last and site is not Site.FINAL_NORM) or layer == last:
+        return None
+    allowed = f"be {last}" if site is Site.FINAL_NORM else f"lie in 0…{last}"
+    return f"layer {layer} at '{site.value}' is one that '{name}' lacks: it must {allowed}"
