@@ -155,6 +155,7 @@ class RecoveredTexts:
 
     texts: tuple[RecoveredText, ...] = ()
     token_set: frozenset[int] = frozenset()
+    token_classes: tuple[tuple[int, ...], ...] = ()  # of each, at least one token occurs, and it is open which
 
     @property
     def certain(self) -> tuple[RecoveredText, ...]:

@@ -49,8 +49,9 @@ def observe_gradients(
     computes it. A text may be a pair, a tuple of two texts, where the model has token types.
     Classification uses the model's own head if it has one, else a linear `head` (labels, d), drawn for `num_labels`
     outputs where none is given, on the `pooling` of the last states (decoders: last token; encoders: first, that is
-    [CLS]). The server has sent the head, so the evidence states it. `labels` are drawn at random when not given. Masked-token training hides `mask_share` of the tokens (`masking.py`) and predicts them with the
-    model's own head if it has one, else with its token embeddings on the last states, a tied output layer.
+    [CLS]). The server has sent the head, so the evidence states it. `labels` are drawn at random when not given.
+    Masked-token training hides `mask_share` of the tokens (`masking.py`) and predicts them with the model's own head
+    if it has one, else with its token embeddings on the last states, a tied output layer.
     `train_mode` keeps dropout on. `parameters` keeps only gradients whose names contain one of them.
     """
     task, pooling = as_task(task), checked_pooling(model, pooling)

@@ -11,7 +11,7 @@ from unmask.attacks.gradients.embedding_rows import positions_from_rows, tokens_
 from unmask.attacks.gradients.lora_tokens import lora_tokens
 from unmask.attacks.gradients.noisy_tokens import NoisyTokens, is_adaptive, noisy_tokens
 from unmask.attacks.gradients.sites import first_input_site
-from unmask.attacks.gradients.token_filter import Candidates, filter_tokens
+from unmask.attacks.gradients.token_filter import Candidates, filter_tokens, merge_equal
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import FLOAT32_FLOOR, Gap
 from unmask.models.adapter import Model
@@ -67,6 +67,7 @@ def _exactly(
         unseen = frozenset() if model.gradient_free_token is None else frozenset([model.gradient_free_token])
         tokens = torch.cat([rows, torch.tensor(sorted(unseen - set(rows.tolist())), dtype=torch.long).to(rows)])
         candidates = Candidates(dict.fromkeys(everywhere, tokens), Gap(0.0, 1.0), model.vocab_size, unseen)
+        candidates = merge_equal(candidates, model, told_apart=True)
         read = [model.token_embedding] if positions is None else [model.token_embedding, model.position_embedding]
         return BagOfWords(candidates, tuple(name for name in read if name is not None))
     site = first_input_site(evidence, model)
@@ -81,7 +82,7 @@ def _exactly(
     floor, needed = _precision(evidence, min_gap_decades)
     span = site.span if model.num_token_types < 2 else site.span.joined(model.token_type_directions)
     candidates = filter_tokens(model, span, num_probes=num_probes, generator=generator, floor=floor)
-    return _judged(candidates, site.parameters, needed)
+    return _judged(merge_equal(candidates, model, told_apart=False), site.parameters, needed)
 
 
 def _statistically(
@@ -140,7 +141,7 @@ def _from_adapters(
 
 def _judged(candidates: Candidates, used: tuple[str, ...], min_gap_decades: float) -> BagOfWords:
     """Candidates whose distances stand apart from all others; else none."""
-    if not candidates.tokens:
+    if not candidates.searched:
         reason = (
             "no token of the vocabulary lies in the span of block 0's gradients: they are of other weights, or of a "
             "client that trained with dropout"

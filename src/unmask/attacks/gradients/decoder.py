@@ -12,13 +12,16 @@ Source: DAGER, arXiv 2405.15586, with the deviations that each module states.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from unmask.attacks.gradients.arrivals import Arrivals, highest_down_projection
 from unmask.attacks.gradients.bag_of_words import statistical_bag
 from unmask.attacks.gradients.beyond import Completion, complete, dependencies, wide_site
 from unmask.attacks.gradients.candidates import find_candidates
+from unmask.attacks.gradients.confirm import arrivals_of, confirm_classification, confirm_next_token
 from unmask.attacks.gradients.endings import (
     Ending,
     endings_at_leaves,
@@ -33,7 +36,7 @@ from unmask.attacks.gradients.token_filter import Candidates
 from unmask.attacks.gradients.verdict import Findings, bag_of_words, verdict
 from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
-from unmask.evidence.gradients import GradientEvidence, Task
+from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.linalg.gap import widest_gap
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
@@ -75,11 +78,12 @@ class DecoderAttack:
             return no_result(bag.status, bag.reason, bag.used, started)
         if bag.expected_false is not None:
             return statistical_bag(bag, started)
-        found = self._search_sites(evidence, model, bag.candidates, generator, progress)
+        working = as_gradient(evidence)
+        found = self._search_sites(working, model, bag.candidates, generator, progress)
         wide = None
         if found is None:
-            wide = wide_site(evidence, model)
-            completion = self._complete(wide, evidence, model, bag.candidates, generator, progress)
+            wide = wide_site(working, model)
+            completion = self._complete(wide, working, model, bag.candidates, generator, progress)
             if completion.site is None:
                 reason = _why_no_site(evidence, model)
                 return bag_of_words(bag.candidates, bag.used, reason, started, _guesses(model, completion, evidence))
@@ -89,16 +93,35 @@ class DecoderAttack:
             why = f"no prefix passed at the {site.name}"
             return bag_of_words(bag.candidates, bag.used, why, started, searched=True)
         progress("reading endings", 0, 1)
-        clear = forest.is_clear(self.min_gap_decades)
-        endings, read = self._endings(evidence, model, site, forest, generator) if clear else (None, ())
-        doubtful = self._seen_to_go_on(model, site, forest, endings or [])
+        read = self._read_endings(working, model, site, forest, bag.candidates, generator)
+        progress("running the client again", 0, 1)
+        if read.labelled and read.has_ends:
+            confirmation = confirm_next_token(evidence, working, model, forest, read.endings, bag.candidates.equal)
+        else:
+            confirmation = confirm_classification(working, model, forest, read.endings, read.arrivals)
+        doubtful = self._seen_to_go_on(model, site, forest, confirmation.endings)
         doubtful |= frozenset() if wide is None else self._unverified(model, forest, wide)
-        used = (*bag.used, *site.parameters, *read)
-        later = second_input_site(evidence, model) if self.confirm else None
+        used = (*bag.used, *site.parameters, *read.used)
+        later = second_input_site(working, model) if self.confirm else None
         if later is not None and not later.span.is_saturated:
             doubtful |= self._unconfirmed(model, forest, later)
             used = (*used, *later.parameters)
-        findings = Findings(model, bag.candidates, site, forest, endings, used, self.min_gap_decades, doubtful)
+        if confirmation.agreement is not None:
+            used = (*used, *evidence.gradients)
+        findings = Findings(
+            model=model,
+            candidates=bag.candidates,
+            site=site,
+            forest=forest,
+            confirmation=confirmation,
+            used=tuple(dict.fromkeys(used)),
+            min_gap_decades=self.min_gap_decades,
+            labelled=read.labelled,
+            has_ends=read.has_ends,
+            has_masked_labels=read.has_masked_labels,
+            names=read.names,
+            doubtful=doubtful,
+        )
         return verdict(evidence, findings, started)
 
     def _search_sites(
@@ -165,20 +188,63 @@ class DecoderAttack:
         threshold = widest_gap(distances, ceiling=_FAR).threshold
         return frozenset(node for node, d in zip(nodes, distances.tolist(), strict=True) if d > threshold)
 
-    def _endings(
-        self, evidence: GradientEvidence, model: Model, site: Site, forest: Forest, generator: torch.Generator
-    ) -> tuple[list[Ending] | None, tuple[str, ...]]:
-        """Texts with their last tokens, and the tensors that told; None if the update does not hold what tells."""
-        classified = evidence.task is Task.CLASSIFICATION or model.unembedding is None
-        if classified and evidence.num_texts == len(forest.leaves) and forest.explains(site.span.rank, model):
-            return endings_at_leaves(model, forest.leaves), ()  # as many leaves as texts: every text ends at one
+    def _read_endings(
+        self,
+        evidence: GradientEvidence,
+        model: Model,
+        site: Site,
+        forest: Forest,
+        candidates: Candidates,
+        generator: torch.Generator,
+    ) -> _Read:
+        """Texts with their last tokens; one for each leaf where the update does not hold what tells."""
+        labelled = evidence.task is not Task.CLASSIFICATION and model.unembedding is not None
+        leaves = endings_at_leaves(model, forest.leaves)
+        if not forest.is_clear(self.min_gap_decades):
+            return _Read(leaves, labelled, has_ends=False)
+        if not labelled:
+            nodes, arrivals = arrivals_of(evidence, model, forest)
+            top = highest_down_projection(evidence, model)
+            ends = None
+            if arrivals is not None and top is not None and top[0] == model.num_blocks - 1:
+                ends = endings_of_classification(model, nodes, arrivals.sizes, evidence.pooling)
+            used = () if arrivals is None else (arrivals.parameter,)
+            known = ends is not None or evidence.num_texts == len(forest.leaves)  # then every text ends at a leaf
+            return _Read(leaves if ends is None else ends, False, known, arrivals=arrivals, used=used)
         gradient, layer = last_down_projection(evidence, model)
         if gradient is None or len(forest.nodes) > gradient.shape[0]:
-            return None, ()
+            return _Read(leaves, True, has_ends=False)
         rows = last_block_rows(model, forest, self.memory_budget_bytes)
-        if classified:
-            return endings_of_classification(model, rows, gradient), (layer,)
-        return endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes), (layer,)
+        reading = endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes, candidates.equal)
+        if not reading.endings:
+            return _Read(leaves, True, has_ends=False, used=(layer,))
+        return _Read(reading.endings, True, True, reading.has_masked_labels, reading.names, used=(layer,))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Endings of texts, and what tells or does not tell them."""
+
+    endings: list[Ending]
+    labelled: bool
+    has_ends: bool
+    has_masked_labels: bool = False
+    names: Mapping[Node, frozenset[int]] = field(default_factory=dict)
+    arrivals: Arrivals | None = None
+    used: tuple[str, ...] = ()
+
+
+def as_gradient(evidence: GradientEvidence) -> GradientEvidence:
+    """One plain step of gradient descent as its gradient, −Δ/learning rate; everything else as it is.
+
+    Where the learning rate is not known, the gradient is right up to a factor.
+    """
+    plain = evidence.optimizer in (None, "sgd") and not evidence.weight_decay and not evidence.momentum
+    if evidence.update is not Update.DELTA or evidence.num_steps not in (None, 1) or not plain:
+        return evidence
+    rate = evidence.learning_rate or 1.0
+    gradients = {name: delta / -rate for name, delta in evidence.gradients.items()}
+    return replace(evidence, gradients=gradients, update=Update.GRADIENT)
 
 
 def _guesses(model: Model, completion: Completion, evidence: GradientEvidence) -> tuple[RecoveredText, ...]:

@@ -63,7 +63,7 @@ def set_up(
     frame_tokens = frame_tokens or model.frame_tokens
     if not isinstance(model, Bert) or frame_tokens is None:
         return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the tokens that frame a text"
-    if not set(frame_tokens) <= candidates.tokens:
+    if not set(frame_tokens) <= candidates.searched:
         return f"the tokens that frame a text, {frame_tokens}, are not in the bag of words"
     inputs = first_input_site(evidence, model)
     if inputs is None:
@@ -73,7 +73,7 @@ def set_up(
         return _why_no_room(output, down)
     precise = model.to(dtype=torch.float64, num_blocks=1)
     assert isinstance(precise, Bert)
-    tokens = torch.tensor(sorted(candidates.tokens), device=model.device)
+    tokens = torch.tensor(sorted(candidates.searched), device=model.device)
     frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, frame_tokens[1], candidates))
     num_positions = _num_positions(precise, inputs, tokens, candidates)
     if num_positions < 2:

@@ -26,6 +26,8 @@ _USEFUL = 0.9  # a label that leaves more of the rest than this is not one
 EXPLAINED = 1e-2  # float32 gradients leave about 1e-5 of δ unexplained, a wrong label 0.3 and more
 _UNEXPLAINED = 1e-3  # of the whole gradient: more than this is a row that is not among the known ones
 _SILENT = 1e-3  # of a typical δ: less arrives only by rounding, so the prefix is not in the batch or predicts nothing
+_NEGLIGIBLE = 1e-3  # of the largest weight behind a prefix: a label that least squares did not need
+_SURE = 10.0  # times that: a label expected to be weaker than this may be what a silent prefix predicts
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class LabelReader:
         self.foreign = foreign.to(self.embedding)
         self.arrived = self._without_foreign(arrived.to(self.embedding))
         sizes = self.arrived.norm(dim=1)
-        self.silent = set((sizes <= _SILENT * sizes.median()).nonzero()[:, 0].tolist())
+        self.threshold = _SILENT * float(sizes.median())
+        self.silent = set((sizes <= self.threshold).nonzero()[:, 0].tolist())
         self.means = self._mean_embeddings(memory_budget_bytes)
         sketch = torch.randn(_SKETCH, self.embedding.shape[1], generator=generator).to(self.embedding)
         self.sketch = self._without_foreign(sketch)
@@ -82,6 +85,17 @@ class LabelReader:
             ranked = self._ranked(chunk, self.arrived[chunk], _FINALISTS)
             found |= self._by_one_label(list(zip(chunk, ranked.tolist(), strict=True)))
         return [found[u] if u in found else self._read(u) for u in range(len(self.children))]
+
+    def surest(self, weight: float) -> dict[int, int | None]:
+        """Of every silent prefix the likeliest label, if an occurrence of this weight would be too weak to arrive."""
+        silent = sorted(self.silent)
+        found: dict[int, int | None] = {}
+        for chunk in _chunks(silent, self.nodes_at_once):
+            likeliest = self._probabilities(self.states[chunk]).argmax(1)
+            sizes = weight * self._directions(torch.tensor(chunk), likeliest.cpu()).norm(dim=1)
+            for u, label, size in zip(chunk, likeliest.tolist(), sizes.tolist(), strict=True):
+                found[u] = label if size <= _SURE * self.threshold else None
+        return found
 
     def _by_one_label(self, options: list[tuple[int, list[int]]]) -> dict[int, Labels]:
         """Prefixes whose δ is explained by a single one of their options; all have equally many."""
@@ -137,7 +151,8 @@ class LabelReader:
             labels.append(finalists[best])
             directions = torch.cat([directions, extra[best : best + 1]])
             weights, rest = trials[best]
-        found = {y: float(w) for y, w in zip(labels, weights, strict=True) if w > 0}
+        least = _NEGLIGIBLE * float(weights.max()) if len(weights) else 0.0
+        found = {y: float(w) for y, w in zip(labels, weights, strict=True) if w > least}
         return Labels(found, float(rest.norm() / delta.norm().clamp_min(1e-300)))
 
     def _ranked(self, nodes: list[int], rests: Float[Tensor, "u d"], num_labels: int) -> Int[Tensor, "u y"]:

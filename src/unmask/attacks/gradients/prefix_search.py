@@ -98,6 +98,8 @@ class PrefixSearch:
             if self._forest(overflow=False).explains(span.rank, self.model):
                 break  # later starts, which only left padding has, would have left a trace
         self._drop_ghost_starts()
+        inner = {(start, tokens[:length]) for start, tokens in self.nodes for length in range(1, len(tokens))}
+        self.leaves = [leaf for leaf in self.leaves if leaf not in inner]  # 't' in front of 't t x' ends no branch
         return self._forest(overflow=False)
 
     def _forest(self, overflow: bool) -> Forest:

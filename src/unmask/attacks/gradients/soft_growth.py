@@ -75,7 +75,7 @@ class SoftGrowth:
     def _whitening(self, generator: torch.Generator) -> Float[Tensor, "f f"]:
         """W with unit covariance of x·W over rows of random prefixes."""
         device = self.growth.model.device
-        everyone = torch.tensor(sorted(self.candidates.tokens), device=device)
+        everyone = torch.tensor(sorted(self.candidates.searched), device=device)
         draw = torch.randint(len(everyone), (_POOL_LENGTH, _POOL_PREFIXES), generator=generator).to(device)
         each = torch.arange(_POOL_PREFIXES, device=device)
         prefixes = self.growth.begin(self.growth.at(0, everyone[draw[0]]), each)

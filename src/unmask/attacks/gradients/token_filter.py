@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from unmask.linalg.gap import FLOAT32_FLOOR, Gap, widest_gap
+from unmask.linalg.near_rows import near_rows
 from unmask.linalg.subspace import Span
 from unmask.models.adapter import Model
 
 # Only candidates nearer than this fraction of a typical wrong distance get the full float64 test.
 _SHORTLIST = 0.5
+# Embeddings that differ by less leave gradients that differ by less: about what a float32 replay can still tell.
+_EQUAL = 1e-3
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Tokens that may stand at a position. `gap` separates their distances from those of all other tokens."""
+    """Tokens that may stand at a position. `gap` separates their distances from those of all other tokens.
+
+    Tokens with equal embeddings are one class: no forward pass tells them apart, so the search has one of them, and
+    `equal` maps it to all. `told_apart` says that the evidence still tells which of a class occur (embedding rows do).
+    """
 
     by_position: Mapping[int, Tensor]  # position → tokens; the key −1 stands for 'every position'
     gap: Gap
     num_tested: int
     unseen: frozenset[int] = frozenset()  # candidates that this evidence cannot show, present or not
+    equal: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    told_apart: bool = False
 
     def at(self, position: int) -> Tensor:
         """Tokens that may stand at a position; none beyond the longest text."""
@@ -32,9 +41,43 @@ class Candidates:
         return self.by_position.get(position, torch.zeros(0, dtype=torch.long))
 
     @property
-    def tokens(self) -> frozenset[int]:
-        """The bag of words: every token that was seen to stand anywhere."""
+    def searched(self) -> frozenset[int]:
+        """Every token that was seen to stand anywhere, one for each class."""
         return frozenset(int(token) for tokens in self.by_position.values() for token in tokens) - self.unseen
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """The bag of words: every token that occurs. Of a class of equal tokens that cannot be told apart, none."""
+        if self.told_apart:
+            return self.searched.union(*self.equal.values()) - self.unseen
+        return self.searched - set(self.equal)
+
+    @property
+    def classes(self) -> tuple[tuple[int, ...], ...]:
+        """Classes of equal tokens of which some occur, and it cannot be told which."""
+        return () if self.told_apart else tuple(self.equal[token] for token in sorted(self.searched & set(self.equal)))
+
+
+def merge_equal(candidates: Candidates, model: Model, told_apart: bool) -> Candidates:
+    """The candidates with one token for each class of nearly equal embeddings."""
+    tokens = torch.tensor(sorted(candidates.searched | candidates.unseen), dtype=torch.long)
+    rows = model.parameter(model.token_embedding).detach()[tokens.to(model.device)]
+    near = near_rows(rows, range(len(tokens)), _EQUAL)
+    first = {int(tokens[place]): int(tokens[min(others)]) for place, others in near.items()}
+    equal: dict[int, list[int]] = {}
+    for token, representative in first.items():
+        while first[representative] != representative:  # near rows are not transitive, classes are
+            representative = first[representative]
+        first[token] = representative
+        equal.setdefault(representative, []).append(token)
+    classes = {token: tuple(sorted(members)) for token, members in equal.items() if len(members) > 1}
+    if not classes:
+        return replace(candidates, told_apart=told_apart)
+    merged = {
+        position: torch.tensor(sorted({first[int(t)] for t in kept}), dtype=torch.long).to(kept)
+        for position, kept in candidates.by_position.items()
+    }
+    return replace(candidates, by_position=merged, equal=classes, told_apart=told_apart)
 
 
 @torch.no_grad()

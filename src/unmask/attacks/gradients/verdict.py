@@ -1,24 +1,38 @@
-"""From what a search found to what may be claimed.
+"""From what a search on a decoder found to what may be claimed.
 
-A text is *certain* if every prefix of it lies on the zero side of a clear gap and its last token explains the gradient
-that arrives there. The batch is *complete* if the distinct prefixes are as many as the span's rank: then they explain
-every direction that the gradient has, and nothing that left a trace is missing. Both are computed without the secret.
+A text is *certain* if a replay confirms it (`confirm.py`) and nothing about it is open but how often it occurs. The
+batch is *recovered* if the replay explains the whole update, every text is certain, and there are as many as the batch
+holds. All of it is computed without the secret.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from unmask.attacks.gradients.endings import Ending, endings_at_leaves
+from unmask.attacks.gradients.ambiguity import EqualTokens, leading_run, open_count, open_end, texts_of_any_run
+from unmask.attacks.gradients.confirm import Confirmation, Proof
+from unmask.attacks.gradients.endings import Ending
 from unmask.attacks.gradients.labels import EXPLAINED
 from unmask.attacks.gradients.prefix_search import Forest, Node
 from unmask.attacks.gradients.sites import Site
 from unmask.attacks.gradients.token_filter import Candidates
-from unmask.evidence.gradients import GradientEvidence, Task
+from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import (
+    Aim,
+    Ambiguity,
+    AmbiguityKind,
+    Certificate,
+    Cost,
+    RecoveredText,
+    RecoveredTexts,
+    Recovery,
+    Status,
+)
+
+_MASKED = "labels may be masked, and what they hide leaves no trace; state all_tokens_predicted=True if none are"
 
 
 @dataclass(frozen=True)
@@ -29,9 +43,13 @@ class Findings:
     candidates: Candidates
     site: Site
     forest: Forest
-    endings: list[Ending] | None
+    confirmation: Confirmation
     used: tuple[str, ...]
     min_gap_decades: float
+    labelled: bool  # next-token training: every token behind the first is a label
+    has_ends: bool = True  # whether ends of texts inside longer ones, and last tokens, could be read
+    has_masked_labels: bool = False
+    names: Mapping[Node, frozenset[int]] = field(default_factory=dict)  # labels read for a prefix's last token
     doubtful: frozenset[Node] = frozenset()  # prefixes that the others do not verify, where that is the proof
 
     @property
@@ -40,41 +58,68 @@ class Findings:
         return self.forest.num_rows(self.model)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the prefixes explain the whole rank of the site's gradient."""
-        return self.forest.explains(self.site.span.rank, self.model)
-
-    @property
     def is_clear(self) -> bool:
         """Whether the distances of accepted and refused prefixes stand far apart."""
         return self.forest.is_clear(self.min_gap_decades)
+
+    @property
+    def endings(self) -> list[Ending]:
+        """The texts."""
+        return self.confirmation.endings
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the client was run again and sends this update."""
+        return self.confirmation.proof in (Proof.CLIENT, Proof.SCALED_CLIENT)
+
+    @property
+    def explains_everything(self) -> bool:
+        """Whether a replay leaves nothing of the update unexplained."""
+        return self.is_replayed or self.confirmation.proof is Proof.ARRIVALS
 
 
 def verdict(evidence: GradientEvidence, findings: Findings, started: float) -> Recovery[RecoveredTexts]:
     """Texts, status, reason and certificate of a finished search."""
     texts = _texts(evidence, findings)
     status, reason = _status(evidence, findings, texts)
-    gap = findings.forest.gap
-    certificate = Certificate(
-        claim=f"every prefix of a certain text lies in the gradient's span at the {findings.site.name}",
-        residual=max((text.residual for text in texts if text.certain), default=float("inf")),
-        tolerance=gap.threshold,
-        rejected=gap.rejected,
-        details={
-            "rank": float(findings.site.span.rank),
-            "explained_rank": float(findings.num_distinct_rows),
-            "gap_decades": gap.decades,
-            "token_gap_decades": findings.candidates.gap.decades,
-            "noise_floor": findings.site.span.noise_floor,
-        },
-    )
-    value = RecoveredTexts(tuple(texts), findings.candidates.tokens)
+    value = RecoveredTexts(tuple(texts), *_bag(findings, texts))
     cost = Cost(
         seconds=time.perf_counter() - started,
         candidates=findings.candidates.num_tested + findings.forest.num_tested,
-        forward_passes=len(findings.forest.leaves),
+        forward_passes=len(findings.forest.leaves) + findings.confirmation.num_passes,
     )
-    return Recovery(value, status, reason, certificate, cost, findings.used)
+    return Recovery(value, status, reason, _certificate(findings, texts), cost, findings.used)
+
+
+def _bag(findings: Findings, texts: Sequence[RecoveredText]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:
+    """The bag of words, and classes of equal tokens that are left; a replay may have told which of a class occurs."""
+    if not findings.confirmation.tells_equal_tokens:
+        return findings.candidates.tokens, findings.candidates.classes
+    occurring = {token for text in texts for token in text.tokens}
+    left = tuple(members for members in findings.candidates.classes if not occurring & set(members))
+    told = {token for members in findings.candidates.classes for token in members if token in occurring}
+    return findings.candidates.tokens | told, left
+
+
+def _certificate(findings: Findings, texts: Sequence[RecoveredText]) -> Certificate:
+    gap, agreement = findings.forest.gap, findings.confirmation.agreement
+    details = {
+        "rank": float(findings.site.span.rank),
+        "explained_rank": float(findings.num_distinct_rows),
+        "gap_decades": gap.decades,
+        "token_gap_decades": findings.candidates.gap.decades,
+        "noise_floor": findings.site.span.noise_floor,
+        "span_distance": max((text.residual for text in texts), default=float("inf")),
+    }
+    if agreement is not None:
+        details |= {"replay_misfit": agreement.misfit_as_is, "replayed_tensors": float(agreement.num_tensors)}
+    certain = [text.residual for text in texts if text.certain]
+    if agreement is None or not findings.explains_everything:
+        residual = max(certain, default=float("inf"))
+        return Certificate(findings.confirmation.proof.value, residual, gap.threshold, gap.rejected, details)
+    misfit = agreement.misfit if findings.confirmation.proof is Proof.SCALED_CLIENT else agreement.misfit_as_is
+    residual = misfit if certain else float("inf")
+    return Certificate(findings.confirmation.proof.value, residual, agreement.tolerance, None, details)
 
 
 def bag_of_words(
@@ -101,45 +146,89 @@ def bag_of_words(
     cost = Cost(seconds=time.perf_counter() - started, candidates=candidates.num_tested)
     reason = f"the bag of words ({len(candidates.tokens)} tokens) was recovered, the texts were not: {reason}"
     looked_for = frozenset([Aim.TOKENS, Aim.TEXTS] if searched else [Aim.TOKENS])
-    value = RecoveredTexts(guesses, candidates.tokens)
+    value = RecoveredTexts(guesses, candidates.tokens, candidates.classes)
     return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), looked_for)
 
 
 def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText]:
-    labelled = evidence.task is not Task.CLASSIFICATION
-    endings = findings.endings
-    if endings is None:  # the branches are certain, where they end is not
-        endings = endings_at_leaves(findings.model, findings.forest.leaves)
-        endings = [replace(ending, residual=float("inf")) for ending in endings] if labelled else endings
-    if evidence.num_texts is not None and sum(ending.count for ending in endings) > evidence.num_texts:
-        # More than there are: losses have weights of their own (a sum of several clients' means), not repetitions.
-        endings = [replace(ending, count=1) for ending in endings]
+    """Every ending as a text, with what is open about it; the certain ones first."""
+    equal = {} if findings.confirmation.tells_equal_tokens else findings.candidates.equal
+    classes = EqualTokens.of(findings.model, equal, findings.names, findings.endings)
+    any_run = texts_of_any_run(findings.model, findings.endings, findings.labelled)
+    too_many = evidence.num_texts is not None and len(findings.endings) > evidence.num_texts
+    counts = _why_counts_are_open(evidence, findings)
     texts = []
-    for ending in endings:
-        tokens = ending.node[1]
-        certain = findings.is_clear and ending.residual <= EXPLAINED and not _doubtful(findings, ending.node)
+    for ending in findings.endings:
+        tokens, open_points = classes.resolve(ending, findings.labelled)
+        open_points += _open_points(evidence, findings, ending, ending.node in any_run)
+        if counts is not None:
+            open_points.append(open_count(counts))
+        blocking = [point for point in open_points if point.kind is not AmbiguityKind.COUNT]
+        certain = not blocking and not too_many and _is_covered(findings, ending)
+        count = ending.count if findings.is_replayed else 1
         distance = _worst(findings.forest, ending.node)
-        texts.append(RecoveredText(tokens, findings.model.decode(tokens), certain, distance, ending.count))
+        text = findings.model.decode(tokens)
+        texts.append(RecoveredText(tokens, text, certain, distance, count, tuple(open_points)))
     return sorted(texts, key=lambda text: (not text.certain, text.residual))
 
 
-def _doubtful(findings: Findings, node: Node) -> bool:
-    start, tokens = node
-    return any((start, tokens[:length]) in findings.doubtful for length in range(1, len(tokens) + 1))
+def _open_points(evidence: GradientEvidence, findings: Findings, ending: Ending, of_any_run: bool) -> list[Ambiguity]:
+    """What is open about where a text begins and ends."""
+    points = []
+    if ending.has_open_run or of_any_run:
+        points.append(leading_run(ending.node[1][0]))
+    if findings.labelled and evidence.all_tokens_predicted is not True:
+        points.append(open_end(_MASKED))
+    elif findings.labelled and not findings.has_ends:
+        points.append(open_end("its last token is only a label, and the update does not hold what tells labels"))
+    elif findings.has_masked_labels and not findings.is_replayed:
+        points.append(open_end("some labels were masked"))
+    elif ending.node in findings.confirmation.open_ends or (
+        ending.is_traceless and findings.confirmation.proof is not Proof.CLIENT
+    ):
+        points.append(open_end("the model is sure of the next token, whose label would leave no trace"))
+    return points
+
+
+def _why_counts_are_open(evidence: GradientEvidence, findings: Findings) -> str | None:
+    """Why it is open how often texts occur; None where it is known."""
+    if evidence.num_texts is None:
+        return "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
+    if len(findings.endings) == evidence.num_texts:
+        return None  # each of them occurs, so each occurs once
+    total = sum(ending.count for ending in findings.endings)
+    if findings.is_replayed and total == evidence.num_texts:
+        return None
+    if findings.is_replayed:
+        return f"{total} of {evidence.num_texts} texts were found, and the others repeat these or leave no trace"
+    return (
+        f"{evidence.num_texts} texts are there, {len(findings.endings)} different ones were found, and weights differ"
+    )
+
+
+def _is_covered(findings: Findings, ending: Ending) -> bool:
+    """Whether the proof covers a text: the replay of the client does; else its own prefixes must be clear as well."""
+    if findings.confirmation.proof is Proof.NONE or ending.node in findings.confirmation.refuted:
+        return False
+    if findings.is_replayed:
+        return True
+    start, tokens = ending.node
+    prefixes = {(start, tokens[:length]) for length in range(1, len(tokens) + 1)}
+    return findings.is_clear and ending.residual <= EXPLAINED and not prefixes & findings.doubtful
 
 
 def _worst(forest: Forest, node: Node) -> float:
     """The largest distance of a text's prefixes; a last token that is only a label has none."""
     offset, tokens = node
     prefixes = ((offset, tokens[:length]) for length in range(1, len(tokens) + 1))
-    return max(forest.nodes[prefix] for prefix in prefixes if prefix in forest.nodes)
+    return max((forest.nodes[prefix] for prefix in prefixes if prefix in forest.nodes), default=float("inf"))
 
 
 def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
-    rank, explained = findings.site.span.rank, findings.num_distinct_rows
-    num_found = sum(text.count for text in texts)
-    num_certain = sum(text.count for text in texts if text.certain)
-    if not findings.is_clear:
+    rank = findings.site.span.rank
+    num_found, num_certain = len(texts), sum(text.certain for text in texts)
+    total = sum(text.count for text in texts)
+    if not findings.is_clear and not findings.is_replayed:
         why = (
             f"more prefixes pass at the {findings.site.name} than its rank {rank} allows"
             if findings.forest.overflow
@@ -147,31 +236,34 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
         )
         return Status.PARTIAL, f"the bag of words is certain, the {num_found} texts are a best effort: {why}"
     problems = []
-    if findings.endings is None:
-        problems.append(
-            "the last block's down projection is not in the update or too narrow for this batch, so "
-            + (
-                "ends inside longer texts are not visible"
-                if evidence.task is Task.CLASSIFICATION
-                else "last tokens are missing"
-            )
-        )
-    if not findings.is_complete:
-        problems.append(
+    if not findings.has_ends:
+        problems.append(_no_ends(findings))
+    if not findings.explains_everything:
+        problems.append(_unexplained(findings, rank))
+    if evidence.num_texts is not None and len(texts) > evidence.num_texts:
+        problems.append(f"the batch holds {evidence.num_texts} texts, so these are too many, and none is certain")
+    counts = _why_counts_are_open(evidence, findings)
+    if counts is not None:
+        problems.append(counts)
+    kinds = {point.kind: point.reason for text in texts for point in text.ambiguities}
+    problems += [reason for kind, reason in kinds.items() if kind is not AmbiguityKind.COUNT]
+    if num_certain < num_found and len(problems) == 0:
+        problems.append(f"{num_found - num_certain} others are a best effort: the replay does not cover them")
+    if problems:
+        return Status.PARTIAL, f"{num_certain} of {num_found} different texts are certain; " + "; ".join(problems)
+    return Status.RECOVERED, f"all {total} texts: {findings.confirmation.proof.value}"
+
+
+def _no_ends(findings: Findings) -> str:
+    what = "last tokens are missing" if findings.labelled else "ends inside longer texts are not visible"
+    return f"the last block's down projection is not in the update or too narrow for this batch, so {what}"
+
+
+def _unexplained(findings: Findings, rank: int) -> str:
+    explained = findings.num_distinct_rows
+    if explained != rank:
+        return (
             f"they explain {explained} of {rank} directions of the gradient: something else left a trace as well "
             "(a text that was missed, or padding that predicts)"
         )
-    if num_certain < num_found:
-        problems.append(f"{num_found - num_certain} others are a best effort: their last token or a prefix is in doubt")
-    if evidence.num_texts is None:
-        problems.append(
-            "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
-        )
-    elif num_found != evidence.num_texts:
-        problems.append(
-            f"{num_found} of {evidence.num_texts} texts were found; the others repeat these, or are too short to leave "
-            "a trace"
-        )
-    if problems:
-        return Status.PARTIAL, f"{num_certain} texts are certain; " + "; ".join(problems)
-    return Status.RECOVERED, f"all {num_found} texts, which explain all {rank} directions of the gradient"
+    return "no replay of them explains the whole update: texts are missing, or the client did what is not stated"

@@ -1,0 +1,302 @@
+"""Which texts of a decoder are certain: the client is run again on them, and what stays open is said.
+
+    client    the whole update is what the stated client sends for these texts, tensor by tensor
+    arrivals  it is what the texts' rows give for some loss on top of them (`arrivals.py`): no row is missing or false,
+              but labels, counts and ends rest on what was read of the labels
+    deep      texts are missing; every row of a confirmed text still lies in the spans of later blocks
+
+Limits: see `Ambiguity`. Cost: one client's work for the first, about the same for each of the others if it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from unmask.attacks.gradients.arrivals import Arrivals, TextInput, replay_arrivals, rows_at_top
+from unmask.attacks.gradients.endings import Ending, last_down_projection
+from unmask.attacks.gradients.prefix_search import Forest, Node, is_repetition
+from unmask.errors import InputError
+from unmask.evidence.gradients import GradientEvidence
+from unmask.linalg.subspace import column_span
+from unmask.models.adapter import Model
+from unmask.models.linear import Role
+from unmask.protocols.replay import Agreement, agree, can_replay, replay
+
+_SURE = 2e-3  # a next token of at least this much less than probability 1 would have left a trace
+_MOST_HIDDEN = 64  # labels that the model is sure of, in all
+_WHOLE = 0.05  # how near to a whole number the number of hidden labels must be
+_IN_SPAN = 3e-3  # of a later block: rows of the batch are within 1e-4, others beyond 1e-1
+_OUTSIDE = 0.1  # a last token at least this far from the last block's span has no row in it: nothing follows it
+_MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
+
+
+class Proof(Enum):
+    """What the certainty of texts rests on. The value is the claim that the certificate makes."""
+
+    CLIENT = "the client, run again on these texts, sends this very update: every tensor agrees"
+    SCALED_CLIENT = "the client, run again on these texts, sends this update up to one factor: every tensor agrees"
+    ARRIVALS = "the texts' rows, and no others, explain every tensor of the update below the loss"
+    DEEP_SPANS = "every row of a certain text lies in the gradients' spans in the first block and in later ones"
+    NONE = "every prefix of a text lies in the gradient's span in the first block, which is no proof of the text"
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """What replay says: the proof, how well it fits, the texts as they were confirmed, and which of them are not."""
+
+    proof: Proof
+    endings: list[Ending]
+    agreement: Agreement | None = None
+    refuted: frozenset[Node] = frozenset()  # texts that the proof does not cover
+    open_ends: frozenset[Node] = frozenset()  # texts that may go on with tokens that the model is sure of
+    num_passes: int = 0
+    tells_equal_tokens: bool = False  # which member of each class of equal tokens is meant
+
+    @property
+    def knows_counts(self) -> bool:
+        """Whether the replay confirms how often each text occurs, up to a common factor."""
+        return self.proof in (Proof.CLIENT, Proof.SCALED_CLIENT)
+
+
+@dataclass(frozen=True)
+class _Replayed:
+    """Texts that the client was run on, and how well that fits."""
+
+    endings: list[Ending]
+    agreement: Agreement | None = None
+    num_passes: int = 0
+    tells_equal_tokens: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.agreement is not None and self.agreement.holds
+
+    @property
+    def confirmation(self) -> Confirmation:
+        return Confirmation(
+            Proof.CLIENT,
+            self.endings,
+            self.agreement,
+            num_passes=self.num_passes,
+            tells_equal_tokens=self.tells_equal_tokens,
+        )
+
+
+def confirm_next_token(
+    evidence: GradientEvidence,
+    working: GradientEvidence,
+    model: Model,
+    forest: Forest,
+    endings: Sequence[Ending],
+    equal: Mapping[int, tuple[int, ...]],
+) -> Confirmation:
+    """Replay the client on texts with their labels; where that disagrees, what arrives; else spans of later blocks."""
+    done = _replay_client(evidence, model, list(endings), equal)
+    if done.holds:
+        return done.confirmation
+    sure = _sure_to_go_on(model, done.endings)
+    if done.agreement is not None and done.agreement.holds_up_to_scale:
+        extended = _with_hidden_labels(model, done.endings, done.agreement, sure)
+        if extended is not None:
+            again = _replay_client(evidence, model, extended, equal)
+            if again.holds:
+                return again.confirmation
+        return Confirmation(
+            Proof.SCALED_CLIENT, done.endings, done.agreement, open_ends=sure, num_passes=done.num_passes
+        )
+    return _confirm_rows(working, model, forest, done.endings, sure, done.num_passes)
+
+
+def confirm_classification(
+    working: GradientEvidence, model: Model, forest: Forest, endings: Sequence[Ending], arrivals: Arrivals | None
+) -> Confirmation:
+    """Whatever the head and the labels: what arrives at the rows explains the update, or spans of later blocks do."""
+    if arrivals is not None and arrivals.agreement.holds:
+        return Confirmation(Proof.ARRIVALS, list(endings), arrivals.agreement, num_passes=2 * len(forest.leaves))
+    # With texts missing, only the last block tells where a text ends: it sees ends alone, if the loss reads them alone.
+    ends = _ends_in_last_span(working, model, endings)
+    is_end = ends is not None and working.pooling == "last"
+    others = frozenset(ending.node for ending in endings if not is_end or ends is None or ends[ending.node] > _IN_SPAN)
+    refuted = others | _outside_later_spans(working, model, endings)
+    return _deep(list(endings), refuted, frozenset(), None, 2 * len(forest.leaves))
+
+
+def arrivals_of(working: GradientEvidence, model: Model, forest: Forest) -> tuple[list[Node], Arrivals | None]:
+    """What arrives at every prefix with a row of its own, if the update tells."""
+    texts, nodes, rows = forest_rows(model, forest.leaves)
+    return nodes, replay_arrivals(working, model, texts, rows)
+
+
+def forest_rows(model: Model, leaves: Sequence[Node]) -> tuple[list[TextInput], list[Node], Tensor]:
+    """Texts, and for each prefix with a row of its own where it stands first."""
+    nodes: dict[Node, tuple[int, int]] = {}
+    for index, (start, tokens) in enumerate(leaves):
+        for length in range(1, len(tokens) + 1):
+            node = start, tokens[:length]
+            if not is_repetition(model, node):
+                nodes.setdefault(node, (index, length - 1))
+    texts = [TextInput(tokens, start) for start, tokens in leaves]
+    return texts, list(nodes), torch.tensor(list(nodes.values()), dtype=torch.long).reshape(-1, 2)
+
+
+def _confirm_rows(
+    working: GradientEvidence,
+    model: Model,
+    forest: Forest,
+    endings: list[Ending],
+    sure: frozenset[Node],
+    passes: int,
+) -> Confirmation:
+    _, arrivals = arrivals_of(working, model, forest)
+    passes += 2 * len(forest.leaves)
+    if arrivals is not None and arrivals.agreement.holds:
+        return Confirmation(Proof.ARRIVALS, endings, arrivals.agreement, open_ends=sure, num_passes=passes)
+    # The last token of a next-token text has no row.
+    inner = [replace(ending, node=(ending.node[0], ending.node[1][:-1])) for ending in endings]
+    refuted = _outside_later_spans(working, model, inner)
+    outside = frozenset(e.node for e in endings if (e.node[0], e.node[1][:-1]) in refuted)
+    # A text that goes on into what is missing has a row at its last token too.
+    ends = _ends_in_last_span(working, model, endings)
+    sure |= frozenset(ending.node for ending in endings if ends is None or ends[ending.node] < _OUTSIDE)
+    return _deep(endings, outside, sure, None if arrivals is None else arrivals.agreement, passes)
+
+
+def _deep(
+    endings: list[Ending], refuted: frozenset[Node], sure: frozenset[Node], agreement: Agreement | None, passes: int
+) -> Confirmation:
+    everyone = frozenset(ending.node for ending in endings)
+    proof = Proof.NONE if refuted >= everyone else Proof.DEEP_SPANS
+    return Confirmation(proof, endings, agreement, refuted, sure, passes)
+
+
+def _replay_client(
+    evidence: GradientEvidence, model: Model, endings: list[Ending], equal: Mapping[int, tuple[int, ...]]
+) -> _Replayed:
+    """The best agreement over the sides that batches are padded on; then which member of a class is meant."""
+    total = sum(ending.count for ending in endings)
+    if not endings or not can_replay(evidence, total) or max(len(e.node[1]) for e in endings) > model.max_positions:
+        return _Replayed(endings)
+    sides: list[Literal["left", "right"]] = ["left"] if any(e.node[0] for e in endings) else ["right", "left"]
+    if len({len(ending.node[1]) for ending in endings}) == 1:
+        sides = sides[:1]
+    by_token = [name for name in (model.token_embedding, model.unembedding_name) if name is not None]
+    used = [token for token in equal if any(token in ending.node[1] for ending in endings)]
+
+    def run(chosen: list[Ending], side: Literal["left", "right"], classes: Sequence[tuple[int, ...]]) -> Agreement:
+        texts = [ending.node[1] for ending in chosen for _ in range(ending.count)]
+        again = replay(evidence, model, texts, padding_side=side)
+        return agree(evidence, again, by_token=by_token, equal=classes)
+
+    try:
+        found = [(run(endings, side, [equal[token] for token in used]), side) for side in sides[:1]]
+        if not found[0][0].holds:
+            found += [(run(endings, side, [equal[token] for token in used]), side) for side in sides[1:]]
+    except InputError:
+        return _Replayed(endings)  # the stated client cannot be run on these texts
+    best, side = min(found, key=lambda pair: pair[0].misfit_as_is)
+    done = _Replayed(endings, best, total * len(found))
+    if not best.holds or len(used) != 1 or len(equal[used[0]]) > _MOST_MEMBERS:
+        return done
+    swapped = [_with_member(endings, used[0], member) for member in equal[used[0]]]
+    right = [(chosen, agreement) for chosen in swapped if (agreement := run(chosen, side, ())).holds]
+    passes = done.num_passes + total * len(swapped)
+    return _Replayed(*right[0], passes, True) if len(right) == 1 else replace(done, num_passes=passes)
+
+
+def _with_member(endings: list[Ending], token: int, member: int) -> list[Ending]:
+    """Texts with another member of a class in all of its places."""
+    return [replace(e, node=(e.node[0], tuple(member if t == token else t for t in e.node[1]))) for e in endings]
+
+
+@torch.no_grad()
+def _sure_to_go_on(model: Model, endings: Sequence[Ending]) -> frozenset[Node]:
+    """Texts behind which the model is sure of a token, whose label would leave no trace."""
+    return frozenset(ending.node for ending in endings if _sure_next(model, ending.node[1]) is not None)
+
+
+@torch.no_grad()
+def _sure_next(model: Model, tokens: tuple[int, ...]) -> int | None:
+    """The token that the model is sure of behind a text."""
+    if len(tokens) >= model.max_positions:
+        return None
+    logits = model.hf(torch.tensor([tokens], device=model.device)).logits[0, -1].double()
+    likeliest = logits.softmax(-1).max(-1)
+    return int(likeliest.indices) if float(likeliest.values) > 1 - _SURE else None
+
+
+def _with_hidden_labels(
+    model: Model, endings: list[Ending], agreement: Agreement, sure: frozenset[Node]
+) -> list[Ending] | None:
+    """Texts with the labels that the model is sure of, if their number says where they stand; None if it does not.
+
+    A mean over N labels that is replayed as one over M comes out too large by N/M: so M/scale − M labels are hidden.
+    """
+    num_labels = sum((len(ending.node[1]) - 1) * ending.count for ending in endings)
+    hidden = num_labels / agreement.scale - num_labels
+    if not 0.5 < hidden < _MOST_HIDDEN + 0.5 or abs(hidden - round(hidden)) > _WHOLE or len(sure) != 1:
+        return None
+    (node,) = sure
+    place = next(index for index, ending in enumerate(endings) if ending.node == node)
+    if round(hidden) % endings[place].count:
+        return None
+    tokens = node[1]
+    for _ in range(round(hidden) // endings[place].count):
+        following = _sure_next(model, tokens)
+        if following is None:
+            return None
+        tokens = (*tokens, following)
+    extended = replace(endings[place], node=(node[0], tokens), is_traceless=True)
+    return [*endings[:place], extended, *endings[place + 1 :]]
+
+
+@torch.no_grad()
+def _ends_in_last_span(working: GradientEvidence, model: Model, endings: Sequence[Ending]) -> dict[Node, float] | None:
+    """How far the row of each text's last token is from the span of the last block's down projection."""
+    gradient, _ = last_down_projection(working, model)
+    if gradient is None:
+        return None
+    span = column_span(gradient)
+    if span.rank == 0 or span.is_saturated:
+        return None
+    distances = {}
+    for ending in endings:
+        start, tokens = ending.node
+        if len(tokens) > model.max_positions:
+            return None
+        hidden, _ = rows_at_top(model, [TextInput(tokens, start)], model.num_blocks - 1)
+        distances[ending.node] = float(span.distance(hidden[0, len(tokens) - 1 :])[0])
+    return distances
+
+
+@torch.no_grad()
+def _outside_later_spans(working: GradientEvidence, model: Model, endings: Sequence[Ending]) -> frozenset[Node]:
+    """Texts with a row that a later block's span does not hold; all of them where no later block can tell."""
+    everyone = [ending.node for ending in endings if ending.node[1]]
+    blocks = sorted({max(1, model.num_blocks // 2), model.num_blocks - 1} - {0})
+    spans = {}
+    for block in blocks:
+        gradients = [working.linear(model, role, block) for role in (Role.QUERY, Role.KEY, Role.VALUE)]
+        present = [gradient for gradient in gradients if gradient is not None]
+        if present and block < model.num_blocks:
+            span = column_span(*present)
+            if span.rank > 0 and not span.is_saturated:
+                spans[block] = span
+    if not spans:
+        return frozenset(everyone)
+    refuted = set()
+    for node in everyone:
+        start, tokens = node
+        ids = torch.tensor([tokens], device=model.device)
+        positions = (start + torch.arange(len(tokens), device=model.device))[None].clamp_max(model.max_positions - 1)
+        states = model.hidden_states(ids, num_blocks=max(spans), positions=positions)
+        for block, span in spans.items():
+            rows = model.attention_input(block, states[block])[0]
+            if float(span.distance(rows).max()) > _IN_SPAN:
+                refuted.add(node)
+    return frozenset(refuted)
