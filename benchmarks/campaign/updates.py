@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,7 +17,7 @@ from campaign.outcome import Outcome, ShortRepr
 from unmask.defences import secure_aggregate
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models import Model
-from unmask.protocols.batch import is_pair, make_batch
+from unmask.protocols.batch import Batch, is_pair, make_batch
 from unmask.protocols.masking import mask_tokens
 
 Text = tuple[Any, ...]  # tokens, or a pair of tuples of tokens
@@ -55,8 +56,8 @@ class UpdateRecipe(ShortRepr):
     @property
     def batch(self) -> list[tuple[int, ...]]:
         """The secret: the texts as tokens, cut where the client cuts them."""
-        flat = [tuple(token for part in text for token in part) if is_pair(text) else text for text in self.texts]
-        return [tuple(text[: self.max_length]) for text in flat]
+        batch = _padded(self, build(self.model))
+        return [tuple(row[mask].tolist()) for row, mask in zip(batch.tokens, batch.mask, strict=True)]
 
     @property
     def is_plain(self) -> bool:
@@ -115,8 +116,7 @@ def seen_tokens(recipe: UpdateRecipe, model: Model) -> set[int]:
     """Tokens that the model saw besides those of the texts: padding, masks and what replaced a masked token."""
     seen = {model.pad_token} if len({len(text) for text in recipe.batch}) > 1 else set()
     if recipe.task == Task.MASKED_TOKEN.value:
-        batch = make_batch(model, recipe.texts, padding_side=recipe.padding, max_length=recipe.max_length)  # type: ignore[arg-type]
-        masked, _ = mask_tokens(model, batch, 0.15, torch.Generator().manual_seed(recipe.seed))
+        masked, _ = mask_tokens(model, _padded(recipe, model), 0.15, torch.Generator().manual_seed(recipe.seed))
         seen |= set(masked.tokens.flatten().tolist())
     return seen
 
@@ -177,9 +177,16 @@ def _observe(model: Model, recipe: UpdateRecipe, texts: Any, seed: int) -> Gradi
     )
 
 
+def _padded(recipe: UpdateRecipe, model: Model) -> Batch:
+    """The texts as the client pads and cuts them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that texts were cut is what the recipe says
+        return make_batch(model, recipe.texts, padding_side=recipe.padding, max_length=recipe.max_length)  # type: ignore[arg-type]
+
+
 def _by_hand(model: Model, recipe: UpdateRecipe) -> GradientEvidence:
     """Gradients as somebody's own training loop makes them: labels of −100, micro-batches whose means are added."""
-    batch = make_batch(model, recipe.texts, padding_side=recipe.padding)  # type: ignore[arg-type]
+    batch = _padded(recipe, model)
     labels = batch.tokens.masked_fill(~batch.mask, -100)
     starts = batch.mask.int().argmax(1).tolist()
     for text, position in recipe.masked:

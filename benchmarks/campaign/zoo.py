@@ -40,7 +40,7 @@ def attention(weights: Weights, heads: int = 1, temperature: float = 1.0) -> Fun
 
 
 def service(layer: Function, show: Function) -> Function:
-    """A layer behind a service that clips, rounds or refuses: its secret is the layer, which is what to compare with."""
+    """A layer behind a service that clips, rounds or refuses: the layer is its secret, so it is compared with."""
 
     def answer(X: Tensor) -> Tensor:
         return show(X)
