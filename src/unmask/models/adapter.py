@@ -85,6 +85,12 @@ class Model(Vocabulary, ABC):
     ) -> Float[Tensor, "*n d"]:
         """The stream that leaves a block, given the stream after attention and the MLP's hidden row."""
 
+    def attention_sum(
+        self, block: int, states: Float[Tensor, "*n d"], mixed: Float[Tensor, "*n o"]
+    ) -> Float[Tensor, "*n d"]:
+        """The output projection's output with the stream that it is added to, before any norm that follows."""
+        return self.after_attention(block, states, mixed)
+
     def mlp_sum(
         self, block: int, states: Float[Tensor, "*n d"], hidden: Float[Tensor, "*n f"]
     ) -> Float[Tensor, "*n d"]:

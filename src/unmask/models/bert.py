@@ -73,8 +73,10 @@ class Bert(Model):
         return queries, keys, values
 
     def after_attention(self, block: int, states: Tensor, mixed: Tensor) -> Tensor:
-        output = self._block(block).attention.output
-        return output.LayerNorm(output.dense(mixed) + states)
+        return self._block(block).attention.output.LayerNorm(self.attention_sum(block, states, mixed))
+
+    def attention_sum(self, block: int, states: Tensor, mixed: Tensor) -> Tensor:
+        return self._block(block).attention.output.dense(mixed) + states
 
     def mlp_input(self, block: int, states: Tensor) -> Tensor:
         return states

@@ -1,13 +1,14 @@
 """Replay without the loss: what arrives at the top of the model is sent down again through every layer below.
 
-    Δ ← least squares at the highest down projection that the update holds, G = AᵀΔ, a row of A known for each token
-    Ĝ ← the gradient of Σ ⟨y, Δ⟩ in every parameter below, y the output of that projection with its residual stream
+    Δ ← least squares at the highest layer of the update that adds to the stream (a down projection, or an attention's
+        output projection): G = AᵀΔ, with a row of A known for each token
+    Ĝ ← the gradient of Σ ⟨y, Δ⟩ in every parameter below, y the output of that layer with the stream beside it
 
 Whatever the loss is, its pooling, its labels, its weights and its head, it reaches the layers below through Δ alone. So
 if the texts are right, Ĝ agrees with every tensor of the update; if a text is missing or wrong, its rows are missing
 or wrong in A and in all layers below. A text that is not in the batch gets Δ = 0: it is too many.
 
-Notation: A (n, f) inputs of the projection, Δ (n, d) what arrives at its outputs.
+Notation: A (n, f) inputs of that layer, Δ (n, d) what arrives at its outputs.
 Limits: at most f rows. It does not tell labels, nor where a text ends among rows that other texts share.
 Cost: two forward passes and one backward pass. Source: ours.
 """
@@ -56,12 +57,26 @@ class Arrivals:
         return norms / norms.max().clamp_min(1e-300)
 
 
-def highest_down_projection(evidence: GradientEvidence, model: Model) -> tuple[int, Float[Tensor, "f d"]] | None:
-    """The last block whose down projection the update holds, and its gradient."""
+@dataclass(frozen=True)
+class Top:
+    """The highest layer of an update that adds to the stream, and its gradient."""
+
+    block: int
+    role: Role
+    gradient: Float[Tensor, "f d"]
+
+    def is_last(self, model: Model) -> bool:
+        """Whether nothing but the final norm and the head follows."""
+        return self.block == model.num_blocks - 1 and self.role is Role.MLP_OUT
+
+
+def highest_layer(evidence: GradientEvidence, model: Model) -> Top | None:
+    """Down projections before output projections of a block, later blocks before earlier ones."""
     for block in reversed(range(model.num_blocks)):
-        gradient = evidence.linear(model, Role.MLP_OUT, block)
-        if gradient is not None:
-            return block, gradient
+        for role in (Role.MLP_OUT, Role.ATTENTION_OUT):
+            gradient = evidence.linear(model, role, block)
+            if gradient is not None:
+                return Top(block, role, gradient)
     return None
 
 
@@ -69,24 +84,21 @@ def replay_arrivals(
     evidence: GradientEvidence, model: Model, texts: Sequence[TextInput], rows: Int[Tensor, "n 2"]
 ) -> Arrivals | None:
     """Solve for what arrives at rows (text, position), and send it down; None where the update does not allow it."""
-    top = highest_down_projection(evidence, model)
-    if top is None or not 0 < len(rows) <= top[1].shape[0]:
+    top = highest_layer(evidence, model)
+    if top is None or not 0 < len(rows) <= top.gradient.shape[0]:
         return None
-    block, gradient = top
-    layer = model.linear(Role.MLP_OUT, block)
+    layer = model.linear(top.role, top.block)
     assert layer is not None  # its gradient was read
     with torch.no_grad():
-        hidden = torch.cat(
-            [rows_at_top(model, chunk, block)[0][here] for chunk, here, _ in _chunks(model, texts, rows)]
-        )
+        hidden = torch.cat([_run(model, chunk, top)[0][here] for chunk, here, _ in _chunks(model, texts, rows)])
     order = torch.cat([places for _, _, places in _chunks(model, texts, rows)])
     a = hidden.double()
     q, r = torch.linalg.qr(a.T)
     diagonal = r.diagonal().abs()
     if float(diagonal.min()) <= 1e-9 * float(diagonal.max()):
         return None  # rows that depend on each other: what arrives at each of them is not determined
-    arrived = torch.linalg.solve_triangular(r, q.T @ gradient.double(), upper=True)
-    again = _send_down(evidence, model, texts, rows, block, arrived.to(hidden))
+    arrived = torch.linalg.solve_triangular(r, q.T @ top.gradient.double(), upper=True)
+    again = _send_down(evidence, model, texts, rows, top, arrived.to(hidden))
     condition = float(torch.linalg.cond(r))
     tolerance = min(_MOST_LENIENT, tolerance_of(evidence) * max(1.0, condition / _CONDITION))
     placed = torch.empty_like(arrived)
@@ -99,7 +111,7 @@ def _send_down(
     model: Model,
     texts: Sequence[TextInput],
     rows: Int[Tensor, "n 2"],
-    block: int,
+    top: Top,
     arrived: Float[Tensor, "n d"],
 ) -> dict[str, Tensor]:
     """Gradients of Σ ⟨y, Δ⟩ in the parameters that the update holds; those above the block have none."""
@@ -110,7 +122,7 @@ def _send_down(
     with only_trainable(model, parameters), torch.enable_grad():
         start = 0
         for chunk, here, places in _chunks(model, texts, rows):
-            _, outputs = rows_at_top(model, chunk, block)
+            _, outputs = _run(model, chunk, top)
             total = (outputs[here] * arrived[start : start + len(places)]).sum()
             start += len(places)
             gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
@@ -120,8 +132,14 @@ def _send_down(
     return again
 
 
-def rows_at_top(model: Model, texts: Sequence[TextInput], block: int) -> tuple[Tensor, Tensor]:
-    """The input of a block's down projection at every token, and what it adds up to with the stream beside it."""
+def down_inputs(model: Model, text: TextInput, block: int) -> Float[Tensor, "n f"]:
+    """The input of a block's down projection at every token of a text."""
+    return _run(model, [text], Top(block, Role.MLP_OUT, torch.zeros(0)))[0][0]
+
+
+def _run(model: Model, texts: Sequence[TextInput], top: Top) -> tuple[Tensor, Tensor]:
+    """The input of a layer at every token, and what its output adds up to with the stream beside it."""
+    block = top.block
     length = max(len(text.tokens) for text in texts)
     tokens, types = torch.zeros(2, len(texts), length, dtype=torch.long, device=model.device)
     mask = torch.zeros(len(texts), length, dtype=torch.bool, device=model.device)
@@ -136,7 +154,10 @@ def rows_at_top(model: Model, texts: Sequence[TextInput], block: int) -> tuple[T
     stream = model.hidden_states(
         tokens, mask, num_blocks=block, positions=positions, types=types if has_types else None
     )[-1]
-    attended = model.after_attention(block, stream, model.mixed_values(block, stream, positions, mask))
+    mixed = model.mixed_values(block, stream, positions, mask)
+    if top.role is Role.ATTENTION_OUT:
+        return mixed, model.attention_sum(block, stream, mixed)
+    attended = model.after_attention(block, stream, mixed)
     hidden = model.mlp_hidden(block, attended)
     return hidden, model.mlp_sum(block, attended, hidden)
 

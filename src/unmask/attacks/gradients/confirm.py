@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unmask.attacks.gradients.arrivals import Arrivals, TextInput, replay_arrivals, rows_at_top
+from unmask.attacks.gradients.arrivals import Arrivals, TextInput, down_inputs, replay_arrivals
 from unmask.attacks.gradients.endings import Ending, last_down_projection
 from unmask.attacks.gradients.prefix_search import Forest, Node, is_repetition
 from unmask.errors import InputError
@@ -269,8 +269,8 @@ def _ends_in_last_span(working: GradientEvidence, model: Model, endings: Sequenc
         start, tokens = ending.node
         if len(tokens) > model.max_positions:
             return None
-        hidden, _ = rows_at_top(model, [TextInput(tokens, start)], model.num_blocks - 1)
-        distances[ending.node] = float(span.distance(hidden[0, len(tokens) - 1 :])[0])
+        hidden = down_inputs(model, TextInput(tokens, start), model.num_blocks - 1)
+        distances[ending.node] = float(span.distance(hidden[-1:])[0])
     return distances
 
 

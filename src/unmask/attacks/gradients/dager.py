@@ -65,8 +65,9 @@ class Dager:
     size); `max_products`: sequences checked at most, for each end token of encoders, in all for decoders;
     `distinct_fraction`: of texts that agree in this share of tokens the nearest is kept; `best_effort`: if the number
     of texts is known and fewer pass, the nearest that failed are returned too, never as certain; `batch_size`:
-    sequences in one forward pass. `start_token` and `end_tokens` are side knowledge: None takes what the tokenizer
-    puts in front of a text, and its end and separator tokens (`Model.special_tokens` holds more, which end nothing).
+    sequences in one forward pass. `start_token`, `end_tokens` and `max_length` are side knowledge: None takes what the
+    tokenizer puts in front of a text, its end and separator tokens (`Model.special_tokens` holds more, which end
+    nothing), and as many positions as the model has.
     """
 
     token_tolerance: float = 1e-5
@@ -79,6 +80,7 @@ class Dager:
     batch_size: int = 1000
     start_token: int | None = None
     end_tokens: tuple[int, ...] | None = None
+    max_length: int | None = None
     seed: int = 0
 
     @torch.no_grad()
@@ -141,7 +143,7 @@ class Dager:
         ends: list[tuple[int, int]] = []
         outside = torch.tensor([*frame.ends, frame.start] if model.causal and frame.start is not None else frame.ends)
         worst = 0.0
-        positions = range(model.max_positions if model.learned_positions else 1)
+        positions = range(min(model.max_positions, self.max_length or math.inf) if model.learned_positions else 1)
         for position in positions:
             progress("reading token sets", position, len(positions))
             tokens, distance = self._tokens_in_span(model, basis, position)

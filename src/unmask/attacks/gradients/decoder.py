@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from unmask.attacks.gradients.arrivals import Arrivals, highest_down_projection
+from unmask.attacks.gradients.arrivals import Arrivals, highest_layer
 from unmask.attacks.gradients.bag_of_words import statistical_bag
 from unmask.attacks.gradients.beyond import Completion, complete, dependencies, wide_site
 from unmask.attacks.gradients.candidates import find_candidates
@@ -204,9 +204,9 @@ class DecoderAttack:
             return _Read(leaves, labelled, has_ends=False)
         if not labelled:
             nodes, arrivals = arrivals_of(evidence, model, forest)
-            top = highest_down_projection(evidence, model)
+            top = highest_layer(evidence, model)
             ends = None
-            if arrivals is not None and top is not None and top[0] == model.num_blocks - 1:
+            if arrivals is not None and top is not None and top.is_last(model):
                 ends = endings_of_classification(model, nodes, arrivals.sizes, evidence.pooling)
             used = () if arrivals is None else (arrivals.parameter,)
             known = ends is not None or evidence.num_texts == len(forest.leaves)  # then every text ends at a leaf
