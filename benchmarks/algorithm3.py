@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from encoder_cases import Attack, Tokens
@@ -93,17 +93,20 @@ def _without(remaining: list[set[int]], text: Sequence[int], start: int | None) 
     return left + remaining[len(left) :]
 
 
-def count(evidence: GradientEvidence, model: Model, texts: Sequence[Tokens], *, timed: bool) -> CountedDager:
-    """The products that Algorithm 3 has before it, and the least time that they take.
+def count(
+    evidence: GradientEvidence, model: Model, texts: Sequence[Tokens], *, timed: bool, dager: Dager | None = None
+) -> CountedDager:
+    """The products that Algorithm 3 has before it at the settings of `dager`, and the least time that they take.
 
     Where the paper's τ₁ loses texts to rounding, the one that keeps most is taken: tuned by the truth, in its favour.
     """
     wanted = tuple(map(tuple, texts))
+    settings = {one.name: getattr(dager or Dager(), one.name) for one in fields(Dager)}
     best: CountedDager | None = None
     for tolerance in TOKEN_TOLERANCES:
-        dager = CountedDager(texts=wanted, timed=timed, token_tolerance=tolerance)
-        dager(evidence, model)
-        best = dager if best is None or dager.tally.held > best.tally.held else best
+        counted = CountedDager(**settings | {"token_tolerance": tolerance}, texts=wanted, timed=timed)
+        counted(evidence, model)
+        best = counted if best is None or counted.tally.held > best.tally.held else best
         if best.tally.held == len(wanted):
             break
     assert best is not None

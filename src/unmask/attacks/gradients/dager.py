@@ -143,7 +143,8 @@ class Dager:
         ends: list[tuple[int, int]] = []
         outside = torch.tensor([*frame.ends, frame.start] if model.causal and frame.start is not None else frame.ends)
         worst = 0.0
-        positions = range(min(model.max_positions, self.max_length or math.inf) if model.learned_positions else 1)
+        longest = min(model.max_positions, self.max_length or model.max_positions)
+        positions = range(longest if model.learned_positions else 1)
         for position in positions:
             progress("reading token sets", position, len(positions))
             tokens, distance = self._tokens_in_span(model, basis, position)
