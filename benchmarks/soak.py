@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts, print counts, write JSON."""
     options = read_options(arguments)
     runs = {name: options.runs.get(name, RUNS[name]) for name in options.parts}
-    campaign = Campaign(runs, options.seed, options.workers, options.threads, options.minutes, tell)
+    campaign = Campaign(runs, options.seed, options.workers, options.threads, options.minutes, options.shrink, tell)
     started = time.monotonic()
     tallies = campaign.run()
     document = report(tallies, options, time.monotonic() - started)
@@ -73,6 +73,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first seed of every part")
     parser.add_argument("--workers", type=int, default=1, help="processes; 0: none but this one")
     parser.add_argument("--threads", type=int, default=1, help="of torch in each process; rounding depends on them")
+    parser.add_argument("--shrink", type=int, default=2, help="failures of one kind that are shrunk")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     try:

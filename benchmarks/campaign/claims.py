@@ -52,19 +52,28 @@ def _false_texts(value: RecoveredTexts, held: Counter[Tokens]) -> list[Fault]:
         elif count > held[tokens] or (count < held[tokens] and tokens not in open_counts):
             said = "at least " if tokens in open_counts else ""
             faults.append(Fault(FALSE_COUNT, f"certain {tokens} {said}×{count} occurs ×{held[tokens]}"))
-    claimed = sum(text.count for text in value.texts if text.certain or text.ambiguities)
+    claimed = sum(text.count for text in value.texts if text.certain or is_class(text))
     if claimed > held.total():
-        faults.append(Fault(FALSE_TEXT, f"{claimed} texts are claimed, the batch holds {held.total()}"))
+        faults.append(Fault(FALSE_COUNT, f"{claimed} texts are claimed, the batch holds {held.total()}"))
     return faults
 
 
 def _false_classes(texts: Sequence[RecoveredText], held: Counter[Tokens]) -> list[Fault]:
-    """Texts with alternatives of which none is in the batch."""
-    return [
-        Fault(UNCOVERED_CLASS, f"{text.tokens} or {_names(text)}: no text of the batch {_list(held)} is covered")
-        for text in texts
-        if text.ambiguities and not text.certain and not any(text.covers(true) for true in held)
-    ]
+    """Texts with alternatives of which none is in the batch, or fewer than are claimed."""
+    faults = []
+    for text in filter(is_class, texts):
+        covered = sum(number for tokens, number in held.items() if text.covers(tokens))
+        what = f"{text.tokens} ×{text.count} or {_names(text)}"
+        if not covered:
+            faults.append(Fault(UNCOVERED_CLASS, f"{what}: no text of the batch {_list(held)} is covered"))
+        elif text.count > covered:
+            faults.append(Fault(FALSE_COUNT, f"{what}: {covered} texts of the batch {_list(held)} are covered"))
+    return faults
+
+
+def is_class(text: RecoveredText) -> bool:
+    """Whether a text claims that the batch holds it or an alternative; a guess with an open count claims nothing."""
+    return not text.certain and any(ambiguity.kind is not AmbiguityKind.COUNT for ambiguity in text.ambiguities)
 
 
 def _false_tokens(
@@ -81,10 +90,14 @@ def _false_tokens(
         if occurs & set(equal):
             occurs |= set(equal)
     false = sorted(recovery.value.token_set - occurs)
-    if not false:
-        return []
-    shown = f"{false[:8]}{' …' if len(false) > 8 else ''}"
-    return [Fault(FALSE_TOKEN, f"{len(false)} of {len(recovery.value.token_set)} certified tokens are false: {shown}")]
+    faults = []
+    if false:
+        shown = f"{false[:8]}{' …' if len(false) > 8 else ''}"
+        said = f"{len(false)} of {len(recovery.value.token_set)} certified tokens are false: {shown}"
+        faults.append(Fault(FALSE_TOKEN, said))
+    if empty := [tokens for tokens in recovery.value.token_classes if not occurs & set(tokens)]:
+        faults.append(Fault(FALSE_TOKEN, f"none of the tokens {empty[0]} occurs, and one of them should"))
+    return faults
 
 
 def _leaves_count_open(text: RecoveredText) -> bool:

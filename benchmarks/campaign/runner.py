@@ -19,8 +19,7 @@ from campaign.outcome import CRASH, FAULTS, TOO_SLOW, Fault, Outcome, Part
 from campaign.parts import PARTS
 from campaign.shrink import shrink
 
-SHRUNK = 2  # failures of one signature that are shrunk; the seeds of the others are listed
-SHRINK_SECONDS = 25.0
+SHRINK_SECONDS = 15.0
 
 
 class RanTooLong(BaseException):
@@ -41,6 +40,7 @@ class Tally:
     """The counts of a part, and its failures by signature."""
 
     part: str
+    num_shrunk: int = 2  # failures of one signature that are shrunk; the seeds of the others are listed
     runs: int = 0
     seconds: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -71,8 +71,7 @@ class Tally:
             failure = self.failures.setdefault(signature, {"runs": 0, "seeds": [], "smallest": []})
             failure["runs"] += 1
             failure["seeds"] = [*failure["seeds"], run.seed][:20]
-            if failure["runs"] <= SHRUNK:
-                worth.append((signature, fault))
+            worth += [(signature, fault)] if failure["runs"] <= self.num_shrunk else []
         return worth
 
     def document(self) -> dict[str, Any]:
@@ -144,6 +143,7 @@ class Campaign:
     workers: int = 1
     threads: int = 1
     minutes: float | None = None
+    num_shrunk: int = 2
     tell: Callable[[str], None] = print
     tallies: dict[str, Tally] = field(default_factory=dict)
 
@@ -166,7 +166,7 @@ class Campaign:
         return ProcessPoolExecutor(self.workers, context, _start_worker, (self.threads,))
 
     def _run_part(self, pool: Executor, part: Part, count: int, deadline: float) -> None:
-        tally = self.tallies[part.name] = Tally(part.name)
+        tally = self.tallies[part.name] = Tally(part.name, self.num_shrunk)
         chunks = self._chunks(part, count)
         started = told = time.monotonic()
         running: dict[Future[Any], str | None] = {}  # the signature, where it is a shrinking

@@ -67,6 +67,7 @@ TRUE = (text(5, 6, 7), text(8, 9, count=2))
         recovery(text(8, 9), text(8, 9), text(5, 6, 7), status=Status.RECOVERED),  # listed twice is claimed twice
         recovery(text(5, 6, 7), text(1, 2, certain=False)),
         recovery(text(8, 9, left_open=AmbiguityKind.COUNT)),
+        recovery(text(1, 2, certain=False, left_open=AmbiguityKind.COUNT)),  # a guess, with its number left open
         recovery(text(5, 6, certain=False, left_open=AmbiguityKind.OPEN_END)),
         recovery(text(8, 8, 8, 9, certain=False, left_open=AmbiguityKind.LEADING_RUN)),
         recovery(tokens=(5, 99), details={"expected_false": 1.0}),
@@ -84,7 +85,8 @@ def test_true_claims_are_no_faults(soak, claim):
         (recovery(text(5, 6, 7), status=Status.RECOVERED), "falsely_recovered"),
         (recovery(text(5, 6, 7), text(8, 9, count=3), status=Status.RECOVERED), "falsely_recovered"),
         (recovery(text(5, 6)), "false_certain_text"),
-        (recovery(*TRUE, text(1, certain=False, left_open=AmbiguityKind.COUNT)), "false_certain_text"),
+        (recovery(*TRUE, text(8, certain=False, left_open=AmbiguityKind.OPEN_END)), "false_count"),
+        (recovery(text(5, certain=False, count=2, left_open=AmbiguityKind.OPEN_END)), "false_count"),
         (recovery(text(5, 6, 7, count=2)), "false_count"),
         (recovery(text(8, 9)), "false_count"),
         (recovery(text(8, 9, count=3, left_open=AmbiguityKind.COUNT)), "false_count"),
