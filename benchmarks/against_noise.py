@@ -22,9 +22,7 @@ from unmask.recovery import RecoveredTexts, Recovery
 
 TOKEN_TOLERANCES = tuple(10 ** (-5 + step / 4) for step in range(19))  # 1e-5 … 0.3
 SEQUENCE_TOLERANCES = (1e-3, 1e-1)  # the nearest are returned whatever τ₂ is, so it matters little
-SPARE_POSITIONS = 2  # behind the longest text: tuned DAGER is told about how long texts are
-NUM_SEARCHED = 2  # settings whose sequences are searched, the best token sets first
-MAX_PRODUCTS = 20_000  # four texts of 8 tokens have 4,096
+MAX_PRODUCTS = 20_000  # for each length; four texts of 8 tokens have 4,096 once their [CLS] is known
 Row = dict[str, Any]
 
 
@@ -79,9 +77,10 @@ def tuned(evidence: GradientEvidence, model: Model, texts: Sequence[Sequence[int
 
     Distances are computed once for each span, so that τ₁ is swept finely. Among the rank tolerances are the largest
     singular value that noise of this level has, σ(√d + √m), and three times that: what an adversary who knows σ takes.
+    It is also told how long the longest text is.
     """
     held = {token for text in texts for token in text}
-    num_positions = max(map(len, texts)) + SPARE_POSITIONS
+    num_positions = max(map(len, texts))
     scored: list[tuple[float, Dager, Row]] = []
     edge = 2 * sigma * model.width**0.5
     sweep = DagerSweep(
@@ -95,18 +94,17 @@ def tuned(evidence: GradientEvidence, model: Model, texts: Sequence[Sequence[int
             row = shares(passing(distances, tolerance), held)
             f1 = 2 * row["recall"] * row["precision"] / (row["recall"] + row["precision"]) if row["recall"] else 0.0
             scored.append((f1, replace(attack, token_tolerance=tolerance), row))
-    scored.sort(key=lambda one: -one[0])
-    best = scored[0]
-    exact, chosen = 0, best[1]
-    for _, attack, _ in scored[:NUM_SEARCHED] if best[0] else []:
-        for tolerance in SEQUENCE_TOLERANCES:
-            searched = replace(attack, sequence_tolerance=tolerance)
-            num_exact = told(searched(evidence, model), texts)["exact"]
-            exact, chosen = max((exact, chosen), (num_exact, searched), key=lambda one: one[0])
-            if exact == len(texts):
-                break
-    names = ("rank_tolerance", "rank_margin", "token_tolerance", "sequence_tolerance")
-    return {**best[2], "exact": exact, **{name: getattr(chosen, name) for name in names}}
+    f1, chosen, row = max(scored, key=lambda one: one[0])
+    exact = 0
+    for tolerance in SEQUENCE_TOLERANCES if f1 else ():
+        if exact < len(texts):
+            found = told(replace(chosen, sequence_tolerance=tolerance)(evidence, model), texts)
+            exact = max(exact, found["exact"])
+    return {
+        **row,
+        "exact": exact,
+        **{name: getattr(chosen, name) for name in ("rank_tolerance", "rank_margin", "token_tolerance")},
+    }
 
 
 @torch.no_grad()

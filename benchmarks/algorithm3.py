@@ -12,6 +12,7 @@ from encoder_cases import Attack, Tokens
 
 from unmask.attacks.gradients.dager import Dager, Frame
 from unmask.attacks.gradients.dager_spans import SequenceCheck
+from unmask.attacks.gradients.dager_sweep import DagerSweep
 from unmask.attacks.gradients.dager_verdict import Accepted, TokenSets
 from unmask.attacks.progress import Progress
 from unmask.evidence import GradientEvidence
@@ -111,6 +112,23 @@ def count(
             break
     assert best is not None
     return best
+
+
+def count_tuned(evidence: GradientEvidence, model: Model, texts: Sequence[Tokens], *, timed: bool) -> CountedDager:
+    """The same with the rank tolerance and the cut swept too: the setting whose token sets hold the most texts."""
+    best: CountedDager | None = None
+    for dager in DagerSweep().settings(evidence, model):
+        counted = count(evidence, model, texts, timed=False, dager=dager)
+        best = counted if best is None or counted.tally.held > best.tally.held else best
+        if best.tally.held == len(texts):
+            break
+    assert best is not None
+    return count(evidence, model, texts, timed=True, dager=best) if timed else best
+
+
+def as_dager(counted: CountedDager) -> Dager:
+    """The attack whose products were counted."""
+    return Dager(**{one.name: getattr(counted, one.name) for one in fields(Dager)})
 
 
 class OutOfTimeError(Exception):

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-from algorithm3 import OutOfTimeError, count, within
+from algorithm3 import OutOfTimeError, as_dager, count, count_tuned, within
 from encoder_cases import ROWS, Attack, Result, Tokens, attacked, code, key_of, word_salad
 from machine import machine
 from paper_tables import append, open_results, progress_bar
 
-from unmask.attacks.gradients.dager import Dager
 from unmask.attacks.gradients.encoder import EncoderAttack
 from unmask.models import Model
 from unmask.protocols import observe_gradients
@@ -68,8 +67,8 @@ def _compare(model: Model, cell: Cell, max_anchors: int | None) -> Result:
     evidence = observe_gradients(model, texts, task="classification", pooling="first", seed=cell.seed)
     ours = EncoderAttack(max_anchors=max_anchors)
     ours(evidence, model)  # warm
-    counted = count(evidence, model, texts, timed=True)
-    paper = within(cell.limit, Dager(token_tolerance=counted.token_tolerance))
+    counted = count_tuned(evidence, model, texts, timed=True)
+    paper = within(cell.limit, as_dager(counted))
     tally, least = counted.tally, counted.tally.least_seconds
     runs: dict[str, list[Result]] = {"ours": [], "dager": []}
     for repeat in range(cell.repeats):
@@ -105,7 +104,8 @@ COMPARISON = (
     "its budget is 10 M for each length. 'not run': it would take longer than the limit. '≥' is NOT a measurement but",
     "its token sets, measured, and these products (or 10 M of them) at the fastest rate that was measured; where that",
     "was below the limit and it went on all the same, the time after which it was stopped.",
-    "Its τ₁ is the paper's 1e-5, or 3e-5 or 1e-4 where that keeps more texts of the batch: tuned in its favour.",
+    "Its τ₁ is the paper's 1e-5, or 3e-5 or 1e-4, and its rank tolerance is swept, where that keeps more texts of the",
+    "batch: tuned in its favour by whoever knows the texts.",
     "Ratio of medians; † says that not all texts were exact, so that it compares a run that failed.",
     "",
     "| model | texts | tokens each | τ₁ | products | ours exact | DAGER exact | ours ROUGE-2 | DAGER ROUGE-2 | ours, s "

@@ -4,7 +4,8 @@ python benchmarks/leak_map.py [--models smollm2-135m minilm-l6] [--texts 4 16] [
 python benchmarks/leak_map.py --show          the tables and plots of what was measured
 
 Every cell is appended to --out (benchmarks/results/leak_map.jsonl) as it ends; a cell that is there is not measured
-again. Where noise is added, the token sets of the faithful DAGER are read from the same update.
+again. Where noise is added, the token sets of DAGER as published, with fixed tolerances, are read from the same update;
+against_papers.py has it tuned.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def noise_table(cells: Sequence[Cell]) -> list[str]:
     noisy = [cell for cell in noisy if cell["protocol"] == "fedsgd"]
     columns = groups(noisy)
     lines = [
-        f"| σ | {' | '.join(f'{model}, {count} texts: DAGER / ours' for model, count in columns)} |",
+        f"| σ | {' | '.join(f'{model}, {count} texts: DAGER as published / ours' for model, count in columns)} |",
         f"| --- | {' | '.join('--:' for _ in columns)} |",
     ]
     for defence in dict.fromkeys(cell["defence"] for cell in noisy):
