@@ -49,12 +49,12 @@ def test_the_plan_passes_as_it_is_and_not_with_clean_gradients(tmp_path, minilm)
     code, verdict = audit(folder / "plan.toml", tmp_path / "out")
     assert code == 0, verdict["headline"]
     assert {gate["ruling"] for gate in verdict["gates"]} == {"held"}
-    assert {gate["gate"] for gate in verdict["gates"]} == {"no exact text", "token_recall < 0.5", "epsilon <= 2"}
+    assert {gate["gate"] for gate in verdict["gates"]} == {"no near-exact text", "token_recall < 0.5", "epsilon <= 2"}
 
     plan = (folder / "plan.toml").read_text()
-    (folder / "plan.toml").write_text(plan.replace('protocols = ["fedavg', 'protocols = ["fedsgd", "fedavg', 1))
+    (folder / "plan.toml").write_text(plan.replace('defences = ["noise', 'defences = ["none", "noise', 1))
     code, verdict = audit(folder / "plan.toml", tmp_path / "out")  # goes on in the same folder
     crossed = [gate for gate in verdict["gates"] if gate["ruling"] == "crossed"]
     assert code == 1
-    assert [gate["gate"] for gate in crossed] == ["no exact text"]
-    assert crossed[0]["measured"] == 8
+    assert [gate["gate"] for gate in crossed] == ["token_recall < 0.5"]
+    assert crossed[0]["measured"] == 1

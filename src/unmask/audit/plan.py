@@ -214,7 +214,7 @@ def _refuse_idle_gates(cases: list[Case], default: tuple[Gate, ...]) -> None:
     used = {text for case in cases for text in case.gates}
     for gate in default:
         if str(gate) not in used:
-            raise InputError(f"no case has the gate '{gate}': no group has findings with {gate.metric}")
+            raise InputError(f"no case has the gate '{gate}': no group without gates of its own has {gate.metric}")
 
 
 def _lines_of(channel: str, text: str) -> Iterator[int]:
