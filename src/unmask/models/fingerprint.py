@@ -11,15 +11,18 @@ from torch import Tensor
 _SAMPLE = 64  # entries of each tensor
 
 
-def fingerprint_of(family: str, parameters: Iterable[tuple[str, Tensor]]) -> str:
+def fingerprint_of(
+    family: str, parameters: Iterable[tuple[str, Tensor]], rounded_to: torch.dtype | None = torch.bfloat16
+) -> str:
     """A hash of shapes and of a sample of the weights, the same in every float type.
 
-    Weights are rounded to bfloat16 before hashing, so a float32 model and its bfloat16 copy agree.
+    Weights are rounded to bfloat16 before hashing, so a float32 model and its bfloat16 copy agree; with `rounded_to`
+    None they are not, and only weights that are equal to the last digit agree.
     """
     digest = hashlib.sha256(family.encode())
     for name, parameter in sorted(parameters):
         flat = parameter.detach().flatten()
-        sample = flat[:: max(1, len(flat) // _SAMPLE)].to(torch.bfloat16).cpu().view(torch.int16)
+        sample = flat[:: max(1, len(flat) // _SAMPLE)].to(rounded_to or flat.dtype).cpu().contiguous()
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(sample.numpy().tobytes())
+        digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]

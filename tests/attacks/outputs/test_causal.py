@@ -53,6 +53,58 @@ def test_theorem_two_tokens_no_root_is_missed(a, b):
     assert all(any(low <= g <= high for g in shares) for low, high in changes)
 
 
+@settings(deadline=None, max_examples=300)
+@given(*(st.tuples(st.floats(1, 10), st.integers(-320, 100), st.sampled_from([-1, 0, 1])) for _ in range(2)))
+def test_theorem_two_tokens_no_slope_is_too_flat_or_too_steep(a, b):
+    """Turning points may lie where squares of g overflow: a layer whose scores are all but equal."""
+    first, second = (sign * digits * float(f"1e{power}") for digits, power, sign in (a, b))
+    shares = two_token_shares(first, second)
+    assert all(0 <= g < math.inf for g in shares)
+
+
+def attend(W: torch.Tensor, V: torch.Tensor, X: torch.Tensor) -> AttentionEvidence:
+    return AttentionEvidence(W, V, AttentionMap(W, causal=True)(X) @ V, causal=True)
+
+
+def test_a_layer_whose_scores_are_all_but_equal():
+    """An OverflowError: the turning point lies at g = 1e160, whose square is no number."""
+    assert two_token_shares(-1e-160, 0.0) == pytest.approx([1.0])
+    X = gaussian(1, 2, 3)
+    recovery = AttentionAttack()(attend(1e-160 * gaussian(2, 3, 3), gaussian(3, 3, 3), X))
+    assert any(relative_error(preimage.X, X) < 1e-8 for preimage in recovery.value.preimages)
+
+
+def test_a_token_that_sees_only_itself_is_not_missed():
+    """Its root lies at g = e⁻¹⁴⁹³; without it another pre-image was 'the only one, proved by enumeration'."""
+    assert two_token_shares(1000.0, 493.0) == [0.0]
+    W, X = -torch.eye(2, dtype=torch.float64), torch.tensor([[40.0, 0.0], [1.0, 0.5]], dtype=torch.float64)
+    recovery = AttentionAttack()(attend(W, torch.eye(2, dtype=torch.float64), X))
+    assert any(relative_error(preimage.X, X) < 1e-8 for preimage in recovery.value.preimages) or (
+        recovery.status is not Status.RECOVERED
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_token_that_does_not_see_itself_is_never_recovered(seed):
+    """Its row is the first token to the last digit, and so it would be for many others."""
+    S = gaussian(seed, 3, 3)
+    W = S @ S.mT + 0.1 * torch.eye(3, dtype=torch.float64)
+    X = torch.stack([gaussian(seed + 100, 3), torch.zeros(3, dtype=torch.float64)])
+    X[1] = X[0] * 0.5
+    W = W * (400 / float(X[0] @ W @ X[0]))  # the second token looks at the first one e¹⁰⁰ times as much as at itself
+    recovery = AttentionAttack()(attend(W, gaussian(seed + 200, 3, 3), X))
+    assert recovery.status is not Status.RECOVERED
+    assert recovery.status is not Status.PARTIAL or "too little to be seen" in recovery.reason
+
+
+def test_a_repeated_token_is_recovered_where_none_can_hide():
+    W = torch.eye(3, dtype=torch.float64)
+    X = gaussian(5, 1, 3).expand(2, -1).contiguous()
+    recovery = AttentionAttack()(attend(W, gaussian(6, 3, 3), X))
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert relative_error(recovery.value.X, X) < 1e-8
+
+
 @quick
 @given(seeds, st.sampled_from([1.0, 3.0]), st.integers(2, 6))
 def test_theorem_two_tokens_an_indefinite_difference_has_exactly_two_preimages(seed, sharpness, d):

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.outputs.attention_problem import AttentionProblem, Posed, pose
-from unmask.attacks.outputs.causal import search_branches
+from unmask.attacks.outputs.causal import is_unseen, search_branches
 from unmask.attacks.outputs.preimage_verdict import refusal, verdict
 from unmask.attacks.outputs.preimages import Preimages, certify, inverse_bound, merged
 from unmask.attacks.outputs.starts import Search, joined, random_starts, search_in_batches, search_without_matrices
@@ -102,6 +102,7 @@ class AttentionAttack:
         """Solve, search, polish and certify."""
         generator = torch.Generator().manual_seed(self.seed)
         size = float(problem.Y.norm())
+        complete, cut = len(problem.Y) == 1, False
         if problem.causal:
             search, complete, cut = self._branches(problem, generator, progress)
         else:
@@ -112,12 +113,12 @@ class AttentionAttack:
             search = (
                 own if self._is_beyond_proof(problem, first) else joined([own, self._search(problem, generator)], size)
             )
-            complete, cut = len(problem.Y) == 1, False
         roots = merged([self._polished(problem, root) for root in search.roots], size)
         found = [certify(posed, problem, root, self.dense_limit) for root in roots]
         exact = tuple(preimage for preimage in found if preimage.residual <= self.residual_tolerance)
         complete = complete and len(exact) == len(found)
-        return Preimages(exact, search.num_starts, search.num_converged, problem.is_definite, complete, cut)
+        unseen = problem.causal and any(is_unseen(posed.W, posed.Y, preimage.X) for preimage in exact)
+        return Preimages(exact, search.num_starts, search.num_converged, problem.is_definite, complete, cut, unseen)
 
     def _is_beyond_proof(self, problem: AttentionProblem, root: Tensor | None) -> bool:
         """Whether a root is too large for a dense J and too mixed for the bound without one: no search helps it."""

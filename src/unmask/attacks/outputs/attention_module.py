@@ -27,12 +27,16 @@ def rounding_error(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Choice:
-    """The token of a position, the relative error of its recomputed row, and that of the next best token."""
+    """The token of a position, the relative error of its recomputed row, and that of the next best token.
+
+    `equals` are all tokens with its input, this one included, where it is not alone; they are not the next best.
+    """
 
     token: int
     error: float
     rejected: float
     num_tested: int
+    equals: tuple[int, ...] = ()
 
     def is_clear(self, min_gap_decades: float, precision: torch.dtype) -> bool:
         """Whether this token explains the row of an evidence in that precision, up to rounding, and no other does."""

@@ -34,6 +34,8 @@ from unmask.solvers.iterate import iterate
 from unmask.solvers.levenberg_marquardt import LevenbergMarquardt
 
 _LOG_RANGE = 700.0  # exp(±700) are the ends of float64
+_REPEATED = 1e-10  # a row so near to an earlier token, by its norm, is that token up to rounding
+_UNSEEN = 20.0  # e⁻²⁰: a token that gives itself this little weight hides in what is left to rounding
 _RANK = 1e-10  # differences shorter than this share of the longest add no direction
 _LENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)  # structured starts: y + t·(y − mean), as if t = Σ g_k
 _SHORTEST, _LONGEST = 0.1, 30.0  # random starts, in units of the differences: x is far from y where f_i is small
@@ -156,17 +158,46 @@ def solve_row(
     return RowSolutions(tuple(row.inputs(torch.stack(polished))) if polished else (), power, enumerated)
 
 
+def is_unseen(W: Float[Tensor, "d d"], Y: Float[Tensor, "n d"], X: Float[Tensor, "n d"]) -> bool:
+    """Whether rounding leaves the token of some row open, of the whole layer and one pre-image of it.
+
+    A row that is an earlier token up to rounding is explained by that token again, and just as well by any token that
+    gives all but nothing of its attention to itself.
+    """
+    pairs = ((i, k) for i in range(len(Y)) for k in range(i))
+    return any(
+        float((Y[i] - X[k]).norm()) <= _REPEATED * float(Y[i].norm()) and _may_hide_behind(W, X[k]) for i, k in pairs
+    )
+
+
+def _may_hide_behind(W: Float[Tensor, "d d"], earlier: Float[Tensor, " d"]) -> bool:
+    """Whether some token x may give nearly all of its weight to an earlier one: xᵀWx_k − xᵀWx ≥ 20.
+
+    The largest value of the left side is ¼(Wx_k)ᵀS⁻¹(Wx_k) with S = sym(W) ≻ 0; else it has no bound.
+    """
+    values, vectors = torch.linalg.eigh((W + W.mT) / 2)
+    if float(values[0]) <= 0:
+        return True
+    return float(((vectors.mT @ (W @ earlier)).square() / values).sum() / 4) >= _UNSEEN
+
+
 def two_token_shares(a: float, b: float) -> list[float]:
-    """Every g > 0 with log g + a(1 + g) + b(1 + g)² = 0, in rising order: none, or up to three."""
+    """Every g > 0 with log g + a(1 + g) + b(1 + g)² = 0, in rising order: none, or up to three.
+
+    A root below all numbers, where a token sees nothing but itself, is 0.
+    """
 
     def height(log_g: float) -> float:
         g = math.exp(log_g)
         return log_g + a * (1 + g) + b * (1 + g) ** 2
 
+    low, high = -_LOG_RANGE, _LOG_RANGE / 2 - 10  # squares of g must stay finite
     turns = [math.log(g) for g in _quadratic(2 * b, a + 2 * b, 1.0) if 0 < g < math.inf]
-    ends = [-_LOG_RANGE, *sorted(turns), _LOG_RANGE / 2 - 10]  # squares of g must stay finite
+    ends = [low, *(turn for turn in sorted(turns) if low < turn < high), high]
     heights = [height(u) for u in ends]
     shares = [math.exp(u) for u, v in zip(ends, heights, strict=True) if v == 0]
+    if heights[0] > 0:  # it falls to −∞ for g → 0
+        shares.append(0.0)
     for low, high, below, above in zip(ends, ends[1:], heights, heights[1:], strict=False):
         if below < 0 < above or above < 0 < below:
             shares.append(math.exp(brentq(height, low, high, xtol=1e-15, rtol=1e-15, maxiter=500)))

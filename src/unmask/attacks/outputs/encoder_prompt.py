@@ -13,7 +13,8 @@ Notation: h_i the state seen at position i, H_i(g) that of a guess g, mean(v) = 
 distance = ‖H_i(g) − h_i‖/‖h_i‖.
 Limits: all positions must be seen, of one text with token types 0 (not a pair). Coarse storage is allowed for
 (float16 that was cast to float32 is not recognised); noise that was added on purpose leaves a guess without a proof. A
-text that is not found within the budget is handed out as a guess, with no token certain.
+text that is not found within the budget is handed out as a guess, with no token certain. Tokens with equal embeddings
+are reported as a class (equal_tokens.py).
 Cost: one fit a layer (kept), then one text through l blocks where the first guess holds, 64 and more a repair.
 Source: new here. For causal models see prompt.py.
 """
@@ -28,24 +29,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.no_result import no_result
+from unmask.attacks.outputs.encoder_prompt_verdict import EncoderText, encoder_recovery, unreadable
 from unmask.attacks.outputs.encoder_templates import EncoderTemplates, encoder_templates_for
+from unmask.attacks.outputs.equal_tokens import Classes, equal_tokens
 from unmask.attacks.outputs.ranking import Metric, direct_metric
 from unmask.attacks.outputs.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import RecoveredTexts, Recovery
 from unmask.shapes import Rows, Tokens
 
 _ROWS = 8192  # tokens that are sent through the model at once
 _GROWTH, _MOST = 4, 256  # candidates at a position that was tried in vain
 _CROWDED_SHARE = 8  # one candidate in so many may be crowded
-_CLEAR = 3.0  # another token must be off by more than this many tolerances
-_CLAIM = (
-    "Every state of a certain text, recomputed from all of its recovered tokens, equals the one that was seen; with "
-    "any one token replaced by the likeliest other one, a state is at least `rejected` away."
-)
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,9 @@ class EncoderPromptAttack:
         """Read every text of the evidence."""
         started = time.perf_counter()
         if model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
-            return _unreadable(evidence, model, started)
+            return unreadable(evidence, model, started)
         templates = encoder_templates_for(model, evidence.layer, progress)
-        reader = EncoderReader(self, model, templates, direct_metric(templates.states))
+        reader = EncoderReader(self, model, templates, direct_metric(templates.states), equal_tokens(model))
         error = computing_error(model, evidence.compute_dtype, evidence.layer) + _storing_error(evidence.states.dtype)
         texts = []
         for number, (states, mask) in enumerate(zip(evidence.states, evidence.mask, strict=True)):
@@ -71,24 +68,7 @@ class EncoderPromptAttack:
             rows = states[mask].to(device=model.device, dtype=model.dtype)
             if len(rows):
                 texts.append(reader.read(rows, int(mask.int().argmax()), measure_rounding(rows, error)))
-        return _recovery(texts, model, evidence, time.perf_counter() - started)
-
-
-@dataclass(frozen=True)
-class EncoderText:
-    """The closest text that was found; `rejected` is how far off the nearest other text is, where that was tested."""
-
-    tokens: Tokens
-    distances: Float[Tensor, " n"]
-    tolerances: Float[Tensor, " n"]
-    rejected: float | None
-    num_texts: int
-
-    @property
-    def certain(self) -> bool:
-        """Whether all states agree, and those of other texts clearly do not."""
-        agrees = bool((self.distances <= self.tolerances).all())
-        return agrees and self.rejected is not None and self.rejected > _CLEAR * float(self.tolerances.max())
+        return encoder_recovery(texts, model, time.perf_counter() - started)
 
 
 @dataclass
@@ -121,6 +101,7 @@ class EncoderReader:
     model: Model
     templates: EncoderTemplates
     metric: Metric
+    equal: Classes
 
     @torch.no_grad()
     def read(self, states: Rows, position: int, noise: StateNoise) -> EncoderText:
@@ -133,8 +114,10 @@ class EncoderReader:
                 tried = search.untried()
             elif all(len(tried[i].tokens) + 1 >= self.model.vocab_size for i in search.wrong.nonzero()):
                 break
+        equals = {} if search.wrong.any() else search.equals()
         rejected = None if search.wrong.any() else search.nearest_other()
-        return EncoderText(search.best.tokens, search.best.distances, noise.tolerances, rejected, search.num_texts)
+        best = search.best
+        return EncoderText(best.tokens, best.distances, noise.tolerances, rejected, search.num_texts, equals)
 
     def scores(self, states: Rows) -> Float[Tensor, "n vocab"]:
         """How well each token explains each state."""
@@ -243,11 +226,26 @@ class _Search:
         chosen.append(_likeliest(scores.masked_fill(~crowded, -torch.inf), few))
         return torch.cat(chosen)
 
+    def equals(self) -> dict[int, tuple[int, ...]]:
+        """By position, the tokens that all give the states seen, where there are several; the closest one is kept."""
+        found: dict[int, tuple[int, ...]] = {}
+        for index, token in enumerate(self.best.tokens.tolist()):
+            members = self.reader.equal.get(token, ())
+            texts = self.best.tokens.expand(len(members), -1).clone()
+            texts[:, index] = torch.tensor(members, dtype=texts.dtype)
+            guesses = list(self.run(texts)) if members else []
+            agreeing = [guess for guess in guesses if bool((guess.distances <= self.tolerances).all())]
+            self.best = min([self.best, *agreeing], key=lambda guess: guess.loss)
+            if len(agreeing) > 1:
+                found[index] = tuple(sorted(int(guess.tokens[index]) for guess in agreeing))
+        return found
+
     def nearest_other(self) -> float:
         """Each token replaced by the likeliest other one: the least that any such text is off at its worst position."""
         means = self.reader.templates.states.means(self.best.tokens)
         scores = self.reader.scores(self.states - self.best.states + means)
-        scores.scatter_(1, self.best.tokens[:, None], -torch.inf)
+        for row, token in zip(scores, self.best.tokens.tolist(), strict=True):
+            row[list(self.reader.equal.get(token, (token,)))] = -torch.inf
         texts = self.best.tokens.expand(len(scores), -1).clone()
         texts.diagonal().copy_(scores.argmax(1))
         return min(float(guess.distances.max()) for guess in self.run(texts))
@@ -261,59 +259,3 @@ def _storing_error(dtype: torch.dtype) -> float:
 def _likeliest(scores: Float[Tensor, " vocab"], count: int) -> Int[Tensor, " k"]:
     best = scores.topk(min(count, len(scores)))
     return best.indices[best.values > -torch.inf]
-
-
-def _recovery(
-    texts: list[EncoderText], model: Model, evidence: HiddenEvidence, seconds: float
-) -> Recovery[RecoveredTexts]:
-    """Certain texts first; only they support the bag of tokens."""
-    certain = [text for text in texts if text.certain]
-    recovered = [
-        RecoveredText(ids, model.decode(ids), text.certain, float(text.distances.max()))
-        for text in sorted(texts, key=lambda text: not text.certain)
-        for ids in [tuple(text.tokens.tolist())]
-    ]
-    runs = sum(text.num_texts for text in texts)
-    return Recovery(
-        value=RecoveredTexts(tuple(recovered), frozenset(token for text in certain for token in text.tokens.tolist())),
-        status=_status(len(certain), len(texts)),
-        reason=_reason(texts, len(certain)),
-        certificate=_certificate(certain) if certain else Certificate.none("no text gives all of the states seen"),
-        cost=Cost(seconds=seconds, candidates=runs, forward_passes=runs),
-        used=("states",),
-    )
-
-
-def _status(num_certain: int, num_texts: int) -> Status:
-    if num_certain == 0:
-        return Status.NOTHING_FOUND
-    return Status.RECOVERED if num_certain == num_texts else Status.PARTIAL
-
-
-def _certificate(certain: list[EncoderText]) -> Certificate:
-    worst = max(certain, key=lambda text: float((text.distances / text.tolerances).max()))
-    index = int((worst.distances / worst.tolerances).argmax())
-    rejected = min(text.rejected for text in certain if text.rejected is not None)
-    details = {"texts_run_a_text": sum(text.num_texts for text in certain) / len(certain)}
-    return Certificate(_CLAIM, float(worst.distances[index]), float(worst.tolerances[index]), rejected, details)
-
-
-def _reason(texts: list[EncoderText], num_certain: int) -> str:
-    parts = [f"{num_certain} of {len(texts)} texts, recomputed as a whole, give all of the states that were seen"]
-    rest = [text for text in texts if not text.certain]
-    if rest:
-        agreeing = sum(int((text.distances <= text.tolerances).sum()) for text in rest)
-        total = sum(len(text.tokens) for text in rest)
-        parts.append(
-            f"the others are guesses of which no token is certain ({agreeing} of {total} states agree): the budget "
-            "ended, noise was added, or they are pairs"
-        )
-    return "; ".join(parts) + "."
-
-
-def _unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recovery[RecoveredTexts]:
-    why = (
-        f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model: this "
-        f"attack needs the stream of a bidirectional model ('{Site.STREAM.value}' or '{Site.FINAL_NORM.value}')"
-    )
-    return no_result(Status.NOT_APPLICABLE, why, ("states",), started)

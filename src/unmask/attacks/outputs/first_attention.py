@@ -38,6 +38,7 @@ from torch import Tensor
 from unmask.attacks.no_result import no_result
 from unmask.attacks.outputs.attention_module import FAR, AttentionReading, Choice, zero_error
 from unmask.attacks.outputs.block_step import BlockStep
+from unmask.attacks.outputs.equal_tokens import Classes, equal_tokens, equal_tokens_ambiguity
 from unmask.attacks.outputs.first_attention_encoder import read_encoder
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
@@ -51,6 +52,7 @@ from unmask.shapes import Rows
 _USED = ("states",)
 _SHORTLISTS = (16, 1024)  # tokens of the ranking that are sent through the module, the longer one if need be
 _KNOWN = 1e-4  # of a value's squared norm: less than this outside the known values is nothing (float32)
+_EQUAL = "tokens with equal embeddings have equal rows, which nothing tells apart"
 _CHUNK = 8192  # tokens at once where all are tried
 
 
@@ -91,13 +93,14 @@ class FirstAttentionAttack:
         places = list(range(len(outputs))) if positions is None else list(positions)
         projection, rows = OutputProjection.of(model, 0), outputs.double()
         mixed = projection.undone(rows) if projection.condition < float("inf") else None
+        equal = equal_tokens(model, "inputs")
         step, choices, num_certain = BlockStep.first(model, 0, places[0]), list[Choice](), 0
         for index, table in enumerate(value_tables(model, places)):
             progress("reading tokens", index, len(places))
             step = BlockStep(model, 0, places[index], step.prefix)
             seen = torch.tensor([choice.token for choice in choices], dtype=torch.long, device=rows.device)
             ranked = None if mixed is None else table.ranking(mixed[index], step.prefix.values)
-            choice = self._choose(step, projection, rows[index], ranked, seen, outputs.dtype)
+            choice = self._choose(step, projection, rows[index], ranked, seen, outputs.dtype, equal)
             if choice is None or choice.error > FAR:
                 break
             choices.append(choice)
@@ -122,16 +125,17 @@ class FirstAttentionAttack:
         ranked: Int[Tensor, " k"] | None,
         seen: Int[Tensor, " j"],
         precision: torch.dtype,
+        equal: Classes,
     ) -> Choice | None:
         """The best of a shortlist if it settles the matter, or of all tokens; None where there was nothing to try."""
         choice = None
         for size in _SHORTLISTS if ranked is not None else ():
             assert ranked is not None
-            choice = _best(step, projection, row, torch.cat([ranked[:size], seen]).unique())
+            choice = _best(step, projection, row, torch.cat([ranked[:size], seen]).unique(), equal)
             if choice.is_clear(self.min_gap_decades, precision):
                 return choice
         if self.try_every_token:
-            return _best(step, projection, row, torch.arange(step.model.vocab_size, device=row.device))
+            return _best(step, projection, row, torch.arange(step.model.vocab_size, device=row.device), equal)
         return None if choice is None else replace(choice, rejected=choice.error)  # a better one may be left out
 
     def _recovery(
@@ -139,9 +143,15 @@ class FirstAttentionAttack:
     ) -> Recovery[RecoveredTexts]:
         """Status, reason and certificate of a batch."""
         texts = [_text(reading, model) for reading in readings if reading.choices]
-        certain = [choice for reading in readings for choice in reading.choices[: reading.num_certain]]
+        proven = [choice for reading in readings for choice in reading.choices[: reading.num_certain]]
+        certain = [choice for choice in proven if not choice.equals]
+        classes = tuple(dict.fromkeys(choice.equals for choice in proven if choice.equals))
         num_tokens = sum(reading.length for reading in readings)
         num_tested = sum(choice.num_tested for reading in readings for choice in reading.choices)
+        if proven and not certain:
+            why = f"no token is alone: {_EQUAL}"
+            nothing = no_result(Status.NOT_IDENTIFIABLE, why, _USED, started)
+            return replace(nothing, value=RecoveredTexts(tuple(texts), token_classes=classes))
         if not certain:
             why = "no token explains the first row of any text clearly better than all others do"
             if not model.causal:
@@ -160,8 +170,10 @@ class FirstAttentionAttack:
         )
         whole = len(certain) == num_tokens
         reason = f"{len(certain)} of {num_tokens} tokens are certain, the leading ones of each text"
+        if len(proven) > len(certain):
+            reason += f"; {len(proven) - len(certain)} more are proven up to others like them: {_EQUAL}"
         texts.sort(key=lambda text: (not text.certain, text.residual))
-        value = RecoveredTexts(tuple(texts), frozenset(choice.token for choice in certain))
+        value = RecoveredTexts(tuple(texts), frozenset(choice.token for choice in certain), classes)
         cost = Cost(time.perf_counter() - started, num_tested, len(readings))
         return Recovery(value, Status.RECOVERED if whole else Status.PARTIAL, reason, certificate, cost, _USED)
 
@@ -215,17 +227,20 @@ def value_tables(model: Model, positions: Sequence[int]) -> Iterator[ValueTable]
         yield from [table] * (1 if model.learned_positions else len(positions))
 
 
-def _best(step: BlockStep, projection: OutputProjection, row: Float[Tensor, " d"], tokens: Int[Tensor, " t"]) -> Choice:
-    """The token whose recomputed row is nearest to what was seen."""
+def _best(
+    step: BlockStep, projection: OutputProjection, row: Float[Tensor, " d"], tokens: Int[Tensor, " t"], equal: Classes
+) -> Choice:
+    """The token whose recomputed row is nearest to what was seen; tokens with the same input do not compete."""
     errors = torch.cat(
         [
             (projection(step.attend(_embedded(step.model, chunk, step.position)).mixed) - row).norm(dim=1)
             for chunk in tokens.split(_CHUNK)
         ]
     ) / row.norm().clamp_min(1e-300)
-    least = errors.topk(min(2, len(errors)), largest=False)
-    rejected = float(least.values[1]) if len(errors) > 1 else float("inf")
-    return Choice(int(tokens[least.indices[0]]), float(least.values[0]), rejected, len(tokens))
+    token, error = int(tokens[errors.argmin()]), float(errors.min())
+    others = errors[~torch.isin(tokens, torch.tensor(equal.get(token, (token,)), device=tokens.device))]
+    rejected = float(others.min()) if len(others) else float("inf")
+    return Choice(token, error, rejected, len(tokens), equal.get(token, ()))
 
 
 def _embedded(model: Model, tokens: Int[Tensor, " n"], position: int) -> Rows:
@@ -235,4 +250,10 @@ def _embedded(model: Model, tokens: Int[Tensor, " n"], position: int) -> Rows:
 def _text(reading: AttentionReading, model: Model) -> RecoveredText:
     tokens = tuple(choice.token for choice in reading.choices)
     residual = max(choice.error for choice in reading.choices)
-    return RecoveredText(tokens, model.decode(tokens), reading.num_certain == reading.length, residual)
+    ambiguities = tuple(
+        equal_tokens_ambiguity(model, position, choice.equals)
+        for position, choice in enumerate(reading.choices)
+        if choice.equals
+    )
+    certain = reading.num_certain == reading.length and not ambiguities
+    return RecoveredText(tokens, model.decode(tokens), certain, residual, ambiguities=ambiguities)

@@ -24,12 +24,14 @@ Source: as first_attention.py; Wedin, BIT 12 (1972), for the tilt of a span unde
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.attention_module import AttentionReading, Choice, rounding_error
+from unmask.attacks.outputs.equal_tokens import Classes, equal_tokens
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.models.output_projection import OutputProjection
@@ -43,12 +45,13 @@ def read_encoder(model: Model, outputs: Rows, positions: Sequence[int], min_gap_
     if projection.condition == float("inf") or length >= model.head_width:
         return AttentionReading((), 0, length)
     complements = weighted_complements(_by_head(model, projection.undone(rows)))
-    best, other = nearest_tokens(model, complements, positions)
+    equal = equal_tokens(model, "inputs")
+    best, other = nearest_tokens(model, complements, positions, equal)
     errors, refused = _errors(model, projection, rows, best, other, positions)
     if errors.max() > rounding_error(outputs.dtype):  # every row depends on every token: nothing is known of any
         return AttentionReading((), 0, length)
     choices = tuple(
-        Choice(token, error, miss, model.vocab_size)
+        Choice(token, error, miss, model.vocab_size, equal.get(token, ()))
         for token, error, miss in zip(best.tolist(), errors.tolist(), refused.tolist(), strict=True)
     )
     clear = [choice.is_clear(min_gap_decades, outputs.dtype) for choice in choices]
@@ -62,21 +65,23 @@ def weighted_complements(heads: Float[Tensor, "h n e"]) -> Float[Tensor, "h e c"
 
 
 def nearest_tokens(
-    model: Model, complements: Float[Tensor, "h e c"], positions: Sequence[int]
+    model: Model, complements: Float[Tensor, "h e c"], positions: Sequence[int], equal: Classes = MappingProxyType({})
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """For each position the token whose values leave least outside the heads' spans, and its runner-up."""
+    """For each position the token whose values leave least outside the heads' spans, and the best that is not equal."""
     weight = model.weight(Role.VALUE, 0)
     assert weight is not None  # every family has values
     nothing = torch.zeros(1, model.width, dtype=model.dtype, device=model.device)
     constant = model.queries_keys_values(0, nothing, torch.zeros(1, dtype=torch.long, device=model.device))[2][0]
     outside = torch.einsum("dhe,hec->dhc", weight.unflatten(1, constant.shape), complements).flatten(1)
     shift = torch.einsum("he,hec->hc", constant, complements).flatten()
-    least = [
-        (rest + shift).norm(dim=1).topk(2, largest=False).indices
-        for rest in model.project_first_inputs(outside, positions)
-    ]
-    best, other = torch.stack(least).T
-    return best, other
+    found = []
+    for rest in model.project_first_inputs(outside, positions):
+        sizes = (rest + shift).norm(dim=1)
+        best = int(sizes.argmin())
+        sizes[list(equal.get(best, (best,)))] = torch.inf
+        found.append((best, int(sizes.argmin())))
+    bests, others = torch.tensor(found, device=outside.device).T
+    return bests, others
 
 
 def _errors(

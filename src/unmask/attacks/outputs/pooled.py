@@ -35,7 +35,7 @@ from unmask.attacks.outputs.templates import TokenStates, templates_for
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
 
 _RIDGE = 1e-3  # in units of the median variance
 _NEARLY_WHOLE = 0.2  # a count may be so far off before it is rounded and tested
@@ -260,4 +260,5 @@ def _recovery(bags: list[Bag], model: Model, evidence: HiddenEvidence, seconds: 
         certificate=certificate,
         cost=Cost(seconds=seconds, candidates=len(bags) * model.vocab_size),
         used=("states",),
+        looked_for=frozenset({Aim.TOKENS}),
     )

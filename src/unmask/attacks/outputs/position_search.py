@@ -19,8 +19,10 @@ Source: SipIt (arXiv 2510.15511) tests candidates in the order of a gradient's g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +33,7 @@ from unmask.attacks.outputs.ranking import Linearisation, linearised_scores, pos
 from unmask.attacks.outputs.templates import Templates, TokenStates
 from unmask.attacks.outputs.whiteness import Whiteness, WhitenessTest
 
-_CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
+CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
 LOUDEST = 0.5  # noise of more than this share of a state's norm: nothing is claimed
 _GROWTH = 4
 _LARGEST_BATCH = 2048
@@ -93,10 +95,11 @@ class Tested:
         """How close it is."""
         return float(self.distances.min())
 
-    @property
-    def runner_up(self) -> float:
-        """The second smallest distance; infinite where there is none."""
-        return float(self.distances.topk(2, largest=False).values[1]) if len(self) > 1 else float("inf")
+    def runner_up(self, equal: Mapping[int, tuple[int, ...]]) -> float:
+        """The smallest distance of a token that is not of the closest one's class; infinite where there is none."""
+        own = torch.tensor(equal.get(self.token, (self.token,)), device=self.tokens.device)
+        others = self.distances[~torch.isin(self.tokens, own)]
+        return float(others.min()) if len(others) else float("inf")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -140,9 +143,10 @@ def find_token(
     first_scores: Float[Tensor, " vocab"],
     prior: Float[Tensor, " vocab"],
     settings: SearchSettings,
+    equal: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> FoundToken:
-    """Test candidates until one is accepted or none is left."""
-    search = _Search(seen, text, templates, prior, Tested.none(seen.state))
+    """Test candidates until one is accepted or none is left; tokens that are `equal` do not compete."""
+    search = _Search(seen, text, templates, prior, Tested.none(seen.state), equal)
     scores, batch = first_scores.clone(), settings.first
     limit = min(settings.max_candidates or len(scores), len(scores))
     while len(search.tested) < limit:
@@ -166,6 +170,7 @@ class _Search:
     templates: Templates
     prior: Float[Tensor, " vocab"]
     tested: Tested
+    equal: Mapping[int, tuple[int, ...]]
     near: Linearisation | None = None
     near_token: int | None = None
     white: Whiteness | None = None
@@ -224,8 +229,8 @@ class _Search:
     def _against_others(self, proven: Standing) -> Standing:
         """Proven if the best candidate beats the runner-up, in noise that leaves something to see."""
         square = float(self.seen.state.square().sum())
-        gain = (self.tested.runner_up**2 - self.tested.distance**2) * square / (2 * self.noise_variance)
-        return proven if gain >= _CLEAR and self.relative_noise <= LOUDEST else Standing.IN_DOUBT
+        gain = (self.tested.runner_up(self.equal) ** 2 - self.tested.distance**2) * square / (2 * self.noise_variance)
+        return proven if gain >= CLEAR and self.relative_noise <= LOUDEST else Standing.IN_DOUBT
 
     @property
     def noise_variance(self) -> float:
@@ -244,7 +249,7 @@ class _Search:
             token=self.tested.token,
             standing=self.standing,
             distance=self.tested.distance,
-            runner_up=self.tested.runner_up,
+            runner_up=self.tested.runner_up(self.equal),
             noise=self.relative_noise,
             continuation=self.text.accepted(self.tested.best, 0),
             num_candidates=len(self.tested),

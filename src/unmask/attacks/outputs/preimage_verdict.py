@@ -83,6 +83,11 @@ def _judge(problem: AttentionProblem, found: Preimages, least_power: float) -> t
         )
     if not found.preimages[0].certified:
         return Status.PARTIAL, "one pre-image found, too ill-conditioned to prove that it is exact and isolated"
+    if found.unseen:
+        return Status.PARTIAL, (
+            "one pre-image found, but a row of the output is an earlier token up to rounding: its own token may be any "
+            "that attends to itself too little to be seen"
+        )
     if found.proved_complete:
         return Status.RECOVERED, "the only pre-image (proved by enumeration)"
     local = "locally unique (Newton–Kantorovich), no other pre-image found"

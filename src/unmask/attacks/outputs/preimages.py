@@ -31,6 +31,7 @@ from unmask.linalg.attention_bounds import jacobian_lipschitz
 from unmask.linalg.softmax_attention import AttentionPoint
 from unmask.solvers.kantorovich import RootCertificate, certify_root
 
+_LARGEST_BALL = 1e90  # cubes of it, times a few norms, are finite in float64
 _SAME = 1e-6  # relative distance below which two converged points are one root
 
 
@@ -60,7 +61,8 @@ class Preimages:
     """All distinct pre-images that were found, and how hard they were looked for.
 
     `definite`: sym(W) ≻ 0 where it matters, so the number of pre-images is odd. `proved_complete`: that there are no
-    others is proved, not only not found. `budget_ended`: a causal search was cut short.
+    others is proved, not only not found. `budget_ended`: a causal search was cut short. `unseen`: a row of a causal
+    layer leaves its token open, as rounding hides how much it attends to itself.
     """
 
     preimages: tuple[Preimage, ...] = ()
@@ -69,6 +71,7 @@ class Preimages:
     definite: bool = False
     proved_complete: bool = False
     budget_ended: bool = False
+    unseen: bool = False
 
     @property
     def X(self) -> Float[Tensor, "n d"]:
@@ -114,21 +117,23 @@ def _proof(posed: Posed, problem: AttentionProblem, point: AttentionPoint, inver
     residual = float((point.mixed - problem.Y).norm())
     width = float(torch.linalg.matrix_norm(problem.W, 2))
     longest, n = float(point.X.norm(dim=1).max()), len(point.X)
-    return certify_root(
-        inverse_norm,
-        inverse_norm * (residual + floor),
-        lambda radius: jacobian_lipschitz(width, longest + radius, n),
-    )
+
+    def lipschitz(radius: float) -> float:
+        """Of a ball so large that its cube overflows, nothing is known."""
+        return jacobian_lipschitz(width, longest + radius, n) if longest + radius < _LARGEST_BALL else math.inf
+
+    return certify_root(inverse_norm, inverse_norm * (residual + floor), lipschitz)
 
 
 def inverse_bound(point: AttentionPoint) -> tuple[float, int] | None:
     """An upper bound of ‖J⁻¹‖ and the sign of det J, without J; None where ‖E‖ may be 1 or more."""
     inverse, info = torch.linalg.inv_ex(point.F)
-    if info:
+    if info or not inverse.isfinite().all():
         return None
     blocks = point.weighted_offsets.norm(dim=2) * point.Z.norm(dim=1)[:, None]
     blocks.diagonal().add_(torch.linalg.matrix_norm(point.own_terms, 2))
-    departure = float(torch.linalg.matrix_norm(inverse.abs() @ blocks, 2))
+    mixed = inverse.abs() @ blocks
+    departure = float(torch.linalg.matrix_norm(mixed, 2)) if bool(mixed.isfinite().all()) else math.inf
     if not departure < 1:
         return None
     sign = int(torch.linalg.slogdet(point.F)[0]) ** point.X.shape[1]
@@ -136,5 +141,7 @@ def inverse_bound(point: AttentionPoint) -> tuple[float, int] | None:
 
 
 def _dense_inverse(J: Float[Tensor, "m m"]) -> tuple[float, int]:
+    if not J.isfinite().all():
+        return math.inf, 0
     least = float(torch.linalg.svdvals(J)[-1])
     return (1 / least if least > 0 else math.inf), int(torch.linalg.slogdet(J)[0])

@@ -11,7 +11,8 @@ The model helps twice: what it would have said next is a prior, and it comes for
 were seen need only be sent through the blocks that they have not passed.
 
 Notation: l the layer seen, d the width, V the vocabulary; distance = ‖h(v) − h‖/‖h‖.
-Limits: all positions of a text must be seen. Noise beyond half of a state's norm leaves guesses.
+Limits: all positions of a text must be seen. Noise beyond half of a state's norm leaves guesses. Tokens with equal
+embeddings have equal states: a class of them is reported, and the text is not certain (equal_tokens.py).
 Cost: some 20 seconds to fit a layer of SmolLM2 (templates.py; kept in the process), then a few candidates a token, some
 tens at the last layer.
 Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, prior and tables: research notes, section 4, and
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.outputs.equal_tokens import equal_tokens
 from unmask.attacks.outputs.position_search import SearchSettings
 from unmask.attacks.outputs.prompt_reader import PromptReader, ReadText
 from unmask.attacks.outputs.prompt_verdict import prompt_recovery, unreadable
@@ -60,6 +62,7 @@ class PromptAttack:
             templates=templates,
             settings=SearchSettings(self.first, self.refined, self.max_linearisations, self.max_candidates),
             computing_error=computing_error(model, evidence.compute_dtype, evidence.layer),
+            equal=equal_tokens(model),
         )
         texts: list[ReadText] = []
         pairs = zip(evidence.states, evidence.mask, strict=True)

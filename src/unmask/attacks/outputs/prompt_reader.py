@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.continuation import Continuation
+from unmask.attacks.outputs.equal_tokens import Classes, settle_class
 from unmask.attacks.outputs.position_search import FoundToken, SearchSettings, Sighting, Standing, find_token
 from unmask.attacks.outputs.ranking import Metric, direct_metric, posterior
 from unmask.attacks.outputs.state_noise import StateNoise, measure_rounding
@@ -28,13 +29,23 @@ _SURPRISE = 0.1  # the prior's share for what the model does not expect
 
 @dataclass(frozen=True)
 class ReadToken:
-    """A token and how its recomputed state compares with the one seen."""
+    """A token and how its recomputed state compares with the one seen.
+
+    `proven`: its state agrees, and so do those of all tokens before it. `equals` are all tokens that the state leaves
+    open, this one included, where it is not alone.
+    """
 
     token: int
-    certain: bool
+    proven: bool
     distance: float
     tolerance: float
     runner_up: float | None = None  # the closest candidate that was refused
+    equals: tuple[int, ...] = ()
+
+    @property
+    def certain(self) -> bool:
+        """Whether this token stands here, and no other one."""
+        return self.proven and not self.equals
 
 
 @dataclass(frozen=True)
@@ -48,9 +59,14 @@ class ReadText:
     num_jacobians: int
 
     @property
+    def proven(self) -> bool:
+        """Whether every position was read and proven, up to tokens that no state tells apart."""
+        return len(self.tokens) == self.length and all(token.proven for token in self.tokens)
+
+    @property
     def certain(self) -> bool:
-        """Whether every position was read and proven."""
-        return len(self.tokens) == self.length and all(token.certain for token in self.tokens)
+        """Whether this is the text, and no other one."""
+        return self.proven and all(token.certain for token in self.tokens)
 
 
 @dataclass
@@ -66,9 +82,9 @@ class _Progressed:
     window: int = 4
 
     @property
-    def is_certain(self) -> bool:
+    def is_proven(self) -> bool:
         """Whether every token so far is."""
-        return all(token.certain for token in self.tokens)
+        return all(token.proven for token in self.tokens)
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,7 @@ class PromptReader:
     templates: Templates
     settings: SearchSettings
     computing_error: float
+    equal: Classes
 
     @cached_property
     def metric(self) -> Metric:
@@ -136,12 +153,20 @@ class PromptReader:
         return posterior(metric.scores(states[where] @ metric.whiten.T), self._log_prior(features, where))
 
     def _guess_ahead(self, text: _Progressed, states: Tensor, noise: StateNoise, features: Tensor | None) -> bool:
-        """Test a window of guesses at once and keep those that agree; False if the first one does not."""
+        """Test a window of guesses at once and keep those that agree; False if the first one does not.
+
+        It ends before a token that has others like it: which of them agrees best is for the search to say.
+        """
         done = len(text.tokens)
         if done == 0 or text.is_noisy or bool((noise.relative(states)[done : done + text.window] > _CONFIRM).any()):
             return False
         where = torch.arange(done, min(done + text.window, len(states)), device=states.device)
         guess = self._scores(states, features, where).argmax(1)
+        alone = [int(token) not in self.equal for token in guess]
+        if False in alone:
+            where, guess = where[: alone.index(False)], guess[: alone.index(False)]
+        if not len(guess):
+            return False
         seen, prefixes = text.continuation.run(guess)
         distances = (seen - states[where]).norm(dim=1) / states[where].norm(dim=1)
         held = int((distances <= noise.tolerances[where]).int().cumprod(0).sum())
@@ -149,7 +174,7 @@ class PromptReader:
         text.continuation = text.continuation.advanced(prefixes, held)
         for token, distance, index in zip(guess[:held], distances[:held], where[:held], strict=True):
             tolerance = float(noise.tolerances[index])
-            text.tokens.append(ReadToken(int(token), text.is_certain, float(distance), tolerance))
+            text.tokens.append(ReadToken(int(token), text.is_proven, float(distance), tolerance))
         text.window = min(2 * text.window, _WIDEST_WINDOW) if held == len(where) else max(1, held)
         return held > 0
 
@@ -168,7 +193,10 @@ class PromptReader:
         )
         prior = self._log_prior(features, where)[0]
         first = self._scores(states, features, where)[0]
-        found = find_token(sighting, text.continuation, self.templates, first, prior, self.settings)
+        found = find_token(sighting, text.continuation, self.templates, first, prior, self.settings, self.equal)
+        equals: tuple[int, ...] = ()
+        if found.token in self.equal and found.standing is not Standing.NONE_AGREES:
+            found, equals = settle_class(sighting, text.continuation, found, self.equal[found.token])
         text.num_candidates += found.num_candidates
         text.num_jacobians += found.num_jacobians
         text.noise.append(found.noise)
@@ -176,12 +204,12 @@ class PromptReader:
         if found.standing is Standing.NONE_AGREES:
             return False
         text.continuation = found.continuation
-        text.tokens.append(_read_token(found, sighting, text.is_certain))
+        text.tokens.append(_read_token(found, sighting, text.is_proven, equals))
         return True
 
 
-def _read_token(found: FoundToken, seen: Sighting, behind_certain: bool) -> ReadToken:
-    """What was found; nothing is certain behind a token in doubt, as states depend on all tokens before them."""
+def _read_token(found: FoundToken, seen: Sighting, behind_proven: bool, equals: tuple[int, ...]) -> ReadToken:
+    """What was found; nothing is proven behind a token in doubt, as states depend on all tokens before them."""
     tolerance = max(seen.tolerance, found.distance) if found.standing is Standing.WHITE else seen.tolerance
-    certain = found.standing.is_proven and behind_certain
-    return ReadToken(found.token, certain, found.distance, tolerance, found.runner_up)
+    proven = found.standing.is_proven and behind_proven
+    return ReadToken(found.token, proven, found.distance, tolerance, found.runner_up, equals)

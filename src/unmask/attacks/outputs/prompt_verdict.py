@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unmask.attacks.no_result import no_result
+from unmask.attacks.outputs.equal_tokens import equal_tokens_ambiguity
 from unmask.attacks.outputs.position_search import LOUDEST
 from unmask.attacks.outputs.prompt_reader import ReadText
 from unmask.evidence.outputs import HiddenEvidence, Site
@@ -23,12 +24,14 @@ def prompt_recovery(
     """The recovery of a batch, certain texts first."""
     recovered = sorted((_recovered(text, model) for text in texts if text.tokens), key=lambda text: not text.certain)
     certain_tokens = [token for text in texts for token in text.tokens if token.certain]
+    proven_tokens = [token for text in texts for token in text.tokens if token.proven]
+    classes = tuple(dict.fromkeys(token.equals for token in proven_tokens if token.equals))
     status = _status(texts)
     return Recovery(
-        value=RecoveredTexts(tuple(recovered), frozenset(token.token for token in certain_tokens)),
+        value=RecoveredTexts(tuple(recovered), frozenset(token.token for token in certain_tokens), classes),
         status=status,
         reason=_reason(texts, evidence),
-        certificate=_certificate(texts) if status.conclusive else Certificate.none("no token agrees with its state"),
+        certificate=_certificate(texts) if status.conclusive else Certificate.none("no token is alone with its state"),
         cost=Cost(seconds=seconds, candidates=sum(text.num_candidates for text in texts)),
         used=("states",),
     )
@@ -47,7 +50,12 @@ def unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recove
 def _recovered(text: ReadText, model: Model) -> RecoveredText:
     tokens = tuple(token.token for token in text.tokens)
     worst = max(token.distance for token in text.tokens)
-    return RecoveredText(tokens, model.decode(tokens), text.certain, worst)
+    ambiguities = tuple(
+        equal_tokens_ambiguity(model, position, token.equals)
+        for position, token in enumerate(text.tokens)
+        if token.equals
+    )
+    return RecoveredText(tokens, model.decode(tokens), text.certain, worst, ambiguities=ambiguities)
 
 
 def _status(texts: Sequence[ReadText]) -> Status:
@@ -55,7 +63,7 @@ def _status(texts: Sequence[ReadText]) -> Status:
         return Status.RECOVERED
     if any(token.certain for text in texts for token in text.tokens):
         return Status.PARTIAL
-    return Status.NOTHING_FOUND
+    return Status.NOT_IDENTIFIABLE if any(text.proven for text in texts) else Status.NOTHING_FOUND
 
 
 def _certificate(texts: Sequence[ReadText]) -> Certificate:
@@ -81,7 +89,10 @@ def _reason(texts: Sequence[ReadText], evidence: HiddenEvidence) -> str:
             f"text {number} ends after {len(text.tokens)} of {text.length} tokens, as none of the tokens that "
             "were tested agrees with the next state"
         )
-    doubtful = sum(not token.certain for text in texts for token in text.tokens)
+    open_texts = sum(text.proven and not text.certain for text in texts)
+    if open_texts:
+        parts.append(f"{open_texts} more are proven up to tokens with equal embeddings, which no state tells apart")
+    doubtful = sum(not token.proven for text in texts for token in text.tokens)
     if doubtful:
         parts.append(f"{doubtful} tokens are the closest that were tested, but noise leaves doubt")
     if noise > LOUDEST:
