@@ -132,6 +132,18 @@ def column_span(*gradients: Float[Tensor, "d m"], min_gap_decades: float = 1.0) 
     return _cut(left, values, min(stacked.shape), min_gap_decades)
 
 
+def span_above(*gradients: Float[Tensor, "d m"], floor: float) -> Span:
+    """The directions whose singular values are above a share of the largest, where the spectrum has no fall.
+
+    Local training moves the weights, and with them the inputs: directions of the drift follow those of the rows without
+    a gap. A cut at the rounding of float32 keeps the rows, and some drift beside them.
+    """
+    stacked = _stack(gradients)
+    left, values = _left_singular(stacked)
+    rank = int((values > floor * values[0]).sum()) if float(values[0]) > 0 else 0
+    return Span(left[:, :rank].contiguous(), values, min(stacked.shape), 0.0, floor)
+
+
 def _span_above_rounding(matrix: Float[Tensor, "d m"], eps: float) -> Span:
     """Of a gradient that was rounded to few digits: the directions that its rounding cannot have made.
 

@@ -105,6 +105,10 @@ class Model(Vocabulary, ABC):
     def linear(self, role: Role, block: int) -> LinearLayer | None:
         """Where a linear layer lives; None where the family has none (a gate, for instance)."""
 
+    def after_last_sum(self, sums: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """What the head sees, given the `mlp_sum` of the last block."""
+        return self.final_norm(sums)
+
     @property
     @abstractmethod
     def token_embedding(self) -> str:

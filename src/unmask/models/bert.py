@@ -95,6 +95,9 @@ class Bert(Model):
         """The sum that a block's last norm sees, given the stream after attention and the MLP's hidden row."""
         return self._block(block).output.dense(hidden) + states
 
+    def after_last_sum(self, sums: Tensor) -> Tensor:
+        return self.block_norm(self.num_blocks - 1, sums)
+
     def block_norm(self, block: int, sums: Tensor) -> Tensor:
         """The norm that ends a block."""
         return self._block(block).output.LayerNorm(sums)

@@ -63,6 +63,11 @@ class EqualTokens:
         return tuple(found), classes
 
 
+def equal_tokens(model: Model, tokens: Sequence[int], equal: Mapping[int, tuple[int, ...]]) -> list[Ambiguity]:
+    """A class for every token of a text that stands for several."""
+    return [_equal_tokens(model, place, equal[token]) for place, token in enumerate(tokens) if token in equal]
+
+
 def _equal_tokens(model: Model, place: int, members: Sequence[int]) -> Ambiguity:
     words = ", ".join(repr(model.decode([member])) for member in members)
     reason = f"token {place + 1} is one of {words}: their embeddings are equal, and nothing in the update tells which"

@@ -21,6 +21,8 @@ import torch
 
 from unmask.attacks.gradients.bag_of_words import statistical_bag
 from unmask.attacks.gradients.candidates import find_candidates
+from unmask.attacks.gradients.confirm import Proof
+from unmask.attacks.gradients.confirm_encoder import EncoderConfirmation, confirm_encoder
 from unmask.attacks.gradients.encoder_problem import Problem, set_up
 from unmask.attacks.gradients.encoder_search import EncoderSearch
 from unmask.attacks.gradients.encoder_verdict import Findings, encoder_verdict
@@ -85,11 +87,17 @@ class EncoderAttack:
         search.run()
         originals = find_originals(evidence, problem, list(search.found), generator)
         told = [last_down_projection(evidence, model)[1]] if isinstance(originals, dict) else []
+        confirmation = EncoderConfirmation(Proof.NONE)
+        if search.found:
+            progress("running the client again", 0, 1)
+            confirmation = confirm_encoder(evidence, problem, list(search.found))
+        replayed = evidence.gradients if confirmation.agreement is not None else ()
         findings = Findings(
             search=search,
             candidates=bag.candidates,
             min_gap_decades=self.min_gap_decades,
-            used=tuple(dict.fromkeys((*bag.used, *problem.parameters, *told))),
+            used=tuple(dict.fromkeys((*bag.used, *problem.parameters, *told, *replayed))),
+            confirmation=confirmation,
             originals=originals,
         )
         return encoder_verdict(evidence, findings, started)

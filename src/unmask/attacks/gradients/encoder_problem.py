@@ -12,12 +12,15 @@ from unmask.attacks.gradients.places import Frame, Places, Text
 from unmask.attacks.gradients.shares import position_shares, type_shares
 from unmask.attacks.gradients.sites import Site, down_site, first_input_site, output_site
 from unmask.attacks.gradients.token_filter import Candidates
-from unmask.evidence.gradients import GradientEvidence
+from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 from unmask.models.bert import Bert
 
 _LEAST_ROOM = 6  # directions that a span must leave free to tell rows apart
 _OUTSIDE = 1e-3  # a distance that no row of the batch has
+_DRIFT_FLOOR = 1e-5  # of the largest singular value: rows of float32 weights that have moved a little stay above
+_INPUT_FLOOR = 2e-4  # the same of first inputs, which hardly move: a lower cut lets everything in
+_OUTSIDE_DRIFT = 2e-2  # a distance that no row has after some local steps; others are beyond 0.1
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Problem:
     inputs: Site
     output: Site | None
     down: Site | None
+    drifts: bool = False  # the weights moved while the update was made, so that rows are only near their spans
 
     @property
     def sites(self) -> list[Site]:
@@ -65,25 +69,26 @@ def set_up(
         return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the tokens that frame a text"
     if not set(frame_tokens) <= candidates.searched:
         return f"the tokens that frame a text, {frame_tokens}, are not in the bag of words"
-    inputs = first_input_site(evidence, model)
+    drifts = evidence.update is Update.DELTA
+    floor = _DRIFT_FLOOR if drifts else None
+    inputs = first_input_site(evidence, model, _INPUT_FLOOR if drifts else None)
     if inputs is None:
         return "where tokens stand needs the gradient of block 0's queries, keys or values, and the update has none"
-    output, down = output_site(evidence, model), down_site(evidence, model)
+    output, down = output_site(evidence, model, floor), down_site(evidence, model, floor)
     if not _has_room(output) and not _has_room(down):
         return _why_no_room(output, down)
     precise = model.to(dtype=torch.float64, num_blocks=1)
     assert isinstance(precise, Bert)
     tokens = torch.tensor(sorted(candidates.searched), device=model.device)
     frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, frame_tokens[1], candidates))
-    num_positions = _num_positions(precise, inputs, tokens, candidates)
+    num_positions = _num_positions(precise, inputs, tokens, candidates, _OUTSIDE_DRIFT if drifts else _OUTSIDE)
     if num_positions < 2:
         return "no token of the bag lies in the span of block 0's gradients"
     shares = position_shares(evidence, precise, tokens, num_positions)
     by_type = type_shares(evidence, precise, tokens, num_positions) if frame.end_type else None
     places = Places.of(precise, tokens, shares, frame, by_type)
-    return Problem(
-        model, precise, places, inputs, output if _has_room(output) else None, down if _has_room(down) else None
-    )
+    room = (output if _has_room(output) else None, down if _has_room(down) else None)
+    return Problem(model, precise, places, inputs, *room, drifts)
 
 
 def _has_room(site: Site | None) -> bool:
@@ -114,12 +119,12 @@ def _end_type(model: Bert, inputs: Site, last: int, candidates: Candidates) -> i
     return int(float(inputs.span.distance(ends).min()) < _OUTSIDE)
 
 
-def _num_positions(model: Bert, inputs: Site, tokens: Int[Tensor, " t"], candidates: Candidates) -> int:
+def _num_positions(model: Bert, inputs: Site, tokens: Int[Tensor, " t"], candidates: Candidates, outside: float) -> int:
     """The length of the longest text: positions from 0 on at which some token of the bag lies in the span."""
     limit = max(candidates.by_position) + 1
     span = inputs.span.joined(model.token_type_directions)  # a position may hold tokens of type 1 only
     for position in range(limit):
         distances = span.distance(model.first_input(tokens, torch.full_like(tokens, position)))
-        if float(distances.min()) > _OUTSIDE:
+        if float(distances.min()) > outside:
             return position
     return limit

@@ -37,6 +37,7 @@ _FAR = 0.1  # a distance of wrong texts, where all random ones are right by chan
 _RIGHT = 1e-3  # of a wrong text's distance
 _MOST_IN_VAIN = 40  # anchors in a row that lead to no new text
 _MOST_AT_FIRST = 16  # the same before any text is found
+_DRIFT = 5e-3  # what local steps leave of a zero distance; only a replay makes such a text certain
 _PATIENCE = 3  # anchors of the last text that fail before all are taken together
 
 
@@ -68,7 +69,8 @@ class EncoderSearch:
         self.narrow = self._relaxation(_likely(places))
         self.exchange = _exchange(problem, self.narrow)
         self.random_distance, self.random_cost = self._wrong_by_chance()
-        self.accepted_below = (10 * FLOAT32_FLOOR * self.random_distance) ** 0.5
+        floor = _DRIFT if problem.drifts else 10 * FLOAT32_FLOOR
+        self.accepted_below = (floor * self.random_distance) ** 0.5
 
     def _wrong_by_chance(self) -> tuple[float, float]:
         """The distance and the cost of a random text, as a median; those that are right by chance left out."""

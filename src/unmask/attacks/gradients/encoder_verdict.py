@@ -1,16 +1,20 @@
 """From the texts that a search on an encoder accepted to what may be claimed.
 
-A text is *certain* if each of its rows lies in the gradients' spans and the nearest refused text is far from them. The
-batch is *complete* if the texts' rows are as many as the gradient's rank: then nothing that left a trace is missing.
-After masked-token training, a certain text is the original, and its labels explain the gradient that arrives at it.
+A text is *certain* if a replay confirms it (`confirm_encoder.py`); where texts are missing, if each of its rows lies in
+the gradients' spans of the first block and of later ones, and the nearest refused text is far from them. The batch is
+*recovered* if the replay explains the whole update and there are as many texts as the batch holds. After masked-token
+training, a certain text is the original, and its labels explain the gradient that arrives at it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from unmask.attacks.gradients.ambiguity import equal_tokens, open_count
+from unmask.attacks.gradients.confirm import Proof
+from unmask.attacks.gradients.confirm_encoder import EncoderConfirmation
 from unmask.attacks.gradients.encoder_search import EncoderSearch
 from unmask.attacks.gradients.masked import Original
 from unmask.attacks.gradients.places import Text
@@ -34,6 +38,7 @@ class Findings:
     candidates: Candidates
     min_gap_decades: float
     used: tuple[str, ...]
+    confirmation: EncoderConfirmation
     originals: Mapping[Text, Original] | str | None = None  # of masked texts, or why they cannot be read
 
     @property
@@ -48,12 +53,24 @@ class Findings:
         texts: dict[TokenIds, RecoveredText] = {}
         for places, distance in sorted(self.search.found.items(), key=lambda item: item[1]):
             original = self._original(places)
-            certain, count = self.is_clear and original.is_explained, original.count
+            classes = equal_tokens(self.model, original.tokens, self.candidates.equal)
+            certain, count = self._is_covered(places) and original.is_explained and not classes, original.count
             if (other := texts.get(original.tokens)) is not None:
                 certain, distance, count = certain and other.certain, max(distance, other.residual), count + other.count
             text = self.model.decode(original.tokens)
-            texts[original.tokens] = RecoveredText(original.tokens, text, certain, distance, count)
+            texts[original.tokens] = RecoveredText(original.tokens, text, certain, distance, count, tuple(classes))
         return list(texts.values())
+
+    def _is_covered(self, places: Text) -> bool:
+        """Whether the proof covers a text: a replay of the update does; else it must stand clear of refused ones."""
+        if self.confirmation.proof is Proof.NONE or places in self.confirmation.refuted:
+            return False
+        return self.explains_everything or self.is_clear
+
+    @property
+    def explains_everything(self) -> bool:
+        """Whether a replay leaves nothing of the update unexplained."""
+        return self.confirmation.proof in (Proof.CLIENT, Proof.SCALED_CLIENT, Proof.ARRIVALS)
 
     def _original(self, places: Text) -> Original:
         """A text before masking; as it was found, and not explained, where that cannot be read."""
@@ -102,30 +119,51 @@ def encoder_verdict(evidence: GradientEvidence, findings: Findings, started: flo
         why = "the budget ended before a text was found" if findings.is_cut else "no text was found whose rows all fit"
         searched = not findings.is_cut
         return bag_of_words(findings.candidates, findings.used, why, started, guesses, searched=searched)
-    clear = findings.is_clear
-    texts = list(findings.recovered)
+    texts = _with_counts(evidence, list(findings.recovered))
     texts.sort(key=lambda text: not text.certain)
     status, reason = _status(evidence, findings, texts)
-    gap = findings.gap
-    certificate = Certificate(
-        claim=f"every row of a certain text lies in the gradients' spans at the {_sites(findings)}",
-        residual=gap.accepted if clear else float("inf"),
-        tolerance=gap.threshold,
-        rejected=gap.rejected,
-        details={
-            "rank": float(findings.search.problem.rank),
-            "explained_rank": float(findings.search.num_rows),
-            "gap_decades": gap.decades,
-            "token_gap_decades": findings.candidates.gap.decades,
-            **({} if findings.originals is None else {"label_residual": findings.label_residual}),
-        },
-    )
+    certificate = _certificate(findings, any(text.certain for text in texts))
     cost = Cost(
         seconds=time.perf_counter() - started,
         candidates=findings.candidates.num_tested + len(findings.search.refused) + len(findings.texts),
     )
-    value = RecoveredTexts((*texts, *guesses), findings.candidates.tokens)
-    return Recovery(value, status, reason, certificate, cost, findings.used)
+    bag = findings.candidates.tokens, findings.candidates.classes
+    return Recovery(RecoveredTexts((*texts, *guesses), *bag), status, reason, certificate, cost, findings.used)
+
+
+def _with_counts(evidence: GradientEvidence, texts: list[RecoveredText]) -> list[RecoveredText]:
+    """Texts that say so where it is open how often they occur; none is certain where there are too many."""
+    total = sum(text.count for text in texts)
+    if evidence.num_texts == total:
+        return texts
+    if evidence.num_texts is not None and len(texts) > evidence.num_texts:
+        return [replace(text, certain=False, count=1) for text in texts]
+    why = (
+        "how many texts there are is not known"
+        if evidence.num_texts is None
+        else f"{total} of {evidence.num_texts} texts were found, and the others are missing or repeat these"
+    )
+    return [replace(text, count=1, ambiguities=(*text.ambiguities, open_count(why))) for text in texts]
+
+
+def _certificate(findings: Findings, any_certain: bool) -> Certificate:
+    gap, agreement = findings.gap, findings.confirmation.agreement
+    details = {
+        "rank": float(findings.search.problem.rank),
+        "explained_rank": float(findings.search.num_rows),
+        "gap_decades": gap.decades,
+        "token_gap_decades": findings.candidates.gap.decades,
+        **({} if findings.originals is None else {"label_residual": findings.label_residual}),
+    }
+    if agreement is not None:
+        details |= {"replay_misfit": agreement.misfit_as_is, "replayed_tensors": float(agreement.num_tensors)}
+    claim = findings.confirmation.proof.value
+    if agreement is None or not findings.explains_everything:
+        residual = gap.accepted if any_certain else float("inf")
+        return Certificate(claim, residual, gap.threshold, gap.rejected, details)
+    scaled = findings.confirmation.proof is Proof.SCALED_CLIENT
+    misfit = agreement.misfit if scaled else agreement.misfit_as_is
+    return Certificate(claim, misfit if any_certain else float("inf"), agreement.tolerance, None, details)
 
 
 def _guesses(evidence: GradientEvidence, findings: Findings) -> Iterator[RecoveredText]:
@@ -143,10 +181,6 @@ def _guesses(evidence: GradientEvidence, findings: Findings) -> Iterator[Recover
             yield RecoveredText(tokens, findings.model.decode(tokens), certain=False, residual=float("inf"))
 
 
-def _sites(findings: Findings) -> str:
-    return " and the ".join(site.name for site in findings.search.problem.sites)
-
-
 def _alike(left: TokenIds, right: TokenIds) -> bool:
     return sum(a == b for a, b in zip(left, right, strict=False)) > _ALIKE * max(len(left), len(right))
 
@@ -154,21 +188,17 @@ def _alike(left: TokenIds, right: TokenIds) -> bool:
 def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
     num_found = sum(text.count for text in texts)
     num_certain = sum(text.count for text in texts if text.certain)
-    if not findings.is_clear:
+    if not num_certain and not findings.is_clear:
         return Status.PARTIAL, (
             f"the bag of words is certain, the {num_found} texts are a best effort: accepted and refused texts lie "
             f"only {findings.gap.decades:.1f} decades apart"
         )
     problems = []
     if num_certain < num_found:
-        why = findings.originals if isinstance(findings.originals, str) else "what arrives at them has no single label"
-        problems.append(f"{num_found - num_certain} more are as the model saw them, masked: {why}")
-    rank, num_rows = findings.search.problem.rank, findings.search.num_rows
-    if num_rows != rank:
-        problems.append(
-            f"they explain {num_rows} of {rank} directions of the gradient"
-            + (": some text was missed" if num_rows < rank else ": some rows depend on each other")
-        )
+        why = findings.originals if isinstance(findings.originals, str) else _why_not_certain(findings)
+        problems.append(f"{num_found - num_certain} more are not certain: {why}")
+    if not findings.explains_everything:
+        problems.append(_unexplained(findings))
     if evidence.num_texts is None:
         problems.append(
             "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
@@ -182,4 +212,21 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
         return Status.BUDGET_EXHAUSTED, f"{num_certain} texts are certain; " + "; ".join(problems)
     if problems:
         return Status.PARTIAL, f"{num_certain} texts are certain; " + "; ".join(problems)
-    return Status.RECOVERED, f"all {num_found} texts, which explain all {rank} directions of the gradient"
+    return Status.RECOVERED, f"all {num_found} texts: {findings.confirmation.proof.value}"
+
+
+def _why_not_certain(findings: Findings) -> str:
+    if findings.originals is not None:
+        return "what arrives at them has no single label"
+    if findings.candidates.equal:
+        return "they hold tokens with equal embeddings, or no replay covers them"
+    return "no replay covers them"
+
+
+def _unexplained(findings: Findings) -> str:
+    rank, num_rows = findings.search.problem.rank, findings.search.num_rows
+    if findings.search.problem.drifts:
+        return "no replay of the stated client with these texts sends this update"
+    if num_rows < rank:
+        return f"they explain {num_rows} of {rank} directions of the gradient: some text was missed"
+    return "no replay of them explains the whole update: texts are missing, or the client did what is not stated"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unmask.evidence.gradients import GradientEvidence
-from unmask.linalg.subspace import Span, column_span
+from unmask.linalg.subspace import Span, column_span, span_above
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 
@@ -31,9 +31,13 @@ class Site:
     parameters: tuple[str, ...]
 
 
-def first_input_site(evidence: GradientEvidence, model: Model) -> Site | None:
-    """Inputs of block 0's queries, keys and values, together: they decide which tokens occur."""
-    return _site(evidence, model, "attention input of block 0", (Role.QUERY, Role.KEY, Role.VALUE), 0, _never)
+def first_input_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> Site | None:
+    """Inputs of block 0's queries, keys and values, together: they decide which tokens occur.
+
+    With a `floor`, here and below, the span is cut at that share of the largest singular value, not at a gap.
+    """
+    roles = (Role.QUERY, Role.KEY, Role.VALUE)
+    return _site(evidence, model, "attention input of block 0", roles, 0, _never, floor)
 
 
 def second_input_site(evidence: GradientEvidence, model: Model) -> Site | None:
@@ -44,9 +48,9 @@ def second_input_site(evidence: GradientEvidence, model: Model) -> Site | None:
     return _site(evidence, model, "attention input of block 1", roles, 1, _next_attention_input)
 
 
-def output_site(evidence: GradientEvidence, model: Model) -> Site | None:
+def output_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> Site | None:
     """Attention outputs of block 0, before the output projection."""
-    return _site(evidence, model, "output projection of block 0", (Role.ATTENTION_OUT,), 0, _mixed)
+    return _site(evidence, model, "output projection of block 0", (Role.ATTENTION_OUT,), 0, _mixed, floor)
 
 
 def mlp_site(evidence: GradientEvidence, model: Model) -> Site | None:
@@ -54,9 +58,9 @@ def mlp_site(evidence: GradientEvidence, model: Model) -> Site | None:
     return _site(evidence, model, "MLP input of block 0", (Role.MLP_IN, Role.MLP_GATE), 0, _mlp_input)
 
 
-def down_site(evidence: GradientEvidence, model: Model) -> Site | None:
+def down_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> Site | None:
     """Inputs of block 0's down projection: wider than the stream, so their span leaves room up to d rows."""
-    return _site(evidence, model, "down projection of block 0", (Role.MLP_OUT,), 0, _mlp_hidden)
+    return _site(evidence, model, "down projection of block 0", (Role.MLP_OUT,), 0, _mlp_hidden, floor)
 
 
 def prefix_sites(evidence: GradientEvidence, model: Model) -> Iterator[Site]:
@@ -73,7 +77,13 @@ def prefix_sites(evidence: GradientEvidence, model: Model) -> Iterator[Site]:
 
 
 def _site(
-    evidence: GradientEvidence, model: Model, name: str, roles: tuple[Role, ...], block: int, rows: RowsOf
+    evidence: GradientEvidence,
+    model: Model,
+    name: str,
+    roles: tuple[Role, ...],
+    block: int,
+    rows: RowsOf,
+    floor: float | None = None,
 ) -> Site | None:
     gradients = {role: evidence.linear(model, role, block) for role in roles}
     present = {role: _as_computed(evidence, gradient) for role, gradient in gradients.items() if gradient is not None}
@@ -81,7 +91,8 @@ def _site(
         return None
     layers = (model.linear(role, block) for role in present)
     names = tuple(dict.fromkeys(layer.parameter for layer in layers if layer is not None))
-    return Site(name, column_span(*present.values()), rows, names)
+    span = column_span(*present.values()) if floor is None else span_above(*present.values(), floor=floor)
+    return Site(name, span, rows, names)
 
 
 def _as_computed(evidence: GradientEvidence, gradient: Tensor) -> Tensor:
