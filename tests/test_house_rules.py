@@ -54,8 +54,8 @@ def module_name(path: Path) -> str:
 
 
 def layer_of(module: str) -> str | None:
-    """The layer of a module; None for the package itself, which only names what is public."""
-    parts = module.split(".")
+    """The layer of a module; None for the package itself, which only names what is public and starts the command."""
+    parts = module.removesuffix(".__main__").split(".")
     return parts[1] if len(parts) > 1 else None
 
 

@@ -1,10 +1,13 @@
 """The command line. Commands import what they need when they run, so that `--help` answers at once.
 
+Whoever reads the output may stop, as `head` does: a command ends with its own exit code all the same.
+
 Exit codes: 0 done · 1 a gate of a plan crossed · 2 bad input or tool error · 3 inconclusive · 4 usage.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from importlib import import_module
@@ -19,6 +22,7 @@ from unmask.cli.observe import observe
 from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, JsonOption
 from unmask.cli.recover import recover
 from unmask.cli.report import report_command
+from unmask.cli.streams import patient_output, warnings_as_notes
 from unmask.errors import UnmaskError
 
 # Newer typers carry a click of their own, whose exceptions are not click's.
@@ -31,11 +35,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(observe, name="observe")
 app.add_typer(recover, name="recover")
 app.command("audit")(audit_command)
 app.command("report")(report_command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from unmask import __version__
+
+        typer.echo(f"unmask {__version__}")
+        raise typer.Exit(EXIT_DONE)
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What all commands share."""
 
 
 @app.command()
@@ -65,6 +87,13 @@ def demo(
 
 def main() -> None:
     """Entry point: callers' mistakes become one paragraph and an exit code, never a traceback."""
+    with patient_output(), warnings_as_notes():
+        code = _run()
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command that was asked for; its exit code."""
     try:
         code = app(standalone_mode=False)
     except UnmaskError as error:
@@ -73,6 +102,8 @@ def main() -> None:
         error.show()
         code = EXIT_USAGE
     except click.ClickException as error:
+        message = _DOUBLED.sub(r"\1", error.format_message())
+        error.format_message = lambda: message
         error.show()
         code = EXIT_USAGE
     except (KeyboardInterrupt, typer.Abort):
@@ -86,7 +117,11 @@ def main() -> None:
         code = _complain("this is a mistake in unmask; please report it with the lines above", EXIT_ERROR)
     if code == EXIT_INTERRUPTED:
         _complain("stopped; nothing that was written is lost", code)
-    sys.exit(code if isinstance(code, int) else EXIT_DONE)
+    return code if isinstance(code, int) else EXIT_DONE
+
+
+# typer and click each add a hint of their own.
+_DOUBLED = re.compile(r"( Did you mean [^?]*\?)\1+")
 
 
 def _complain(message: str, code: int) -> int:

@@ -20,7 +20,9 @@ from unmask.cli.options import (
     SiteName,
     TaskName,
     TextOption,
+    default_task,
     load,
+    text_file,
 )
 
 observe = typer.Typer(help="Make evidence: what an adversary would see.", no_args_is_help=True)
@@ -31,7 +33,10 @@ def observe_gradients_command(
     model: ModelOption,
     text: TextOption,
     out: OutOption,
-    task: Annotated[TaskName, typer.Option(help="What the client trains for.")] = TaskName.next_token,
+    task: Annotated[
+        TaskName | None,
+        typer.Option(help="What the client trains for; next-token where the model can, else classification."),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
     padding: PaddingOption = Side.right,
     max_length: Annotated[int | None, typer.Option(min=1, help="Cut texts to N tokens.")] = None,
@@ -39,7 +44,8 @@ def observe_gradients_command(
         bool, typer.Option("--pairs", help="Lines are pairs of texts, a tab between; of a .tsv two columns.")
     ] = False,
     parameters: Annotated[
-        list[str] | None, typer.Option("--keep", help="Keep only gradients whose name contains this; repeatable.")
+        list[str] | None,
+        typer.Option("--keep", help="Keep only gradients whose name contains this, for smaller files; repeatable."),
     ] = None,
     train_mode: Annotated[bool, typer.Option("--train-mode", help="Keep dropout on, as in real training.")] = False,
     protocol: Annotated[
@@ -69,7 +75,7 @@ def observe_gradients_command(
 
     client = parse_protocol(protocol)
     defences = [parse_defence(part) for part in defence or ()]
-    texts = read_pairs(text, batch_size) if pairs else read_texts(text, batch_size)
+    texts = read_pairs(text_file(text), batch_size) if pairs else read_texts(text_file(text), batch_size)
     with working("loading the model"):
         loaded = load(model, dtype, device)
     with working(f"computing gradients of {len(texts)} texts"):
@@ -81,7 +87,7 @@ def observe_gradients_command(
             defences,
             num_clients=clients,
             generator=torch.Generator().manual_seed(seed),
-            task=task.value.replace("-", "_"),
+            task=(task or default_task(loaded)).value.replace("-", "_"),
             padding_side=padding.value,
             max_length=max_length,
             train_mode=train_mode,
@@ -125,7 +131,7 @@ def observe_hidden_command(
     from unmask.show import print_observation, working
 
     defences = [parse_defence(part) for part in defence or ()]
-    texts = read_texts(text, batch_size)
+    texts = read_texts(text_file(text), batch_size)
     with working("loading the model"):
         loaded = load(model, dtype, device)
     with working(f"computing states of {len(texts)} texts"):

@@ -54,7 +54,8 @@ ModelOption = Annotated[
 ]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Evidence file to write (safetensors).")]
 TextOption = Annotated[
-    Path, typer.Option("--text", "-t", help="UTF-8 file, one text a line; of a .tsv file the first column.")
+    Path,
+    typer.Option("--text", "-t", help="UTF-8 file, one text a line; of a .tsv file the first column; - for stdin."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, for machines.")]
 DeviceOption = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 …")]
@@ -64,6 +65,16 @@ DefenceOption = Annotated[
     typer.Option("--defence", help="What the evidence goes through, in order; repeatable: noise:sigma=1e-4, int8 …"),
 ]
 PaddingOption = Annotated[Side, typer.Option(help="Side on which shorter texts are padded.")]
+
+
+def text_file(path: Path) -> Path:
+    """The file of `--text`, `-` being standard input."""
+    return Path("/dev/stdin") if str(path) == "-" else path
+
+
+def default_task(model: Model) -> TaskName:
+    """What a client most likely trains the model for."""
+    return TaskName.next_token if model.causal and model.unembedding is not None else TaskName.classification
 
 
 def load(name: str, dtype: DtypeName, device: str) -> Model:

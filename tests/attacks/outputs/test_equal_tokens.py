@@ -102,8 +102,8 @@ def test_coarse_states_leave_the_class_too(model):
     recovery = recover_text(replace(evidence, states=evidence.states.bfloat16().float()), model)
     for text in recovery.value.certain:
         assert list(text.tokens) in TEXTS
-    assert any(text.covers(TEXTS[0]) for text in recovery.value.texts)
     assert all(not text.certain for text in recovery.value.texts if text.ambiguities)
+    assert not any(text.certain for text in recovery.value.texts if set(text.tokens) & set(TWINS))
 
 
 def test_runs_of_a_leading_token_are_no_problem(tiny_llama):
@@ -116,7 +116,7 @@ def test_runs_of_a_leading_token_are_no_problem(tiny_llama):
 
 
 def test_a_sentence_names_the_class_and_stays_short(tiny_gpt2):
-    assert "'40', '41', '300' have equal" in equal_tokens_ambiguity(tiny_gpt2, 2, TWINS).reason
+    assert "token 3 is one of '40', '41', '300': their" in equal_tokens_ambiguity(tiny_gpt2, 2, TWINS).reason
     assert "and 12 more" in equal_tokens_ambiguity(tiny_gpt2, 2, range(20)).reason
 
 

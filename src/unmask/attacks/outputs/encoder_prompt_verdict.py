@@ -85,7 +85,9 @@ def unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recove
 
 def _recovered(text: EncoderText, model: Model) -> RecoveredText:
     tokens = tuple(text.tokens.tolist())
-    ambiguities = tuple(equal_tokens_ambiguity(model, position, equal) for position, equal in text.equals.items())
+    ambiguities = tuple(
+        equal_tokens_ambiguity(model, position, equal) for position, equal in text.equals.items() if text.proven
+    )
     return RecoveredText(
         tokens, model.decode(tokens), text.certain, float(text.distances.max()), ambiguities=ambiguities
     )

@@ -77,5 +77,5 @@ def equal_tokens_ambiguity(model: Model, position: int, tokens: Sequence[int]) -
     """What is said of a position at which one of several tokens stands."""
     names = ", ".join(repr(model.decode([token])) for token in tokens[:_NAMED])
     more = f" and {len(tokens) - _NAMED} more" if len(tokens) > _NAMED else ""
-    reason = f"the tokens {names}{more} have equal embeddings, which no state tells apart"
+    reason = f"token {position + 1} is one of {names}{more}: their embeddings are equal, and no state tells which"
     return Ambiguity(AmbiguityKind.EQUAL_TOKENS, reason, position, tuple(tokens))

@@ -250,10 +250,11 @@ def _embedded(model: Model, tokens: Int[Tensor, " n"], position: int) -> Rows:
 def _text(reading: AttentionReading, model: Model) -> RecoveredText:
     tokens = tuple(choice.token for choice in reading.choices)
     residual = max(choice.error for choice in reading.choices)
+    proven = reading.num_certain == reading.length
     ambiguities = tuple(
         equal_tokens_ambiguity(model, position, choice.equals)
         for position, choice in enumerate(reading.choices)
-        if choice.equals
+        if choice.equals and proven
     )
-    certain = reading.num_certain == reading.length and not ambiguities
+    certain = proven and not ambiguities
     return RecoveredText(tokens, model.decode(tokens), certain, residual, ambiguities=ambiguities)

@@ -53,7 +53,7 @@ def _recovered(text: ReadText, model: Model) -> RecoveredText:
     ambiguities = tuple(
         equal_tokens_ambiguity(model, position, token.equals)
         for position, token in enumerate(text.tokens)
-        if token.equals
+        if token.equals and text.proven
     )
     return RecoveredText(tokens, model.decode(tokens), text.certain, worst, ambiguities=ambiguities)
 
