@@ -36,6 +36,8 @@ LAYERS = (
     *("scores", "audit", "report", "integrations", "show", "demo", "cli"),
 )
 SECRETS_SIDE = frozenset({"protocols", "defences", "scores", "audit", "report"})
+# Runs the client again on what was recovered: it is handed evidence, a model and texts, and knows no secret.
+OPEN_TO_ATTACKS = frozenset({"unmask.protocols.replay"})
 SECRET_WORDS = re.compile(r"\b(truth|target|reference)\b", re.IGNORECASE)
 MAX_LINES = 320
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "manager", "base"})
@@ -97,7 +99,7 @@ def fence_faults(source: str, module: str, is_package: bool = False) -> list[str
     faults = [
         f"{module} imports {imported}"
         for imported in imported_modules(source, module, is_package)
-        if layer_of(imported) in SECRETS_SIDE
+        if layer_of(imported) in SECRETS_SIDE and imported not in OPEN_TO_ATTACKS
     ]
     lines = enumerate(source.splitlines(), start=1)
     return faults + [

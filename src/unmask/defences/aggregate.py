@@ -33,8 +33,13 @@ def secure_aggregate(updates: Sequence[GradientEvidence]) -> GradientEvidence:
     return replace(
         change_tensors(first, lambda name, _: _sum(updates, name)),
         num_texts=sum(counts) if len(counts) == len(updates) else None,
+        num_clients=None if len(updates) == 1 and first.num_clients is None else _num_clients(updates),
         task=first.task if all(update.task is first.task for update in updates) else None,
     )
+
+
+def _num_clients(updates: Sequence[GradientEvidence]) -> int:
+    return sum(update.num_clients or 1 for update in updates)
 
 
 def _sum(updates: Sequence[GradientEvidence], name: str) -> Tensor:

@@ -43,7 +43,7 @@ POOLINGS = ("last", "first", "mean")
 # Header keys that are written only when known; the first files had none of them.
 _IF_KNOWN = (
     *("learning_rate", "num_steps", "optimizer", "weight_decay", "momentum", "local_batch_size", "noise_std"),
-    *("all_tokens_predicted", "pooling", "adapter_scale"),
+    *("all_tokens_predicted", "pooling", "adapter_scale", "num_clients"),
 )
 _ADAPTER = "adapter/"  # prefix of the server's own LoRA weights among the tensors of a file
 _HEAD = "head/weight"  # name of the classification head among them
@@ -61,7 +61,8 @@ class GradientEvidence:
     '<module>.lora_B.weight', and `adapter_scale`, alpha/rank. Of next-token training: `all_tokens_predicted`, whether
     every token behind a text's first one has a label; chat fine-tuning masks some. Of classification: `head`
     (labels, d), the weights that the server sent where they are no part of the model, and `pooling`, the state that
-    the head reads ('first', 'last' or 'mean').
+    the head reads ('first', 'last' or 'mean'). `num_clients`: 1 if the update is one client's plain mean over its
+    batch, more if it is a sum; then losses have weights of their own.
     """
 
     gradients: Mapping[str, Tensor]
@@ -77,6 +78,7 @@ class GradientEvidence:
     momentum: float | None = None
     local_batch_size: int | None = None
     noise_std: float | None = None
+    num_clients: int | None = None
     all_tokens_predicted: bool | None = None
     pooling: str | None = None
     adapter_scale: float | None = None
@@ -87,7 +89,7 @@ class GradientEvidence:
         object.__setattr__(self, "task", None if self.task is None else named_member(Task, "task", self.task))
         object.__setattr__(self, "update", named_member(Update, "update", self.update))
         object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
-        for name in ("num_texts", "num_steps", "local_batch_size"):
+        for name in ("num_texts", "num_steps", "local_batch_size", "num_clients"):
             _require_count(name, getattr(self, name))
         for name in ("learning_rate", "adapter_scale"):
             _require_number(name, getattr(self, name), positive=True)

@@ -75,6 +75,7 @@ def observe_fedavg(
         num_steps=num_steps,
         optimizer=optimizer,
         weight_decay=weight_decay,
+        num_clients=1,
         momentum=momentum,
         local_batch_size=batch_size,
         **known,

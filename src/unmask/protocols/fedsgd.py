@@ -74,6 +74,7 @@ def observe_gradients(
         model_fingerprint=model.fingerprint(),
         task=task,
         num_texts=len(batch.tokens),
+        num_clients=1,
         compute_dtype=model.dtype,
         **task_knowledge(task, pooling, known_head),
     )

@@ -73,6 +73,7 @@ def observe_lora(
         task=client.task,
         num_texts=len(texts),
         compute_dtype=model.dtype,
+        num_clients=1,
         adapter_scale=alpha / rank,
         **client.side_knowledge(),
         adapters={name: factor.detach().clone() for name, factor in factors.items()},

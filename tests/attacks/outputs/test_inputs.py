@@ -9,6 +9,7 @@ from tests.attacks.outputs.attention_layers import random_layer
 from unmask.attacks.outputs.attention import AttentionAttack
 from unmask.attacks.outputs.inputs import recover_inputs
 from unmask.evidence.outputs import AttentionEvidence
+from unmask.linalg.softmax_attention import AttentionMap
 from unmask.recovery import Status
 
 # Thousands of operations on small matrices: threads cost more than they bring.
@@ -42,12 +43,16 @@ def sharp_layer(seed: int) -> AttentionEvidence:
     if torch.rand(1, generator=generator) < 0.3:
         V = torch.linalg.qr(V).Q
     X = size * torch.randn(n, d, generator=generator, dtype=torch.float64)
-    return AttentionEvidence(W, V, (scale * X @ W @ X.T).softmax(-1) @ X @ V, scale=scale)
+    causal = bool(torch.rand(1, generator=generator) < 0.6)
+    return AttentionEvidence(W, V, AttentionMap(scale * W, causal)(X) @ V, causal=causal, scale=scale)
 
 
-@pytest.mark.parametrize("seed", [6, 87, 268, 394])
+@pytest.mark.parametrize("seed", [6, 161, 268, 394, 2254])
 def test_singular_layers_end_in_a_sentence(seed):
-    """They raised OverflowError (a ball of radius 1e110, cubed) and LinAlgError (an inverse that is not finite)."""
+    """They raised OverflowError (a ball of radius 1e110, cubed) and LinAlgError (an inverse that is not finite).
+
+    The last one has so many pre-images that comparing them took hours: its attention is saturated.
+    """
     recovery = recover_inputs(sharp_layer(seed))
     assert recovery.status is not Status.RECOVERED
     assert recovery.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -100,7 +101,8 @@ def texts_of_any_run(model: Model, endings: Sequence[Ending], labelled: bool) ->
     if model.learned_positions:
         return frozenset()
     runs = {ending.node: _run_length(ending.node[1]) for ending in endings}
-    risky = {node[1][0] for node, run in runs.items() if run > 1} if labelled else {n[1][0] for n in runs}
+    firsts = Counter(ending.node[1][0] for ending in endings for _ in range(ending.count))
+    risky = {node[1][0] for node, run in runs.items() if not labelled or (run > 1 and firsts[node[1][0]] > 1)}
     return frozenset(
         node for node, run in runs.items() if node[1][0] in risky and _is_any_run(model, node[1], run, labelled)
     )

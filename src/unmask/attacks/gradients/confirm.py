@@ -97,6 +97,8 @@ def confirm_next_token(
     equal: Mapping[int, tuple[int, ...]],
 ) -> Confirmation:
     """Replay the client on texts with their labels; where that disagrees, what arrives; else spans of later blocks."""
+    if evidence.num_texts is not None and sum(ending.count for ending in endings) > evidence.num_texts:
+        endings = _with_inner_runs(model, endings)
     done = _replay_client(evidence, model, list(endings), equal)
     if done.holds:
         return done.confirmation
@@ -111,6 +113,22 @@ def confirm_next_token(
             Proof.SCALED_CLIENT, done.endings, done.agreement, open_ends=sure, num_passes=done.num_passes
         )
     return _confirm_rows(working, model, forest, done.endings, sure, done.num_passes)
+
+
+def _with_inner_runs(model: Model, endings: Sequence[Ending]) -> list[Ending]:
+    """Texts 't t' and 't x' as 't t x': where positions are relative they leave the same trace, and are one text less.
+
+    Only where one text of each first token can take the run.
+    """
+    kept = list(endings)
+    for pure in [ending for ending in endings if len(set(ending.node[1])) == 1 and not model.learned_positions]:
+        start, tokens = pure.node
+        others = [e for e in kept if e.node[:1] == (start,) and e.node[1][0] == tokens[0] and e is not pure]
+        if len(others) == 1 and others[0].count == 1 and len(set(others[0].node[1])) > 1:
+            run = tokens[1:] * pure.count
+            longer = replace(others[0], node=(start, (*run, *others[0].node[1])), has_open_run=False)
+            kept = [longer if ending is others[0] else ending for ending in kept if ending is not pure]
+    return kept
 
 
 def confirm_classification(

@@ -53,12 +53,15 @@ class Findings:
         texts: dict[TokenIds, RecoveredText] = {}
         for places, distance in sorted(self.search.found.items(), key=lambda item: item[1]):
             original = self._original(places)
+            is_covered = self._is_covered(places) and original.is_explained
             classes = equal_tokens(self.model, original.tokens, self.candidates.equal)
-            certain, count = self._is_covered(places) and original.is_explained and not classes, original.count
+            certain, count = is_covered and not classes, original.count if is_covered else 1
             if (other := texts.get(original.tokens)) is not None:
                 certain, distance, count = certain and other.certain, max(distance, other.residual), count + other.count
             text = self.model.decode(original.tokens)
-            texts[original.tokens] = RecoveredText(original.tokens, text, certain, distance, count, tuple(classes))
+            texts[original.tokens] = RecoveredText(
+                original.tokens, text, certain, distance, count, tuple(classes) if is_covered else ()
+            )
         return list(texts.values())
 
     def _is_covered(self, places: Text) -> bool:
@@ -137,7 +140,7 @@ def _with_counts(evidence: GradientEvidence, texts: list[RecoveredText]) -> list
     if evidence.num_texts == total:
         return texts
     if evidence.num_texts is not None and len(texts) > evidence.num_texts:
-        return [replace(text, certain=False, count=1) for text in texts]
+        return [replace(text, certain=False, count=1, ambiguities=()) for text in texts]
     why = (
         "how many texts there are is not known"
         if evidence.num_texts is None

@@ -160,15 +160,17 @@ def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText
     texts = []
     for ending in findings.endings:
         tokens, open_points = classes.resolve(ending, findings.labelled)
+        is_covered = not too_many and _is_covered(findings, ending)
         open_points += _open_points(evidence, findings, ending, ending.node in any_run)
+        certain = is_covered and not open_points
         if counts is not None:
             open_points.append(open_count(counts))
-        blocking = [point for point in open_points if point.kind is not AmbiguityKind.COUNT]
-        certain = not blocking and not too_many and _is_covered(findings, ending)
-        count = ending.count if findings.is_replayed else 1
+        count = ending.count if _counts_are_told(evidence, findings) else 1
         distance = _worst(findings.forest, ending.node)
         text = findings.model.decode(tokens)
-        texts.append(RecoveredText(tokens, text, certain, distance, count, tuple(open_points)))
+        # What is a mere guess stands for no class of texts.
+        said = tuple(open_points) if is_covered else ()
+        texts.append(RecoveredText(tokens, text, certain, distance, count if is_covered else 1, said))
     return sorted(texts, key=lambda text: (not text.certain, text.residual))
 
 
@@ -190,20 +192,26 @@ def _open_points(evidence: GradientEvidence, findings: Findings, ending: Ending,
     return points
 
 
+def _counts_are_told(evidence: GradientEvidence, findings: Findings) -> bool:
+    """Whether the weights of labels are counts: in a plain mean over one client's batch, which the replay confirms."""
+    plain = evidence.num_clients == 1 and findings.confirmation.proof is Proof.CLIENT
+    total = sum(ending.count for ending in findings.endings)
+    return plain and (evidence.num_texts is None or total <= evidence.num_texts)
+
+
 def _why_counts_are_open(evidence: GradientEvidence, findings: Findings) -> str | None:
     """Why it is open how often texts occur; None where it is known."""
+    num_found = len(findings.endings)
     if evidence.num_texts is None:
         return "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
-    if len(findings.endings) == evidence.num_texts:
+    if num_found == evidence.num_texts:
         return None  # each of them occurs, so each occurs once
+    if not _counts_are_told(evidence, findings):
+        return f"{num_found} of {evidence.num_texts} texts were found, and the weights of texts need not be counts"
     total = sum(ending.count for ending in findings.endings)
-    if findings.is_replayed and total == evidence.num_texts:
+    if total == evidence.num_texts:
         return None
-    if findings.is_replayed:
-        return f"{total} of {evidence.num_texts} texts were found, and the others repeat these or leave no trace"
-    return (
-        f"{evidence.num_texts} texts are there, {len(findings.endings)} different ones were found, and weights differ"
-    )
+    return f"{total} of {evidence.num_texts} texts were found, and the others repeat these or leave no trace"
 
 
 def _is_covered(findings: Findings, ending: Ending) -> bool:
@@ -245,8 +253,8 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
     counts = _why_counts_are_open(evidence, findings)
     if counts is not None:
         problems.append(counts)
-    kinds = {point.kind: point.reason for text in texts for point in text.ambiguities}
-    problems += [reason for kind, reason in kinds.items() if kind is not AmbiguityKind.COUNT]
+    points = [point for text in texts for point in text.ambiguities if point.kind is not AmbiguityKind.COUNT]
+    problems += {point.kind: point.reason for point in points}.values()
     if num_certain < num_found and len(problems) == 0:
         problems.append(f"{num_found - num_certain} others are a best effort: the replay does not cover them")
     if problems:

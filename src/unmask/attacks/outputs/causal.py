@@ -34,6 +34,7 @@ from unmask.solvers.iterate import iterate
 from unmask.solvers.levenberg_marquardt import LevenbergMarquardt
 
 _LOG_RANGE = 700.0  # exp(±700) are the ends of float64
+_MOST_LEAVES = 128  # more are a continuum, as where attention is saturated: no search ends there
 _REPEATED = 1e-10  # a row so near to an earlier token, by its norm, is that token up to rounding
 _UNSEEN = 20.0  # e⁻²⁰: a token that gives itself this little weight hides in what is left to rounding
 _RANK = 1e-10  # differences shorter than this share of the longest add no direction
@@ -119,7 +120,7 @@ def search_branches(
     stack = [Y[:0]]
     leaves: list[Tensor] = []
     num_nodes, power, complete = 0, 1.0, True
-    while stack and num_nodes < max_nodes:
+    while stack and num_nodes < max_nodes and len(leaves) < _MOST_LEAVES:
         rows = stack.pop()
         if len(rows) == len(Y):
             leaves.append(rows)
