@@ -135,9 +135,11 @@ class RecoveredText:
         """Whether a sequence is in the class that the text stands for: the text itself, and what it may as well be."""
         own, other = list(self.tokens), list(tokens)
         equal = {a.position: set(a.tokens) for a in self.ambiguities if a.kind is AmbiguityKind.EQUAL_TOKENS}
+        first = {token: min(members) for members in equal.values() for token in members}
         own_classes = [equal.get(position, set()) | {token} for position, token in enumerate(own)]
         if any(a.kind is AmbiguityKind.LEADING_RUN for a in self.ambiguities) and own and other:
-            own_classes, other = own_classes[_run_length(own) - 1 :], other[_run_length(other) - 1 :]
+            runs = [_run_length([first.get(token, token) for token in tokens]) for tokens in (own, other)]
+            own_classes, other = own_classes[runs[0] - 1 :], other[runs[1] - 1 :]
         if any(a.kind is AmbiguityKind.OPEN_END for a in self.ambiguities):
             other = other[: len(own_classes)]
         fits = (token in allowed for token, allowed in zip(other, own_classes, strict=False))

@@ -14,7 +14,7 @@ from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
 from unmask.recovery import Ambiguity, AmbiguityKind
 
-_EQUAL = 1e-3  # output rows that differ by less name the same label
+_EQUAL = 1e-2  # output rows that differ by less name the same label
 _SAME_ROWS = 5e-2  # later rows that differ by less do not tell how long a run is
 
 
@@ -66,7 +66,8 @@ class EqualTokens:
 
 def equal_tokens(model: Model, tokens: Sequence[int], equal: Mapping[int, tuple[int, ...]]) -> list[Ambiguity]:
     """A class for every token of a text that stands for several."""
-    return [_equal_tokens(model, place, equal[token]) for place, token in enumerate(tokens) if token in equal]
+    members = {member: others for others in equal.values() for member in others}
+    return [_equal_tokens(model, place, members[token]) for place, token in enumerate(tokens) if token in members]
 
 
 def _equal_tokens(model: Model, place: int, members: Sequence[int]) -> Ambiguity:

@@ -97,11 +97,18 @@ def confirm_next_token(
     equal: Mapping[int, tuple[int, ...]],
 ) -> Confirmation:
     """Replay the client on texts with their labels; where that disagrees, what arrives; else spans of later blocks."""
-    if evidence.num_texts is not None and sum(ending.count for ending in endings) > evidence.num_texts:
-        endings = _with_inner_runs(model, endings)
+    too_many = evidence.num_texts is not None and sum(ending.count for ending in endings) > evidence.num_texts
+    if too_many and evidence.num_clients == 1:
+        merged = _with_inner_runs(model, endings)
+        endings = merged if sum(ending.count for ending in merged) == evidence.num_texts else endings
     done = _replay_client(evidence, model, list(endings), equal)
     if done.holds:
         return done.confirmation
+    if any(ending.is_traceless for ending in endings):
+        read = [replace(e, node=(e.node[0], e.node[1][:-1])) if e.is_traceless else e for e in endings]
+        again = _replay_client(evidence, model, [e for e in read if len(e.node[1]) > 1], equal)
+        if again.holds:
+            return again.confirmation
     sure = _sure_to_go_on(model, done.endings)
     if done.agreement is not None and done.agreement.holds_up_to_scale:
         extended = _with_hidden_labels(model, done.endings, done.agreement, sure)

@@ -17,6 +17,8 @@ Hugging Face quick-start: 869 of 869 and 730 of 730 tokens, none false.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -31,6 +33,8 @@ _MIN_GAP_DECADES = 1.0
 _ROUNDING_FLOOR = 1.0
 # Of the empty rows: more than this share must be beyond what chance leaves; and of the others most have two entries.
 _BEYOND_CHANCE = 0.5
+# Rows of tokens hold more than this share of their entries, unless the update was pruned.
+_DENSE = 0.5
 # Decay shrinks every weight that it moves, a gradient half of them.
 _GROWING = 0.4
 
@@ -58,7 +62,7 @@ def _moved_rows(evidence: GradientEvidence, model: Model, name: str) -> Tensor |
         moved = (update != 0).any(1)
         counts = moved.long()
         counts[moved] = (update[moved] != 0).sum(1)
-        telling = not _is_scattered(counts)
+        telling = not _is_scattered(counts, update.shape[1])
     return moved.nonzero()[:, 0].to(model.device) if telling and bool(moved.any()) else None
 
 
@@ -70,9 +74,16 @@ def _decays(weights: Float[Tensor, "v d"], delta: Float[Tensor, "v d"]) -> bool:
     return not bool(still.any()) or float(growing) < _GROWING
 
 
-def _is_scattered(counts: Tensor) -> bool:
-    """Whether chance explains the empty rows, given the number of entries in each row."""
+def _is_scattered(counts: Tensor, width: int) -> bool:
+    """Whether chance explains the empty rows, given the number of entries in each row.
+
+    Entries that fall anywhere reach V·(1 − e^(−K/V)) of V rows, those of tokens only the rows of these tokens.
+    """
     empty, ones, twos = (int((counts == number).sum()) for number in (0, 1, 2))
+    total, num_rows, moved = int(counts.sum()), len(counts), len(counts) - empty
+    by_scattering = num_rows * (1 - math.exp(-total / num_rows))
+    if total < _DENSE * moved * width and moved > _BEYOND_CHANCE * by_scattering:
+        return True
     by_chance = ones**2 / (2 * twos + 1)
     return by_chance >= _BEYOND_CHANCE * empty or ones > _BEYOND_CHANCE * (len(counts) - empty)
 

@@ -214,6 +214,8 @@ class Relaxation:
         """Two texts of a pair, joined where the first one's places, its end and the second one's weigh most."""
         middles = (self.closes & ~self.is_end & (self.position < length)).nonzero()[:, 0]
         (before, first), (after, second) = heaviest
+        if len(middles) == 0:  # no end leaves room for a pair: any text will do, it is refused
+            return first[:length]
         totals = [
             before[: self.position[m]].sum() + weights[m] + after[self.position[m] + 1 : length].sum() for m in middles
         ]

@@ -160,12 +160,13 @@ def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText
     texts = []
     for ending in findings.endings:
         tokens, open_points = classes.resolve(ending, findings.labelled)
-        is_covered = not too_many and _is_covered(findings, ending)
+        is_covered = not too_many and _is_covered(findings, ending) and not _may_be_inner_run(findings, ending)
         open_points += _open_points(evidence, findings, ending, ending.node in any_run)
         certain = is_covered and not open_points
         if counts is not None:
             open_points.append(open_count(counts))
-        count = ending.count if _counts_are_told(evidence, findings) else 1
+        is_run = len(set(ending.node[1])) == 1 and not findings.model.learned_positions
+        count = ending.count if _counts_are_told(evidence, findings) and not is_run else 1
         distance = _worst(findings.forest, ending.node)
         text = findings.model.decode(tokens)
         # What is a mere guess stands for no class of texts.
@@ -185,9 +186,7 @@ def _open_points(evidence: GradientEvidence, findings: Findings, ending: Ending,
         points.append(open_end("its last token is only a label, and the update does not hold what tells labels"))
     elif findings.has_masked_labels and not findings.is_replayed:
         points.append(open_end("some labels were masked"))
-    elif ending.node in findings.confirmation.open_ends or (
-        ending.is_traceless and findings.confirmation.proof is not Proof.CLIENT
-    ):
+    elif ending.node in findings.confirmation.open_ends:
         points.append(open_end("the model is sure of the next token, whose label would leave no trace"))
     return points
 
@@ -204,7 +203,8 @@ def _why_counts_are_open(evidence: GradientEvidence, findings: Findings) -> str 
     num_found = len(findings.endings)
     if evidence.num_texts is None:
         return "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
-    if num_found == evidence.num_texts:
+    everyone = all(_is_covered(findings, ending) for ending in findings.endings)
+    if num_found == evidence.num_texts and findings.explains_everything and everyone:
         return None  # each of them occurs, so each occurs once
     if not _counts_are_told(evidence, findings):
         return f"{num_found} of {evidence.num_texts} texts were found, and the weights of texts need not be counts"
@@ -222,7 +222,17 @@ def _is_covered(findings: Findings, ending: Ending) -> bool:
         return True
     start, tokens = ending.node
     prefixes = {(start, tokens[:length]) for length in range(1, len(tokens) + 1)}
+    if ending.is_traceless:
+        return False
     return findings.is_clear and ending.residual <= EXPLAINED and not prefixes & findings.doubtful
+
+
+def _may_be_inner_run(findings: Findings, ending: Ending) -> bool:
+    """Whether a text of one repeated token may be the run at the start of another text."""
+    tokens = ending.node[1]
+    if findings.model.learned_positions or len(set(tokens)) > 1 or not ending.has_open_run:
+        return False
+    return any(other is not ending and other.node[1][0] == tokens[0] for other in findings.endings)
 
 
 def _worst(forest: Forest, node: Node) -> float:
