@@ -166,7 +166,8 @@ def _balanced(matrix: Float[Tensor, "d m"]) -> tuple[Float[Tensor, "d m"], Float
     for _ in range(_BALANCING_STEPS):
         columns = matrix.norm(dim=0)
         matrix = matrix[:, columns > 0] / columns[columns > 0]
-        rows = matrix.norm(dim=1).clamp_min(1e-300) * (len(matrix) / matrix.shape[1]) ** 0.5
+        rows = matrix.norm(dim=1) * (len(matrix) / max(1, matrix.shape[1])) ** 0.5
+        rows = torch.where(rows > 0, rows, torch.ones_like(rows))  # rows of zeros stay
         matrix, scale = matrix / rows[:, None], scale / rows
     return matrix, scale
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unmask.attacks.gradients.arrivals import Arrivals, TextInput, down_inputs, replay_arrivals
-from unmask.attacks.gradients.endings import Ending, last_down_projection
+from unmask.attacks.gradients.endings import ARRIVES, Ending, last_down_projection
 from unmask.attacks.gradients.prefix_search import Forest, Node, is_repetition
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
@@ -111,7 +111,9 @@ def confirm_next_token(
             return again.confirmation
     sure = _sure_to_go_on(model, done.endings)
     if done.agreement is not None and done.agreement.holds_up_to_scale:
-        extended = _with_hidden_labels(model, done.endings, done.agreement, sure)
+        # Hidden labels may also be those of a text that left no trace at all, unless every text was found.
+        found_all = sum(ending.count for ending in done.endings) == evidence.num_texts
+        extended = _with_hidden_labels(model, done.endings, done.agreement, sure) if found_all else None
         if extended is not None:
             again = _replay_client(evidence, model, extended, equal)
             if again.holds:
@@ -143,7 +145,11 @@ def confirm_classification(
 ) -> Confirmation:
     """Whatever the head and the labels: what arrives at the rows explains the update, or spans of later blocks do."""
     if arrivals is not None and arrivals.agreement.holds:
-        return Confirmation(Proof.ARRIVALS, list(endings), arrivals.agreement, num_passes=2 * len(forest.leaves))
+        sizes = dict(zip(forest_rows(model, forest.leaves)[1], arrivals.sizes.tolist(), strict=True))
+        absent = frozenset(ending.node for ending in endings if sizes.get(ending.node, 1.0) <= ARRIVES)
+        return Confirmation(
+            Proof.ARRIVALS, list(endings), arrivals.agreement, absent, num_passes=2 * len(forest.leaves)
+        )
     # With texts missing, only the last block tells where a text ends: it sees ends alone, if the loss reads them alone.
     ends = _ends_in_last_span(working, model, endings)
     is_end = ends is not None and working.pooling == "last"

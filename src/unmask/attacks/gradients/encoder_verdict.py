@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from unmask.attacks.gradients.ambiguity import equal_tokens, open_count
 from unmask.attacks.gradients.confirm import Proof
@@ -22,9 +23,11 @@ from unmask.attacks.gradients.token_filter import Candidates
 from unmask.attacks.gradients.verdict import bag_of_words
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import Gap
+from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
 from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
 
+_EQUAL = 1e-2  # output rows that differ by less name the same label
 _ALIKE = 0.7  # guesses that share more than this part of their tokens count as one
 
 TokenIds = tuple[int, ...]
@@ -54,7 +57,7 @@ class Findings:
         for places, distance in sorted(self.search.found.items(), key=lambda item: item[1]):
             original = self._original(places)
             is_covered = self._is_covered(places) and original.is_explained
-            classes = equal_tokens(self.model, original.tokens, self.candidates.equal)
+            classes = equal_tokens(self.model, original.tokens, self._equal)
             certain, count = is_covered and not classes, original.count if is_covered else 1
             if (other := texts.get(original.tokens)) is not None:
                 certain, distance, count = certain and other.certain, max(distance, other.residual), count + other.count
@@ -63,6 +66,16 @@ class Findings:
                 original.tokens, text, certain, distance, count, tuple(classes) if is_covered else ()
             )
         return list(texts.values())
+
+    @cached_property
+    def _equal(self) -> Mapping[int, tuple[int, ...]]:
+        """Classes of tokens that nothing tells apart: by their embeddings, and labels by their output rows."""
+        if not isinstance(self.originals, Mapping) or self.model.token_head is None:
+            return self.candidates.equal
+        restored = {token for original in self.originals.values() for token in original.tokens}
+        near = near_rows(self.model.token_head.embedding.detach(), sorted(restored), _EQUAL)
+        by_label = {token: others for token, others in near.items() if len(others) > 1}
+        return {**by_label, **self.candidates.equal}
 
     def _is_covered(self, places: Text) -> bool:
         """Whether the proof covers a text: a replay of the update does; else it must stand clear of refused ones."""

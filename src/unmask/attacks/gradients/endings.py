@@ -35,7 +35,7 @@ from unmask.models.linear import Role
 
 _MAX_OCCURRENCES = 32  # on average, of a label behind its prefix
 _COUNT_TOLERANCE = 0.1  # weights are known to a thousandth or better, and counts seldom reach a hundred
-_ARRIVES = 1e-3  # of the largest δ: less is rounding, so no classified text ends there
+ARRIVES = 1e-3  # of the largest δ: less is rounding, so no classified text ends there
 _EVERYWHERE = 0.5  # of the prefixes that others continue: if more of them get gradient, every position does
 
 
@@ -90,7 +90,7 @@ def endings_of_classification(
     inside longer texts cannot be seen.
     """
     inner = {(start, tokens[:-1]) for start, tokens in nodes}
-    arrives = (sizes > _ARRIVES).tolist()
+    arrives = (sizes > ARRIVES).tolist()
     passed = [here for node, here in zip(nodes, arrives, strict=True) if node in inner]
     if pooling == "mean" or (pooling is None and passed and sum(passed) > _EVERYWHERE * len(passed)):
         return None

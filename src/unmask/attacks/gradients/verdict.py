@@ -32,6 +32,7 @@ from unmask.recovery import (
     Status,
 )
 
+_EXPLAINED_WHILE_MISSING = 1e-3  # of δ: rounding to few digits leaves more, and then a wrong label may explain the rest
 _MASKED = "labels may be masked, and what they hide leaves no trace; state all_tokens_predicted=True if none are"
 
 
@@ -163,6 +164,8 @@ def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText
         is_covered = not too_many and _is_covered(findings, ending) and not _may_be_inner_run(findings, ending)
         open_points += _open_points(evidence, findings, ending, ending.node in any_run)
         certain = is_covered and not open_points
+        # While texts are missing, what is open about one may lie in what is missing: then it is a guess.
+        is_covered = certain or (is_covered and findings.explains_everything)
         if counts is not None:
             open_points.append(open_count(counts))
         is_run = len(set(ending.node[1])) == 1 and not findings.model.learned_positions
@@ -224,7 +227,8 @@ def _is_covered(findings: Findings, ending: Ending) -> bool:
     prefixes = {(start, tokens[:length]) for length in range(1, len(tokens) + 1)}
     if ending.is_traceless:
         return False
-    return findings.is_clear and ending.residual <= EXPLAINED and not prefixes & findings.doubtful
+    explained = EXPLAINED if findings.explains_everything else _EXPLAINED_WHILE_MISSING
+    return findings.is_clear and ending.residual <= explained and not prefixes & findings.doubtful
 
 
 def _may_be_inner_run(findings: Findings, ending: Ending) -> bool:
