@@ -138,7 +138,29 @@ def test_the_header_is_versioned_and_readable_without_unmask(evidence, path):
     evidence.save(path)
     with safe_open(path, framework="pt") as file:
         header = json.loads(file.metadata()["unmask"])
+    assert len(header.pop("digest")) == 32
     assert header == HEADER
+
+
+def test_a_flipped_bit_is_no_evidence(evidence, path):
+    """Anywhere in the tensors: one more embedding row that moves would be one more token that 'occurs'."""
+    evidence.save(path)
+    content = bytearray(path.read_bytes())
+    for place in (len(content) - 1, len(content) - 7):
+        path.write_bytes(bytes(b ^ (0x10 if n == place else 0) for n, b in enumerate(content)))
+        with pytest.raises(EvidenceError, match="damaged"):
+            load_evidence(path)
+    path.write_bytes(bytes(content))
+    load_evidence(path)
+
+
+def test_a_file_of_the_first_edition_has_no_digest_and_is_read(path):
+    assert load_evidence(write_raw(path, HEADER)).num_texts == HEADER["num_texts"]
+
+
+def test_whole_numbers_are_no_gradients():
+    with pytest.raises(EvidenceError, match="floating-point"):
+        GradientEvidence({"a": torch.ones(2, dtype=torch.int64)}, "f")
 
 
 def test_a_future_format_is_refused_with_what_to_do(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -45,11 +46,12 @@ def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], header: Ma
         raise EvidenceError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir():
         raise EvidenceError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    document = json.dumps({"format": FORMAT, "kind": kind, **header}, sort_keys=True)
+    contiguous = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+    stated = {"format": FORMAT, "kind": kind, **header}
+    document = json.dumps({**stated, "digest": _digest(stated, contiguous)}, sort_keys=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        contiguous = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
         save_file(contiguous, name, metadata={_HEADER: document})
         with open(name, "rb+") as written:
             os.fsync(written.fileno())
@@ -72,6 +74,12 @@ def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
         raise EvidenceError(_foreign(path, error)) from None
+    digest = header.pop("digest", None)  # the first files had none
+    if digest is not None and digest != _digest(header, tensors):
+        raise EvidenceError(
+            f"{path} is damaged: its content is not what was written (the digest differs); copy it again, or make the "
+            "evidence again"
+        )
     try:
         return _READERS[header["kind"]](tensors, header)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -79,6 +87,16 @@ def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
             f"{path} says that it is evidence of kind '{header['kind']}', but its header is incomplete or damaged "
             f"({error!r}); make the evidence again"
         ) from None
+
+
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """A hash of everything that a file says, so that a flipped bit is no evidence."""
+    digest = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode("utf-8", "surrogatepass"))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
@@ -146,6 +164,8 @@ def named_member(kind: type[Kind], name: str, value: Any) -> Kind:
 def require_finite(tensors: Mapping[str, Tensor]) -> None:
     """Refuse NaN and Inf, naming the tensor and how much of it is affected."""
     for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise EvidenceError(f"'{name}' holds {tensor.dtype}, and evidence is of floating-point numbers; convert it")
         if _has_finite_sum(tensor):
             continue
         bad = int((~torch.isfinite(tensor)).sum())

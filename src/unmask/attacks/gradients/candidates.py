@@ -13,6 +13,7 @@ from unmask.attacks.gradients.noisy_tokens import NoisyTokens, is_adaptive, nois
 from unmask.attacks.gradients.sites import first_input_site
 from unmask.attacks.gradients.token_filter import Candidates, filter_tokens, merge_equal
 from unmask.evidence.gradients import GradientEvidence
+from unmask.linalg.coarse import Coarseness, storage_of
 from unmask.linalg.gap import FLOAT32_FLOOR, Gap
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
@@ -79,6 +80,9 @@ def _exactly(
         return BagOfWords(None, site.parameters, Status.NOTHING_FOUND, "the gradients of block 0 are zero")
     if site.span.is_saturated:
         return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, _full(site.span.width, site.span.gap_decades))
+    if _has_lost_entries(evidence, site.parameters):
+        reason = "most entries of block 0's gradients were not sent, or lie on a few levels: no span is exact"
+        return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, reason)
     floor, needed = _precision(evidence, min_gap_decades)
     span = site.span if model.num_token_types < 2 else site.span.joined(model.token_type_directions)
     candidates = filter_tokens(model, span, num_probes=num_probes, generator=generator, floor=floor)
@@ -157,6 +161,14 @@ def _judged(candidates: Candidates, used: tuple[str, ...], min_gap_decades: floa
             "dropout, or of other weights",
         )
     return BagOfWords(candidates, used)
+
+
+def _has_lost_entries(evidence: GradientEvidence, names: tuple[str, ...]) -> bool:
+    """Whether gradients of a client with few digits were pruned or put on a grid as well: then any gap is chance."""
+    if torch.finfo(evidence.compute_dtype).eps <= 1e-4:
+        return False  # a float32 client's span is full then, and says so
+    kinds = {storage_of(evidence.gradients[name]).kind for name in names}
+    return bool(kinds & {Coarseness.EVEN, Coarseness.LARGEST, Coarseness.THINNED})
 
 
 def _precision(evidence: GradientEvidence, min_gap_decades: float) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from unmask.attacks.gradients.endings import ARRIVES, Ending, last_down_projecti
 from unmask.attacks.gradients.prefix_search import Forest, Node, is_repetition
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
+from unmask.linalg.coarse import Coarseness, storage_of
 from unmask.linalg.subspace import column_span
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
@@ -33,6 +34,7 @@ _MOST_HIDDEN = 64  # labels that the model is sure of, in all
 _WHOLE = 0.05  # how near to a whole number the number of hidden labels must be
 _IN_SPAN = 3e-3  # of a later block: rows of the batch are within 1e-4, others beyond 1e-1
 _OUTSIDE = 0.1  # a last token at least this far from the last block's span has no row in it: nothing follows it
+_TOLERANCES = 20  # what arrives at a text must be beyond so many tolerances of the replay
 _MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
 
 
@@ -97,6 +99,8 @@ def confirm_next_token(
     equal: Mapping[int, tuple[int, ...]],
 ) -> Confirmation:
     """Replay the client on texts with their labels; where that disagrees, what arrives; else spans of later blocks."""
+    if is_coarse(evidence):
+        return Confirmation(Proof.NONE, list(endings))
     too_many = evidence.num_texts is not None and sum(ending.count for ending in endings) > evidence.num_texts
     if too_many and evidence.num_clients == 1:
         merged = _with_inner_runs(model, endings)
@@ -144,9 +148,12 @@ def confirm_classification(
     working: GradientEvidence, model: Model, forest: Forest, endings: Sequence[Ending], arrivals: Arrivals | None
 ) -> Confirmation:
     """Whatever the head and the labels: what arrives at the rows explains the update, or spans of later blocks do."""
+    if is_coarse(working):
+        return Confirmation(Proof.NONE, list(endings))
     if arrivals is not None and arrivals.agreement.holds:
         sizes = dict(zip(forest_rows(model, forest.leaves)[1], arrivals.sizes.tolist(), strict=True))
-        absent = frozenset(ending.node for ending in endings if sizes.get(ending.node, 1.0) <= ARRIVES)
+        least = max(ARRIVES, _TOLERANCES * arrivals.agreement.tolerance)
+        absent = frozenset(ending.node for ending in endings if sizes.get(ending.node, 1.0) <= least)
         return Confirmation(
             Proof.ARRIVALS, list(endings), arrivals.agreement, absent, num_passes=2 * len(forest.leaves)
         )
@@ -156,6 +163,14 @@ def confirm_classification(
     others = frozenset(ending.node for ending in endings if not is_end or ends is None or ends[ending.node] > _IN_SPAN)
     refuted = others | _outside_later_spans(working, model, endings)
     return _deep(list(endings), refuted, frozenset(), None, 2 * len(forest.leaves))
+
+
+def is_coarse(evidence: GradientEvidence) -> bool:
+    """Whether the update has few digits, or only some of its entries: a replay agrees with nearly right texts too."""
+    if evidence.compute_dtype in (torch.bfloat16, torch.float16):
+        return True
+    largest = max(evidence.gradients.values(), key=torch.numel)
+    return storage_of(largest).kind is not Coarseness.FINE
 
 
 def arrivals_of(working: GradientEvidence, model: Model, forest: Forest) -> tuple[list[Node], Arrivals | None]:

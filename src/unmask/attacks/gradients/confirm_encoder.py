@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from unmask.attacks.gradients.arrivals import Arrivals, TextInput, replay_arrivals
-from unmask.attacks.gradients.confirm import Proof
+from unmask.attacks.gradients.confirm import Proof, is_coarse
 from unmask.attacks.gradients.encoder_problem import Problem
 from unmask.attacks.gradients.places import Text
 from unmask.errors import InputError
@@ -45,6 +45,8 @@ class EncoderConfirmation:
 def confirm_encoder(evidence: GradientEvidence, problem: Problem, texts: Sequence[Text]) -> EncoderConfirmation:
     """Replay what arrives, or the client; where neither explains the update, look at spans of later blocks."""
     model = problem.model
+    if is_coarse(evidence):
+        return EncoderConfirmation(Proof.NONE, None, frozenset(texts))
     inputs = [text_input(problem, text) for text in texts]
     arrivals, rows = _arrivals(evidence, model, inputs)
     if problem.drifts:

@@ -136,7 +136,8 @@ def endings_of_next_token(
         follow[node] = {}
         for label, weight in read.weights.items():
             shared = node[0], (*node[1], stands_for.get(label, label))
-            text = shared if shared in nodes else (node[0], (*node[1], label))
+            continues = shared in nodes or is_repetition(model, shared)
+            text = shared if continues else (node[0], (*node[1], label))
             names.setdefault(text, set()).add(label)
             flow = float(round(weight / step)) if unit else weight / step
             follow[node][text[1][-1]] = follow[node].get(text[1][-1], 0.0) + flow

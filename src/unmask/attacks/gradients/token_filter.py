@@ -62,7 +62,8 @@ def merge_equal(candidates: Candidates, model: Model, told_apart: bool) -> Candi
     """The candidates with one token for each class of nearly equal embeddings."""
     tokens = torch.tensor(sorted(candidates.searched | candidates.unseen), dtype=torch.long)
     rows = model.parameter(model.token_embedding).detach()[tokens.to(model.device)]
-    near = near_rows(rows, range(len(tokens)), _EQUAL)
+    # What the span test lets pass, it would let pass at this distance from a token of the batch.
+    near = near_rows(rows, range(len(tokens)), _EQUAL if told_apart else max(_EQUAL, candidates.gap.threshold))
     first = {int(tokens[place]): int(tokens[min(others)]) for place, others in near.items()}
     equal: dict[int, list[int]] = {}
     for token, representative in first.items():

@@ -157,11 +157,13 @@ def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText
     classes = EqualTokens.of(findings.model, equal, findings.names, findings.endings)
     any_run = texts_of_any_run(findings.model, findings.endings, findings.labelled)
     too_many = evidence.num_texts is not None and len(findings.endings) > evidence.num_texts
-    counts = _why_counts_are_open(evidence, findings)
+    counts = _why_counts_are_open(evidence, findings, any_run)
     texts = []
     for ending in findings.endings:
         tokens, open_points = classes.resolve(ending, findings.labelled)
-        is_covered = not too_many and _is_covered(findings, ending) and not _may_be_inner_run(findings, ending)
+        is_covered = (
+            not too_many and _is_covered(findings, ending) and not _is_part_of_another(evidence, findings, ending)
+        )
         open_points += _open_points(evidence, findings, ending, ending.node in any_run)
         certain = is_covered and not open_points
         # While texts are missing, what is open about one may lie in what is missing: then it is a guess.
@@ -181,9 +183,12 @@ def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText
 def _open_points(evidence: GradientEvidence, findings: Findings, ending: Ending, of_any_run: bool) -> list[Ambiguity]:
     """What is open about where a text begins and ends."""
     points = []
-    if ending.has_open_run or of_any_run:
+    is_unstated = findings.labelled and evidence.all_tokens_predicted is not True
+    # With masked labels, nothing counts the repetitions of a first token that only labels follow.
+    hides_run = is_unstated and not findings.model.learned_positions and len(set(ending.node[1][:-1])) == 1
+    if ending.has_open_run or of_any_run or hides_run:
         points.append(leading_run(ending.node[1][0]))
-    if findings.labelled and evidence.all_tokens_predicted is not True:
+    if is_unstated:
         points.append(open_end(_MASKED))
     elif findings.labelled and not findings.has_ends:
         points.append(open_end("its last token is only a label, and the update does not hold what tells labels"))
@@ -201,18 +206,24 @@ def _counts_are_told(evidence: GradientEvidence, findings: Findings) -> bool:
     return plain and (evidence.num_texts is None or total <= evidence.num_texts)
 
 
-def _why_counts_are_open(evidence: GradientEvidence, findings: Findings) -> str | None:
-    """Why it is open how often texts occur; None where it is known."""
+def _why_counts_are_open(
+    evidence: GradientEvidence, findings: Findings, any_run: frozenset[Node] = frozenset()
+) -> str | None:
+    """Why it is open how often texts occur; None where it is known.
+
+    Where runs of a first token are open, so is the number of texts that start with it.
+    """
     num_found = len(findings.endings)
     if evidence.num_texts is None:
         return "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
-    everyone = all(_is_covered(findings, ending) for ending in findings.endings)
+    runs = any(ending.has_open_run or ending.node in any_run for ending in findings.endings)
+    everyone = all(_is_covered(findings, ending) for ending in findings.endings) and not runs
     if num_found == evidence.num_texts and findings.explains_everything and everyone:
         return None  # each of them occurs, so each occurs once
     if not _counts_are_told(evidence, findings):
         return f"{num_found} of {evidence.num_texts} texts were found, and the weights of texts need not be counts"
     total = sum(ending.count for ending in findings.endings)
-    if total == evidence.num_texts:
+    if total == evidence.num_texts and not runs:
         return None
     return f"{total} of {evidence.num_texts} texts were found, and the others repeat these or leave no trace"
 
@@ -231,12 +242,18 @@ def _is_covered(findings: Findings, ending: Ending) -> bool:
     return findings.is_clear and ending.residual <= explained and not prefixes & findings.doubtful
 
 
-def _may_be_inner_run(findings: Findings, ending: Ending) -> bool:
-    """Whether a text of one repeated token may be the run at the start of another text."""
-    tokens = ending.node[1]
+def _is_part_of_another(evidence: GradientEvidence, findings: Findings, ending: Ending) -> bool:
+    """Whether what seems to be a text of its own may be the start of another one.
+
+    A text of one repeated token may be the run at another's start; an end inside a longer text may be a masked label.
+    """
+    start, tokens = ending.node
+    others = [other.node for other in findings.endings if other is not ending]
+    if findings.labelled and evidence.all_tokens_predicted is not True:
+        return any(other[0] == start and other[1][: len(tokens)] == tokens for other in others)
     if findings.model.learned_positions or len(set(tokens)) > 1 or not ending.has_open_run:
         return False
-    return any(other is not ending and other.node[1][0] == tokens[0] for other in findings.endings)
+    return any(other[1][0] == tokens[0] for other in others)
 
 
 def _worst(forest: Forest, node: Node) -> float:
@@ -264,9 +281,8 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
         problems.append(_unexplained(findings, rank))
     if evidence.num_texts is not None and len(texts) > evidence.num_texts:
         problems.append(f"the batch holds {evidence.num_texts} texts, so these are too many, and none is certain")
-    counts = _why_counts_are_open(evidence, findings)
-    if counts is not None:
-        problems.append(counts)
+    open_counts = {p.reason for text in texts for p in text.ambiguities if p.kind is AmbiguityKind.COUNT}
+    problems += sorted(open_counts)
     points = [point for text in texts for point in text.ambiguities if point.kind is not AmbiguityKind.COUNT]
     problems += {point.kind: point.reason for point in points}.values()
     if num_certain < num_found and len(problems) == 0:
