@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unmask
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import (
+    Ambiguity,
+    AmbiguityKind,
+    Certificate,
+    Cost,
+    RecoveredText,
+    RecoveredTexts,
+    Recovery,
+    Status,
+)
 
 # Status
 
@@ -96,6 +105,67 @@ def test_the_expanded_batch_has_as_many_texts_as_were_counted(pairs):
 def test_certain_texts_are_told_apart():
     sure, unsure = text((1,)), text((2,), certain=False)
     assert RecoveredTexts((sure, unsure)).certain == (sure,)
+
+
+# What is open about a text
+
+
+def open_text(tokens: tuple[int, ...], *points: Ambiguity) -> RecoveredText:
+    return RecoveredText(tokens, "", certain=False, residual=0.0, ambiguities=points)
+
+
+RUN = Ambiguity(AmbiguityKind.LEADING_RUN, "the run is open", 0, (4,))
+END = Ambiguity(AmbiguityKind.OPEN_END, "it may go on")
+COUNT = Ambiguity(AmbiguityKind.COUNT, "it may occur more often")
+EQUAL = Ambiguity(AmbiguityKind.EQUAL_TOKENS, "5 or 6", 1, (5, 6))
+
+
+def test_a_text_covers_itself_and_nothing_else():
+    for plain in (text((4, 5)), open_text((4, 5), COUNT)):
+        assert plain.covers((4, 5))
+        assert plain.covers([4, 5])
+        assert not any(plain.covers(other) for other in ((), (4,), (4, 5, 6), (4, 6), (5, 4)))
+
+
+def test_a_class_of_equal_tokens_covers_all_of_them_at_its_place():
+    recovered = open_text((4, 5, 7), EQUAL)
+    assert recovered.covers((4, 5, 7))
+    assert recovered.covers((4, 6, 7))
+    assert not recovered.covers((4, 8, 7))
+    assert not recovered.covers((6, 5, 7))
+
+
+def test_a_leading_run_covers_every_length():
+    recovered = open_text((4, 4, 7), RUN)
+    assert all(recovered.covers((*(4,) * length, 7)) for length in (1, 2, 5))
+    assert not recovered.covers((7,))
+    assert not recovered.covers((5, 7))
+    assert not recovered.covers((4, 4, 7, 7))
+    assert open_text((4,), RUN).covers((4, 4, 4))
+    assert not open_text((4, 4, 7), RUN).covers(())
+
+
+def test_an_open_end_covers_what_goes_on_but_not_what_stops_early():
+    recovered = open_text((4, 5), END)
+    assert recovered.covers((4, 5))
+    assert recovered.covers((4, 5, 6, 7))
+    assert not recovered.covers((4,))
+    assert not recovered.covers((4, 6, 5))
+
+
+def test_open_points_combine():
+    recovered = open_text((4, 4, 7), RUN, END)
+    assert recovered.covers((4, 7, 8))
+    assert recovered.covers((4, 4, 4, 7))
+    assert not recovered.covers((4, 4))
+    equal_run = open_text((4, 9), RUN, Ambiguity(AmbiguityKind.EQUAL_TOKENS, "4 or 6", 0, (4, 6)))
+    assert equal_run.covers((6, 4, 6, 9))
+    assert not equal_run.covers((6, 4, 5, 9))
+
+
+def test_ambiguities_are_part_of_what_is_compared():
+    assert open_text((4, 5), END) != open_text((4, 5))
+    assert {RUN, END, COUNT, EQUAL} == {EQUAL, COUNT, END, RUN}
 
 
 # All of them

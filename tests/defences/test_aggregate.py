@@ -23,19 +23,26 @@ def test_it_is_the_sum(num_clients, dtype):
     expected = sum(flat(client) for client in clients).to(dtype).double()
     assert torch.equal(flat(total), expected)
     assert total.num_texts == 3 * num_clients
-    assert replace(total, num_texts=3, gradients={}) == replace(clients[0], gradients={})
+    assert total.num_clients == (None if num_clients == 1 else num_clients)
+    assert replace(total, num_texts=3, num_clients=None, gradients={}) == replace(clients[0], gradients={})
 
 
 def test_contract():
     others = [random_update(seed) for seed in (1, 2)]
     before = [copied(other) for other in others]
-    check_contract(lambda e: replace(secure_aggregate([e, *others]), num_texts=3), random_update())
+    check_contract(lambda e: replace(secure_aggregate([e, *others]), num_texts=3, num_clients=None), random_update())
     assert all(same(*pair) for pair in zip(others, before, strict=True))
 
 
 def test_one_client_is_itself():
     evidence = random_update()
     assert same(secure_aggregate([evidence]), evidence)
+
+
+def test_a_sum_of_sums_has_all_their_clients():
+    one, other = (random_update(seed, num_clients=1) for seed in range(2))
+    assert secure_aggregate([one]).num_clients == 1
+    assert secure_aggregate([secure_aggregate([one, other]), other]).num_clients == 3
 
 
 def test_the_order_of_clients_and_of_names_does_not_matter():

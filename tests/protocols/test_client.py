@@ -154,9 +154,11 @@ def test_losses_of_pairs_see_their_types(tiny_bert):
     assert torch.allclose(client(batch, [0, 1]).totals, expected, rtol=1e-5)
 
 
-def test_a_pair_that_was_cut_to_its_first_text_is_a_text(tiny_bert):
-    client = Client(tiny_bert, PAIRS[:1], task="classification", max_length=3)
-    assert client.sequences == [[1, 17, 99]]
+def test_of_a_pair_that_is_cut_the_longer_part_is_cut_first(tiny_bert):
+    """As transformers cuts it; both parts stay."""
+    for max_length, expected in ((5, ([1, 17, 99], [250, 2])), (3, ([1, 17], [250]))):
+        client = Client(tiny_bert, PAIRS[:1], task="classification", max_length=max_length)
+        assert client.sequences == [expected]
 
 
 def test_masked_token_training_is_refused(tiny_bert):

@@ -12,7 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from unmask.attacks.gradients.endings import Ending, endings_of_classification, endings_of_next_token
+from unmask.attacks.gradients.confirm import arrivals_of
+from unmask.attacks.gradients.endings import (
+    Ending,
+    Reading,
+    endings_at_leaves,
+    endings_of_classification,
+    endings_of_next_token,
+    unit_weight,
+)
 from unmask.attacks.gradients.labels import EXPLAINED
 from unmask.attacks.gradients.node_rows import LastBlockRows, last_block_rows
 from unmask.attacks.gradients.prefix_search import Forest
@@ -30,11 +38,18 @@ def decoder(request: pytest.FixtureRequest) -> Model:
     return request.getfixturevalue(request.param)
 
 
+def forest_of(branches: Sequence[Text]) -> Forest:
+    """All prefixes of the branches, as if a search had found them."""
+    branches = sorted({tuple(branch) for branch in branches if len(branch)})
+    nodes = {(0, branch[:length]): 0.0 for branch in branches for length in range(1, len(branch) + 1)}
+    inner = {tokens[:-1] for _, tokens in nodes}
+    leaves = [(0, branch) for branch in branches if branch not in inner]
+    return Forest(nodes, leaves, Gap(0.0, 0.1), 0)
+
+
 def rows_of(model: Model, branches: Sequence[Text]) -> LastBlockRows:
-    """Rows of all prefixes of the branches, as if a search had found them."""
-    leaves = sorted({tuple(branch) for branch in branches if len(branch)})
-    nodes = {(0, leaf[:length]): 0.0 for leaf in leaves for length in range(1, len(leaf) + 1)}
-    return last_block_rows(model, Forest(nodes, [(0, leaf) for leaf in leaves], Gap(0.0, 0.1), 0), 2**30)
+    """Rows of all prefixes of the branches."""
+    return last_block_rows(model, forest_of(branches), 2**30)
 
 
 def last_gradient(model: Model, texts: Sequence[Text], **options: str) -> Tensor:
@@ -45,6 +60,10 @@ def last_gradient(model: Model, texts: Sequence[Text], **options: str) -> Tensor
 
 def read(model: Model, texts: Sequence[Text], branches: Sequence[Text] | None = None) -> list[Ending]:
     """Endings of next-token training; the branches that are known are the texts without their last tokens."""
+    return reading_of(model, texts, branches).endings
+
+
+def reading_of(model: Model, texts: Sequence[Text], branches: Sequence[Text] | None = None) -> Reading:
     rows = rows_of(model, [text[:-1] for text in texts] if branches is None else branches)
     generator = torch.Generator().manual_seed(0)
     return endings_of_next_token(model, rows, last_gradient(model, texts), generator, 2**30)
@@ -127,35 +146,75 @@ def test_a_prefix_that_is_not_in_the_batch_ends_nothing(decoder):
 def test_a_small_budget_reads_the_same(tiny_llama, budget):
     rows = rows_of(tiny_llama, [text[:-1] for text in TEXTS])
     generator = torch.Generator().manual_seed(0)
-    endings = endings_of_next_token(tiny_llama, rows, last_gradient(tiny_llama, TEXTS), generator, budget)
-    assert counted(endings) == as_counter(TEXTS)
+    reading = endings_of_next_token(tiny_llama, rows, last_gradient(tiny_llama, TEXTS), generator, budget)
+    assert counted(reading.endings) == as_counter(TEXTS)
+
+
+def test_labels_name_the_last_token_of_every_prefix(decoder):
+    reading = reading_of(decoder, TEXTS)
+    expected = {(0, tuple(text[:end])) for text in TEXTS for end in range(2, len(text) + 1)}
+    assert reading.names == {node: frozenset({node[1][-1]}) for node in expected}
+    assert not reading.has_masked_labels
+
+
+def test_of_equal_tokens_the_one_that_the_label_names_is_told(decoder):
+    """The search has 17 for 17 and 18; the output layer tells them apart."""
+    texts = [[5, 18, 99, 301], [400, 3, 8]]
+    gradient, generator = last_gradient(decoder, texts), torch.Generator().manual_seed(0)
+    true = rows_of(decoder, [text[:-1] for text in texts])
+    shown = {(0, (5, 18)): (0, (5, 17)), (0, (5, 18, 99)): (0, (5, 17, 99))}
+    rows = LastBlockRows([shown.get(node, node) for node in true.nodes], true.hidden, true.states)
+    reading = endings_of_next_token(decoder, rows, gradient, generator, 2**30, {17: (17, 18)})
+    assert reading.names[0, (5, 17)] == {18}
+    assert counted(reading.endings) == as_counter([[5, 17, 99, 301], [400, 3, 8]])
 
 
 # ---- classification at the last token
 
 
-def classified(model: Model, texts: Sequence[Text], **options: str) -> list[Ending] | None:
-    gradient = last_gradient(model, texts, task="classification", **options)
-    return endings_of_classification(model, rows_of(model, texts), gradient)
+def classified(
+    model: Model, texts: Sequence[Text], pooling: str | None = None, known: str | None = None
+) -> list[Ending] | None:
+    """Ends of classified texts, where the client's pooling is `pooling` and the adversary knows `known`."""
+    options = {} if pooling is None else {"pooling": pooling}
+    evidence = observe_gradients(model, texts, task="classification", **options)
+    nodes, arrivals = arrivals_of(evidence, model, forest_of(texts))
+    assert arrivals is not None
+    return endings_of_classification(model, nodes, arrivals.sizes, known)
 
 
-def test_only_the_ends_of_classified_texts_are_in_the_last_span(decoder):
+def test_gradient_arrives_only_at_the_ends_of_classified_texts(decoder):
     texts = [*TEXTS, TEXTS[3][:3]]
-    endings = classified(decoder, texts)
-    assert endings is not None
-    assert counted(endings) == as_counter(texts)
-    # Rows at rounding level; a prefix that ends nothing is 0.1 and more away.
-    assert max(ending.residual for ending in endings) < EXPLAINED / 10
+    for known in (None, "last"):
+        endings = classified(decoder, texts, known=known)
+        assert endings is not None
+        assert counted(endings) == as_counter(texts)
 
 
-def test_where_every_position_has_gradient_the_span_cannot_tell(decoder):
-    assert classified(decoder, TEXTS, pooling="mean") is None
+def test_where_every_position_has_gradient_ends_are_not_told(decoder):
+    for known in (None, "mean"):
+        assert classified(decoder, TEXTS, pooling="mean", known=known) is None
 
 
-def test_a_text_of_one_token_is_not_certain_where_positions_are_rotary(tiny_llama, tiny_gpt2):
-    for model, is_certain in ((tiny_llama, False), (tiny_gpt2, True)):
+def test_how_often_a_single_token_is_repeated_is_open_where_positions_are_rotary(tiny_llama, tiny_gpt2):
+    for model, is_open in ((tiny_llama, True), (tiny_gpt2, False)):
         endings = classified(model, [[7], [44, 45, 46]])
         assert endings is not None
-        residuals = {ending.node[1]: ending.residual for ending in endings}
-        assert (residuals[7,] <= EXPLAINED) is is_certain
-        assert residuals[44, 45, 46] <= EXPLAINED
+        runs = {ending.node[1]: ending.has_open_run for ending in endings}
+        assert runs == {(7,): is_open, (44, 45, 46): False}
+
+
+def test_a_leaf_of_one_token_is_an_open_run_where_positions_are_rotary(tiny_llama, tiny_gpt2):
+    for model, is_open in ((tiny_llama, True), (tiny_gpt2, False)):
+        endings = endings_at_leaves(model, [(0, (7,)), (0, (44, 45))])
+        assert [ending.has_open_run for ending in endings] == [is_open, False]
+
+
+# ---- weights of labels
+
+
+def test_the_unit_is_the_largest_of_which_all_weights_are_multiples():
+    assert unit_weight([]) is None
+    assert unit_weight([0.1, 0.2, 0.3]) == pytest.approx(0.1)
+    assert unit_weight([0.2, 0.2]) == pytest.approx(0.2)
+    assert unit_weight([1.0, 2.0**0.5, 3.0**0.5] * 2) != pytest.approx(1.0)
