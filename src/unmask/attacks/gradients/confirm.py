@@ -18,22 +18,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unmask.attacks.gradients.arrivals import Arrivals, TextInput, down_inputs, replay_arrivals
-from unmask.attacks.gradients.endings import ARRIVES, Ending, last_down_projection
+from unmask.attacks.gradients.arrivals import Arrivals, TextInput, replay_arrivals
+from unmask.attacks.gradients.endings import ARRIVES, Ending
+from unmask.attacks.gradients.later_spans import IN_SPAN, distances_of_ends, lies_in, spans_of_blocks
 from unmask.attacks.gradients.prefix_search import Forest, Node, is_repetition
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.coarse import Coarseness, storage_of
-from unmask.linalg.subspace import column_span
 from unmask.models.adapter import Model
-from unmask.models.linear import Role
 from unmask.protocols.replay import Agreement, agree, can_replay, replay
 
 _SURE = 2e-3  # a next token of at least this much less than probability 1 would have left a trace
 _MOST_HIDDEN = 64  # labels that the model is sure of, in all
 _WHOLE = 0.05  # how near to a whole number the number of hidden labels must be
-_IN_SPAN = 3e-3  # of a later block: rows of the batch are within 1e-4, others beyond 1e-1
 _OUTSIDE = 0.1  # a last token at least this far from the last block's span has no row in it: nothing follows it
+_MOST_SWAPS = 32  # single tokens of a class that are tried in another member's place
 _TOLERANCES = 20  # what arrives at a text must be beyond so many tolerances of the replay
 _MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
 
@@ -152,17 +151,25 @@ def confirm_classification(
         return Confirmation(Proof.NONE, list(endings))
     if arrivals is not None and arrivals.agreement.holds:
         sizes = dict(zip(forest_rows(model, forest.leaves)[1], arrivals.sizes.tolist(), strict=True))
-        least = max(ARRIVES, _TOLERANCES * arrivals.agreement.tolerance)
-        absent = frozenset(ending.node for ending in endings if sizes.get(ending.node, 1.0) <= least)
+        absent = _without_arrivals(endings, sizes, arrivals.agreement, len_label=0)
         return Confirmation(
             Proof.ARRIVALS, list(endings), arrivals.agreement, absent, num_passes=2 * len(forest.leaves)
         )
     # With texts missing, only the last block tells where a text ends: it sees ends alone, if the loss reads them alone.
     ends = _ends_in_last_span(working, model, endings)
     is_end = ends is not None and working.pooling == "last"
-    others = frozenset(ending.node for ending in endings if not is_end or ends is None or ends[ending.node] > _IN_SPAN)
+    others = frozenset(ending.node for ending in endings if not is_end or ends is None or ends[ending.node] > IN_SPAN)
     refuted = others | _outside_later_spans(working, model, endings)
     return _deep(list(endings), refuted, frozenset(), None, 2 * len(forest.leaves))
+
+
+def _without_arrivals(
+    endings: Sequence[Ending], sizes: Mapping[Node, float], agreement: Agreement, len_label: int
+) -> frozenset[Node]:
+    """Texts that are not in the batch: nothing arrives at their last row. Labels have none, if they end texts."""
+    least = max(ARRIVES, _TOLERANCES * agreement.tolerance)
+    last = {e.node: (e.node[0], e.node[1][: len(e.node[1]) - len_label]) for e in endings}
+    return frozenset(node for node, row in last.items() if sizes.get(row, 1.0) <= least)
 
 
 def is_coarse(evidence: GradientEvidence) -> bool:
@@ -199,10 +206,12 @@ def _confirm_rows(
     sure: frozenset[Node],
     passes: int,
 ) -> Confirmation:
-    _, arrivals = arrivals_of(working, model, forest)
+    nodes, arrivals = arrivals_of(working, model, forest)
     passes += 2 * len(forest.leaves)
     if arrivals is not None and arrivals.agreement.holds:
-        return Confirmation(Proof.ARRIVALS, endings, arrivals.agreement, open_ends=sure, num_passes=passes)
+        sizes = dict(zip(nodes, arrivals.sizes.tolist(), strict=True))
+        absent = _without_arrivals(endings, sizes, arrivals.agreement, len_label=1)
+        return Confirmation(Proof.ARRIVALS, endings, arrivals.agreement, absent, sure, passes)
     # The last token of a next-token text has no row.
     inner = [replace(ending, node=(ending.node[0], ending.node[1][:-1])) for ending in endings]
     refuted = _outside_later_spans(working, model, inner)
@@ -252,7 +261,25 @@ def _replay_client(
     swapped = [_with_member(endings, used[0], member) for member in equal[used[0]]]
     right = [(chosen, agreement) for chosen in swapped if (agreement := run(chosen, side, ())).holds]
     passes = done.num_passes + total * len(swapped)
-    return _Replayed(*right[0], passes, True) if len(right) == 1 else replace(done, num_passes=passes)
+    if len(right) != 1:
+        return replace(done, num_passes=passes)
+    others = _with_another_member(right[0][0], equal[used[0]])
+    is_open = len(others) > _MOST_SWAPS or any(run(other, side, ()).holds for other in others)
+    passes += total * min(len(others), _MOST_SWAPS)
+    return replace(done, num_passes=passes) if is_open else _Replayed(*right[0], passes, True)
+
+
+def _with_another_member(endings: list[Ending], members: tuple[int, ...]) -> list[list[Ending]]:
+    """Texts with one token of a class replaced by another one of it, in every way."""
+    changed = []
+    for index, ending in enumerate(endings):
+        start, tokens = ending.node
+        for place, token in enumerate(tokens):
+            for member in members if token in members else ():
+                if member != token:
+                    swapped = replace(ending, node=(start, (*tokens[:place], member, *tokens[place + 1 :])))
+                    changed.append([*endings[:index], swapped, *endings[index + 1 :]])
+    return changed
 
 
 def _with_member(endings: list[Ending], token: int, member: int) -> list[Ending]:
@@ -301,48 +328,14 @@ def _with_hidden_labels(
     return [*endings[:place], extended, *endings[place + 1 :]]
 
 
-@torch.no_grad()
-def _ends_in_last_span(working: GradientEvidence, model: Model, endings: Sequence[Ending]) -> dict[Node, float] | None:
-    """How far the row of each text's last token is from the span of the last block's down projection."""
-    gradient, _ = last_down_projection(working, model)
-    if gradient is None:
-        return None
-    span = column_span(gradient)
-    if span.rank == 0 or span.is_saturated:
-        return None
-    distances = {}
-    for ending in endings:
-        start, tokens = ending.node
-        if len(tokens) > model.max_positions:
-            return None
-        hidden = down_inputs(model, TextInput(tokens, start), model.num_blocks - 1)
-        distances[ending.node] = float(span.distance(hidden[-1:])[0])
-    return distances
-
-
-@torch.no_grad()
 def _outside_later_spans(working: GradientEvidence, model: Model, endings: Sequence[Ending]) -> frozenset[Node]:
     """Texts with a row that a later block's span does not hold; all of them where no later block can tell."""
-    everyone = [ending.node for ending in endings if ending.node[1]]
-    blocks = sorted({max(1, model.num_blocks // 2), model.num_blocks - 1} - {0})
-    spans = {}
-    for block in blocks:
-        gradients = [working.linear(model, role, block) for role in (Role.QUERY, Role.KEY, Role.VALUE)]
-        present = [gradient for gradient in gradients if gradient is not None]
-        if present and block < model.num_blocks:
-            span = column_span(*present)
-            if span.rank > 0 and not span.is_saturated:
-                spans[block] = span
-    if not spans:
-        return frozenset(everyone)
-    refuted = set()
-    for node in everyone:
-        start, tokens = node
-        ids = torch.tensor([tokens], device=model.device)
-        positions = (start + torch.arange(len(tokens), device=model.device))[None].clamp_max(model.max_positions - 1)
-        states = model.hidden_states(ids, num_blocks=max(spans), positions=positions)
-        for block, span in spans.items():
-            rows = model.attention_input(block, states[block])[0]
-            if float(span.distance(rows).max()) > _IN_SPAN:
-                refuted.add(node)
-    return frozenset(refuted)
+    spans = spans_of_blocks(working, model, (model.num_blocks // 2, model.num_blocks - 1, 1))
+    nodes = [ending.node for ending in endings]
+    return frozenset(node for node in nodes if not lies_in(model, TextInput(node[1], node[0]), spans))
+
+
+def _ends_in_last_span(working: GradientEvidence, model: Model, endings: Sequence[Ending]) -> dict[Node, float] | None:
+    """How far the row of each text's last token is from the span of the last block; None where it cannot tell."""
+    distances = distances_of_ends(working, model, [TextInput(e.node[1], e.node[0]) for e in endings])
+    return None if distances is None else dict(zip((e.node for e in endings), distances, strict=True))

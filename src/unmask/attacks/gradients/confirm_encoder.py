@@ -19,16 +19,14 @@ from torch.nn import functional
 from unmask.attacks.gradients.arrivals import Arrivals, TextInput, replay_arrivals
 from unmask.attacks.gradients.confirm import Proof, is_coarse
 from unmask.attacks.gradients.encoder_problem import Problem
+from unmask.attacks.gradients.later_spans import lies_in, spans_of_blocks
 from unmask.attacks.gradients.places import Text
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Task, Update
-from unmask.linalg.subspace import column_span
 from unmask.models.adapter import Model
-from unmask.models.linear import Role
 from unmask.protocols.replay import Agreement, agree, can_replay, replay
 
 _ARRIVES = 1e-3  # of the largest: a text at which less arrives is not in the batch
-_IN_SPAN = 3e-3  # of a later block: rows of the batch are within 1e-4, others beyond 1e-1
 _MOST_TEXTS = 16  # whose labels are changed one at a time
 
 
@@ -173,26 +171,9 @@ def _sent_down(
         return torch.autograd.grad(loss, sums)[0][0]
 
 
-@torch.no_grad()
 def _outside_later_spans(
     evidence: GradientEvidence, model: Model, inputs: Sequence[TextInput], texts: Sequence[Text]
 ) -> frozenset[Text]:
     """Texts with a row that a later block's span does not hold; all of them where no later block can tell."""
-    spans = {}
-    for block in sorted({max(1, model.num_blocks // 2), 1} & set(range(model.num_blocks))):
-        gradients = [evidence.linear(model, role, block) for role in (Role.QUERY, Role.KEY, Role.VALUE)]
-        present = [gradient for gradient in gradients if gradient is not None]
-        span = column_span(*present) if present else None
-        if span is not None and span.rank > 0 and not span.is_saturated:
-            spans[block] = span
-    if not spans:
-        return frozenset(texts)
-    refuted = set()
-    for text, given in zip(texts, inputs, strict=True):
-        tokens = torch.tensor([given.tokens], device=model.device)
-        types = None if given.types is None else torch.tensor([given.types], device=model.device)
-        states = model.hidden_states(tokens, num_blocks=max(spans), types=types)
-        rows = {block: model.attention_input(block, states[block])[0] for block in spans}
-        if any(float(span.distance(rows[block]).max()) > _IN_SPAN for block, span in spans.items()):
-            refuted.add(text)
-    return frozenset(refuted)
+    spans = spans_of_blocks(evidence, model, (1, model.num_blocks // 2))
+    return frozenset(text for text, given in zip(texts, inputs, strict=True) if not lies_in(model, given, spans))

@@ -86,7 +86,10 @@ def _fill_silent(follow: dict[Node, dict[int, float]], silent: Mapping[Node, int
     for start, tokens in follow:
         children.setdefault((start, tokens[:-1]), []).append(tokens[-1])
     for node in sorted(silent, key=lambda node: -len(node[1])):
-        seen, sure = children.get(node, []), silent[node]
+        sure = silent[node]
+        # A child at which nothing arrives either, and behind which nothing goes on, is no trace of a text.
+        below = ((token, (node[0], (*node[1], token))) for token in children.get(node, []))
+        seen = [token for token, child in below if child not in silent or _out(follow, child) > 0]
         masked |= bool(seen) and (sure is None or seen != [sure])
         follow[node] = {token: max(_out(follow, (node[0], (*node[1], token))), 1.0) for token in seen}
         if not seen and sure is not None:

@@ -196,6 +196,8 @@ def _base(
     scores[k] = _CENTRE
     u = scores @ dual
     present = units.v[k].norm(dim=1) > 0
+    if not bool(present.any()):
+        return u  # answers so small that no direction of them is left
     size = units.v[k, present].norm(dim=1)
     if float((units.v[k, present] @ across).norm(dim=1).min()) <= 1e-6 * float(size.max()):
         return u
