@@ -1,0 +1,235 @@
+"""What used to be claimed falsely: a certain text that is not in the batch, or a whole that is not the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.tiny_models import llama_sizes, random_model
+from tests.wide_models import as_counter, certain, found, wide_model
+from torch import Tensor
+from torch.nn import functional
+
+from unmask.attacks.text import recover_text
+from unmask.evidence import GradientEvidence
+from unmask.models import Model, adapt
+from unmask.protocols import observe_fedavg, observe_gradients
+from unmask.recovery import RecoveredTexts, Recovery, Status
+
+# What an attack on a decoder can use; the whole update of SmolLM2 is 540 MB.
+ENDS_OF_SMOLLM2 = ["layers.0.", "layers.15.self_attn", "layers.29.mlp.down_proj"]
+SURE = "it's great escapist fun that recreates a place and time that will never happen again ."
+Text = Sequence[int]
+
+
+def assert_nothing_false(recovery: Recovery[RecoveredTexts], texts: Sequence[Text]) -> None:
+    """Certain texts are in the batch, as often as said; classes of texts hold one; a whole is the whole."""
+    batch = as_counter(texts)
+    assert certain(recovery) <= batch, recovery.reason
+    for text in recovery.value.texts:
+        if text.ambiguities:
+            assert any(text.covers(true) for true in batch), (text, recovery.reason)
+    if recovery.status is Status.RECOVERED:
+        assert found(recovery) == certain(recovery) == batch, recovery.reason
+    if recovery.certificate.holds:
+        assert recovery.value.token_set <= {token for text in texts for token in text}
+
+
+def encoded(model: Model, lines: Sequence[str]) -> list[tuple[int, ...]]:
+    return [tuple(model.encode(line)) for line in lines]
+
+
+def all_covered(recovery: Recovery[RecoveredTexts], texts: Sequence[Text]) -> bool:
+    """Whether every text of the batch is in what was recovered, as itself or as one of a class."""
+    return all(any(text.covers(true) for text in recovery.value.texts) for true in texts)
+
+
+@pytest.fixture(scope="module")
+def small_llama() -> Model:
+    """Width 128, three blocks, vocabulary 500."""
+    return wide_model("llama", 128, vocab=500)
+
+
+# ---- continuations that the model is sure of
+
+
+def test_a_text_does_not_end_where_the_model_is_sure_of_what_follows(smollm2):
+    """A text cut before a token that the model is sure of ('recreat|es') used to be a second, certain text."""
+    lines = [SURE, "The biopsy was positive."]
+    recovery = recover_text(observe_gradients(smollm2, lines, parameters=ENDS_OF_SMOLLM2), smollm2)
+    texts = encoded(smollm2, lines)
+    assert_nothing_false(recovery, texts)
+    assert len(recovery.value.texts) == 2
+    assert recovery.status is Status.RECOVERED, recovery.reason
+
+
+# ---- local training
+
+
+def test_local_steps_are_read(minilm):
+    """Four local steps used to end with 'as many tokens as the width' and no text, though the texts can be read."""
+    lines = ["Her biopsy came back positive.", "The spare key is under the pot."]
+    evidence = observe_fedavg(minilm, lines, task="classification", local_steps=4, learning_rate=1e-3)
+    recovery = recover_text(evidence, minilm)
+    texts = encoded(minilm, lines)
+    assert_nothing_false(recovery, texts)
+    assert "as many tokens as the width" not in recovery.reason
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert certain(recovery) == as_counter(texts)
+
+
+# ---- runs of a leading token
+
+
+def test_run_lengths_are_not_traded_between_texts(smollm2):
+    """'111 Main' and '1111 people' used to be certain, though run lengths can be traded between texts."""
+    lines = ["111 Main Street", "1111 people came", "11 Main", "11111 people"]
+    recovery = recover_text(observe_gradients(smollm2, lines, parameters=ENDS_OF_SMOLLM2), smollm2)
+    assert_nothing_false(recovery, encoded(smollm2, lines))
+
+
+def test_random_runs_in_rotary_models(small_llama):
+    """One in seventeen random batches with runs, last token or mean, used to hold a false certain text."""
+    generator = torch.Generator().manual_seed(0)
+    for number in range(12):
+        texts = []
+        for _ in range(3):
+            words = torch.randint(3, 9, (4,), generator=generator).tolist()
+            run = int(torch.randint(1, 5, (), generator=generator))
+            texts.append([*[words[0]] * run, *words[1:]][: int(torch.randint(2, 7, (), generator=generator))])
+        options = {"task": ("classification", "next_token")[number % 2]}
+        if options["task"] == "classification":
+            options["pooling"] = ("last", "mean")[number // 2 % 2]
+        assert_nothing_false(recover_text(observe_gradients(small_llama, texts, **options), small_llama), texts)
+
+
+def test_no_text_is_made_up_to_fit_the_rank(small_llama):
+    """(122×6, 463), which is nowhere in the batch, used to be certain: a true first token had been dropped."""
+    texts = [[122, 463, 463, 463, 148]] * 2 + [[198, 198, 122, 148, 198, 417, 417], [417, 463, 198]]
+    recovery = recover_text(observe_gradients(small_llama, texts, task="classification"), small_llama)
+    assert_nothing_false(recovery, texts)
+
+
+def test_a_batch_of_runs_of_two_tokens_ends_with_a_result(small_llama):
+    """The verdict on this batch used to crash: no prefix of a text had a distance of its own."""
+    texts = [[54, 54, 69], [54, 54, 54, 54], [54, 54, 54, 69, 54, 69], [54, 54, 69]]
+    recovery = recover_text(observe_gradients(small_llama, texts, task="classification"), small_llama)
+    assert_nothing_false(recovery, texts)
+
+
+# ---- tokens with equal embeddings
+
+
+@pytest.fixture(scope="module")
+def equal_tokens() -> Model:
+    """Tokens 20, 21 and 22 have one embedding; the output layer tells them apart."""
+    model = wide_model("llama", 128, vocab=500)
+    with torch.no_grad():
+        model.parameter(model.token_embedding)[[21, 22]] = model.parameter(model.token_embedding)[20].clone()
+    return model
+
+
+def test_equal_tokens_are_one_class(equal_tokens):
+    """Of tokens with equal embeddings the wrong one used to be certain, and all of them in the bag."""
+    for task in ("next_token", "classification"):
+        for texts in ([[5, 21, 99, 7], [400, 3, 8]], [[21, 5, 99], [400, 3, 8]], [[5, 99, 22], [22, 3, 20]]):
+            for keep in (None, ["layers."]):
+                evidence = observe_gradients(equal_tokens, texts, task=task, parameters=keep)
+                recovery = recover_text(evidence, equal_tokens)
+                assert_nothing_false(recovery, texts)
+                assert all_covered(recovery, texts) or keep is None, (task, texts, recovery.reason)
+
+
+def test_one_text_with_an_equal_token_does_not_hide_the_batch(smollm2):
+    """'<file_sep>' shares its embedding with others: one such text used to hide all ordinary ones."""
+    lines = ["The biopsy was positive.", "The spare key lies under the pot.", "<file_sep>def f(x): return x"]
+    recovery = recover_text(observe_gradients(smollm2, lines, parameters=ENDS_OF_SMOLLM2), smollm2)
+    texts = encoded(smollm2, lines)
+    assert_nothing_false(recovery, texts)
+    assert {text.tokens for text in recovery.value.certain} >= set(texts[:2])
+    assert all_covered(recovery, texts)
+
+
+# ---- masked labels
+
+
+def masked_update(model: Model, texts: Sequence[Text], masked: Sequence[set[int]]) -> GradientEvidence:
+    """Next-token training that ignores the labels at `masked` positions of each text, as chat training does."""
+    length = max(map(len, texts))
+    tokens = torch.stack([functional.pad(torch.tensor(text), (0, length - len(text))) for text in texts])
+    labels = torch.stack([functional.pad(torch.tensor(text), (0, length - len(text)), value=-100) for text in texts])
+    for row, places in zip(labels, masked, strict=True):
+        row[list(places)] = -100
+    mask = torch.stack([functional.pad(torch.ones(len(text)), (0, length - len(text))) for text in texts]).long()
+    parameters = dict(model.named_parameters())
+    logits = model.hf(input_ids=tokens, attention_mask=mask).logits[:, :-1]
+    loss = functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    shared = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
+    return GradientEvidence.of(model, shared, task="next_token", num_texts=len(texts), num_clients=1)
+
+
+MASKS: dict[str, list[set[int]]] = {
+    "one label": [{3}, set()],
+    "a span": [{2, 3, 4}, set()],
+    "the tail": [{5, 6}, {3, 4}],
+    "the prompt": [{1, 2}, {1}],
+    "nothing": [set(), set()],
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_masked_label_does_not_end_a_text(small_llama, name):
+    """A masked label used to end a text there, certain and false; a masked tail cut every text, RECOVERED."""
+    texts = [[5, 17, 99, 18, 250, 7, 301], [400, 3, 8, 21, 22]]
+    recovery = recover_text(masked_update(small_llama, texts, MASKS[name]), small_llama)
+    assert_nothing_false(recovery, texts)
+    assert not recovery.value.certain  # nobody said that every token was predicted
+    assert all_covered(recovery, texts), recovery.reason
+
+
+def test_stating_that_every_token_is_predicted_makes_texts_certain(small_llama):
+    texts = [[5, 17, 99, 18, 250, 7, 301], [400, 3, 8, 21, 22]]
+    evidence = masked_update(small_llama, texts, MASKS["nothing"])
+    recovery = recover_text(replace(evidence, all_tokens_predicted=True), small_llama)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert found(recovery) == certain(recovery) == as_counter(texts)
+
+
+# ---- directions and weights that nothing explains
+
+
+def test_nothing_is_certain_while_the_rank_is_unexplained(smollm2):
+    """'ha ha' used to be certain of nine 'ha', with one of two directions explained."""
+    lines = ["ha ha ha ha ha ha ha ha ha"]
+    recovery = recover_text(observe_gradients(smollm2, lines, parameters=ENDS_OF_SMOLLM2), smollm2)
+    assert_nothing_false(recovery, encoded(smollm2, lines))
+
+
+def test_repeated_words_of_a_rotary_model_with_biases():
+    """A Qwen2 batch with repeated words used to give certain and false texts, '16 of 20 directions'."""
+    sizes: dict[str, Any] = llama_sizes(hidden_size=128, intermediate_size=256, tie_word_embeddings=True)
+    model = adapt(random_model(transformers.Qwen2ForCausalLM, transformers.Qwen2Config(**sizes)))
+    generator = torch.Generator().manual_seed(1)
+    for task in ("next_token", "classification") * 4:
+        lengths = torch.randint(3, 9, (3,), generator=generator).tolist()
+        texts = [torch.randint(3, 6, (length,), generator=generator).tolist() for length in lengths]
+        assert_nothing_false(recover_text(observe_gradients(model, texts, task=task), model), texts)
+
+
+def test_weights_of_micro_batches_are_no_counts(small_llama):
+    """A sum of two means, over 5 and 10 labels, used to be RECOVERED with one text twice."""
+    batches = [[[5, 17, 99, 18, 250, 7]], [[400, 3, 8, 21, 22, 23], [60, 61, 62, 63, 64, 65]]]
+    parts = [observe_gradients(small_llama, texts) for texts in batches]
+    total = {name: sum(part.gradients[name] for part in parts) for name in parts[0].gradients}
+    texts = [text for batch in batches for text in batch]
+    for known in ({"num_clients": None}, {"num_clients": 2}, {"num_clients": None, "num_texts": None}):
+        evidence = replace(parts[0], gradients=total, **{"num_texts": 3, **known})
+        recovery = recover_text(evidence, small_llama)
+        assert_nothing_false(recovery, texts)
+        assert all(text.count == 1 for text in recovery.value.texts)
+        assert {text.tokens for text in recovery.value.certain} == {tuple(text) for text in texts}
