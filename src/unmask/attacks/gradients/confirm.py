@@ -13,28 +13,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from unmask.attacks.gradients.arrivals import Arrivals, TextInput, replay_arrivals
+from unmask.attacks.gradients.client_replay import Replayed, replay_client
 from unmask.attacks.gradients.endings import ARRIVES, Ending
 from unmask.attacks.gradients.later_spans import IN_SPAN, distances_of_ends, lies_in, spans_of_blocks
 from unmask.attacks.gradients.prefix_search import Forest, Node, is_repetition
-from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.coarse import Coarseness, storage_of
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, agree, can_replay, replay
+from unmask.protocols.replay import Agreement
 
 _SURE = 2e-3  # a next token of at least this much less than probability 1 would have left a trace
 _MOST_HIDDEN = 64  # labels that the model is sure of, in all
 _WHOLE = 0.05  # how near to a whole number the number of hidden labels must be
 _OUTSIDE = 0.1  # a last token at least this far from the last block's span has no row in it: nothing follows it
-_MOST_SWAPS = 32  # single tokens of a class that are tried in another member's place
 _TOLERANCES = 20  # what arrives at a text must be beyond so many tolerances of the replay
-_MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
 
 
 class Proof(Enum):
@@ -65,30 +62,6 @@ class Confirmation:
         return self.proof in (Proof.CLIENT, Proof.SCALED_CLIENT)
 
 
-@dataclass(frozen=True)
-class _Replayed:
-    """Texts that the client was run on, and how well that fits."""
-
-    endings: list[Ending]
-    agreement: Agreement | None = None
-    num_passes: int = 0
-    tells_equal_tokens: bool = False
-
-    @property
-    def holds(self) -> bool:
-        return self.agreement is not None and self.agreement.holds
-
-    @property
-    def confirmation(self) -> Confirmation:
-        return Confirmation(
-            Proof.CLIENT,
-            self.endings,
-            self.agreement,
-            num_passes=self.num_passes,
-            tells_equal_tokens=self.tells_equal_tokens,
-        )
-
-
 def confirm_next_token(
     evidence: GradientEvidence,
     working: GradientEvidence,
@@ -104,27 +77,37 @@ def confirm_next_token(
     if too_many and evidence.num_clients == 1:
         merged = _with_inner_runs(model, endings)
         endings = merged if sum(ending.count for ending in merged) == evidence.num_texts else endings
-    done = _replay_client(evidence, model, list(endings), equal)
+    done = replay_client(evidence, model, list(endings), equal)
     if done.holds:
-        return done.confirmation
+        return _confirmed(done)
     if any(ending.is_traceless for ending in endings):
         read = [replace(e, node=(e.node[0], e.node[1][:-1])) if e.is_traceless else e for e in endings]
-        again = _replay_client(evidence, model, [e for e in read if len(e.node[1]) > 1], equal)
+        again = replay_client(evidence, model, [e for e in read if len(e.node[1]) > 1], equal)
         if again.holds:
-            return again.confirmation
+            return _confirmed(again)
     sure = _sure_to_go_on(model, done.endings)
     if done.agreement is not None and done.agreement.holds_up_to_scale:
         # Hidden labels may also be those of a text that left no trace at all, unless every text was found.
         found_all = sum(ending.count for ending in done.endings) == evidence.num_texts
         extended = _with_hidden_labels(model, done.endings, done.agreement, sure) if found_all else None
         if extended is not None:
-            again = _replay_client(evidence, model, extended, equal)
+            again = replay_client(evidence, model, extended, equal)
             if again.holds:
-                return again.confirmation
+                return _confirmed(again)
         return Confirmation(
             Proof.SCALED_CLIENT, done.endings, done.agreement, open_ends=sure, num_passes=done.num_passes
         )
     return _confirm_rows(working, model, forest, done.endings, sure, done.num_passes)
+
+
+def _confirmed(done: Replayed) -> Confirmation:
+    return Confirmation(
+        Proof.CLIENT,
+        done.endings,
+        done.agreement,
+        num_passes=done.num_passes,
+        tells_equal_tokens=done.tells_equal_tokens,
+    )
 
 
 def _with_inner_runs(model: Model, endings: Sequence[Ending]) -> list[Ending]:
@@ -228,63 +211,6 @@ def _deep(
     everyone = frozenset(ending.node for ending in endings)
     proof = Proof.NONE if refuted >= everyone else Proof.DEEP_SPANS
     return Confirmation(proof, endings, agreement, refuted, sure, passes)
-
-
-def _replay_client(
-    evidence: GradientEvidence, model: Model, endings: list[Ending], equal: Mapping[int, tuple[int, ...]]
-) -> _Replayed:
-    """The best agreement over the sides that batches are padded on; then which member of a class is meant."""
-    total = sum(ending.count for ending in endings)
-    if not endings or not can_replay(evidence, total) or max(len(e.node[1]) for e in endings) > model.max_positions:
-        return _Replayed(endings)
-    sides: list[Literal["left", "right"]] = ["left"] if any(e.node[0] for e in endings) else ["right", "left"]
-    if len({len(ending.node[1]) for ending in endings}) == 1:
-        sides = sides[:1]
-    by_token = [name for name in (model.token_embedding, model.unembedding_name) if name is not None]
-    used = [token for token in equal if any(token in ending.node[1] for ending in endings)]
-
-    def run(chosen: list[Ending], side: Literal["left", "right"], classes: Sequence[tuple[int, ...]]) -> Agreement:
-        texts = [ending.node[1] for ending in chosen for _ in range(ending.count)]
-        again = replay(evidence, model, texts, padding_side=side)
-        return agree(evidence, again, by_token=by_token, equal=classes)
-
-    try:
-        found = [(run(endings, side, [equal[token] for token in used]), side) for side in sides[:1]]
-        if not found[0][0].holds:
-            found += [(run(endings, side, [equal[token] for token in used]), side) for side in sides[1:]]
-    except InputError:
-        return _Replayed(endings)  # the stated client cannot be run on these texts
-    best, side = min(found, key=lambda pair: pair[0].misfit_as_is)
-    done = _Replayed(endings, best, total * len(found))
-    if not best.holds or len(used) != 1 or len(equal[used[0]]) > _MOST_MEMBERS:
-        return done
-    swapped = [_with_member(endings, used[0], member) for member in equal[used[0]]]
-    right = [(chosen, agreement) for chosen in swapped if (agreement := run(chosen, side, ())).holds]
-    passes = done.num_passes + total * len(swapped)
-    if len(right) != 1:
-        return replace(done, num_passes=passes)
-    others = _with_another_member(right[0][0], equal[used[0]])
-    is_open = len(others) > _MOST_SWAPS or any(run(other, side, ()).holds for other in others)
-    passes += total * min(len(others), _MOST_SWAPS)
-    return replace(done, num_passes=passes) if is_open else _Replayed(*right[0], passes, True)
-
-
-def _with_another_member(endings: list[Ending], members: tuple[int, ...]) -> list[list[Ending]]:
-    """Texts with one token of a class replaced by another one of it, in every way."""
-    changed = []
-    for index, ending in enumerate(endings):
-        start, tokens = ending.node
-        for place, token in enumerate(tokens):
-            for member in members if token in members else ():
-                if member != token:
-                    swapped = replace(ending, node=(start, (*tokens[:place], member, *tokens[place + 1 :])))
-                    changed.append([*endings[:index], swapped, *endings[index + 1 :]])
-    return changed
-
-
-def _with_member(endings: list[Ending], token: int, member: int) -> list[Ending]:
-    """Texts with another member of a class in all of its places."""
-    return [replace(e, node=(e.node[0], tuple(member if t == token else t for t in e.node[1]))) for e in endings]
 
 
 @torch.no_grad()
