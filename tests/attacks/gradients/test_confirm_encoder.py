@@ -1,4 +1,4 @@
-"""Which proof an encoder's texts have: what arrives, the client run again with labels that fit, later spans, or none."""
+"""Which proof an encoder's texts have: what arrives, the client run again with fitting labels, later spans, or none."""
 
 from __future__ import annotations
 

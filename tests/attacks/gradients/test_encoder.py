@@ -112,7 +112,8 @@ def test_a_client_in_float64(tiny_bert):
     model = tiny_bert.to(dtype=torch.float64)
     recovery = attacked(model, BATCH)
     assert_exact(recovery, BATCH)
-    assert recovery.certificate.residual < 1e-10
+    assert recovery.certificate.residual < 1e-7  # what differences of sums of squares show in float64
+    assert recovery.certificate.details["gap_decades"] > 6  # rows are at 1e-8 and nearer, of float32 at 1e-6
 
 
 def test_a_classifier_with_a_pooler_of_its_own():
