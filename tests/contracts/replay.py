@@ -44,7 +44,7 @@ def document(recovery: Recovery[RecoveredTexts]) -> dict[str, Any]:
         "cost": {name: value for name, value in asdict(recovery.cost).items() if name != "seconds"},
         "used": recovery.used,
     }
-    return json.loads(json.dumps(plain))
+    return json.loads(json.dumps(plain, default=lambda member: member.value))  # kinds of ambiguities
 
 
 def replay(job: dict[str, Any]) -> dict[str, Any]:
