@@ -81,9 +81,16 @@ def highest_layer(evidence: GradientEvidence, model: Model) -> Top | None:
 
 
 def replay_arrivals(
-    evidence: GradientEvidence, model: Model, texts: Sequence[TextInput], rows: Int[Tensor, "n 2"]
+    evidence: GradientEvidence,
+    model: Model,
+    texts: Sequence[TextInput],
+    rows: Int[Tensor, "n 2"],
+    equal: Sequence[tuple[int, ...]] = (),
 ) -> Arrivals | None:
-    """Solve for what arrives at rows (text, position), and send it down; None where the update does not allow it."""
+    """Solve for what arrives at rows (text, position), and send it down; None where the update does not allow it.
+
+    Embedding rows of `equal` tokens are compared together.
+    """
     top = highest_layer(evidence, model)
     if top is None or not 0 < len(rows) <= top.gradient.shape[0]:
         return None
@@ -103,7 +110,11 @@ def replay_arrivals(
     tolerance = min(_MOST_LENIENT, tolerance_of(evidence) * max(1.0, condition / _CONDITION))
     placed = torch.empty_like(arrived)
     placed[order] = arrived
-    return Arrivals(placed, agree(evidence, again, tolerance=tolerance), layer.parameter)
+    return Arrivals(
+        placed,
+        agree(evidence, again, tolerance=tolerance, by_token=[model.token_embedding], equal=equal),
+        layer.parameter,
+    )
 
 
 def _send_down(

@@ -97,7 +97,7 @@ def confirm_next_token(
         return Confirmation(
             Proof.SCALED_CLIENT, done.endings, done.agreement, open_ends=sure, num_passes=done.num_passes
         )
-    return _confirm_rows(working, model, forest, done.endings, sure, done.num_passes)
+    return _confirm_rows(working, model, forest, done.endings, equal, sure, done.num_passes)
 
 
 def _confirmed(done: Replayed) -> Confirmation:
@@ -163,10 +163,12 @@ def is_coarse(evidence: GradientEvidence) -> bool:
     return storage_of(largest).kind is not Coarseness.FINE
 
 
-def arrivals_of(working: GradientEvidence, model: Model, forest: Forest) -> tuple[list[Node], Arrivals | None]:
+def arrivals_of(
+    working: GradientEvidence, model: Model, forest: Forest, equal: Mapping[int, tuple[int, ...]] | None = None
+) -> tuple[list[Node], Arrivals | None]:
     """What arrives at every prefix with a row of its own, if the update tells."""
     texts, nodes, rows = forest_rows(model, forest.leaves)
-    return nodes, replay_arrivals(working, model, texts, rows)
+    return nodes, replay_arrivals(working, model, texts, rows, list((equal or {}).values()))
 
 
 def forest_rows(model: Model, leaves: Sequence[Node]) -> tuple[list[TextInput], list[Node], Tensor]:
@@ -186,10 +188,11 @@ def _confirm_rows(
     model: Model,
     forest: Forest,
     endings: list[Ending],
+    equal: Mapping[int, tuple[int, ...]],
     sure: frozenset[Node],
     passes: int,
 ) -> Confirmation:
-    nodes, arrivals = arrivals_of(working, model, forest)
+    nodes, arrivals = arrivals_of(working, model, forest, equal)
     passes += 2 * len(forest.leaves)
     if arrivals is not None and arrivals.agreement.holds:
         sizes = dict(zip(nodes, arrivals.sizes.tolist(), strict=True))

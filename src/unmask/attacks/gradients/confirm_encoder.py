@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from unmask.attacks.gradients.arrivals import Arrivals, TextInput, replay_arrivals
+from unmask.attacks.gradients.arrivals import Arrivals, TextInput, highest_layer, replay_arrivals
 from unmask.attacks.gradients.confirm import Proof, is_coarse
 from unmask.attacks.gradients.encoder_problem import Problem
 from unmask.attacks.gradients.later_spans import lies_in, spans_of_blocks
@@ -40,13 +40,15 @@ class EncoderConfirmation:
     num_passes: int = 0
 
 
-def confirm_encoder(evidence: GradientEvidence, problem: Problem, texts: Sequence[Text]) -> EncoderConfirmation:
+def confirm_encoder(
+    evidence: GradientEvidence, problem: Problem, texts: Sequence[Text], equal: Sequence[tuple[int, ...]] = ()
+) -> EncoderConfirmation:
     """Replay what arrives, or the client; where neither explains the update, look at spans of later blocks."""
     model = problem.model
     if is_coarse(evidence):
         return EncoderConfirmation(Proof.NONE, None, frozenset(texts))
     inputs = [text_input(problem, text) for text in texts]
-    arrivals, rows = _arrivals(evidence, model, inputs)
+    arrivals, rows = _arrivals(evidence, model, inputs, equal)
     if problem.drifts:
         return _replay_client(evidence, model, inputs, arrivals, rows, texts)
     if arrivals is not None and arrivals.agreement.holds:
@@ -67,17 +69,19 @@ def text_input(problem: Problem, text: Text) -> TextInput:
 
 
 def _arrivals(
-    evidence: GradientEvidence, model: Model, inputs: Sequence[TextInput]
+    evidence: GradientEvidence, model: Model, inputs: Sequence[TextInput], equal: Sequence[tuple[int, ...]]
 ) -> tuple[Arrivals | None, Int[Tensor, "n 2"]]:
     """What arrives at first tokens, if that explains the update; else at all tokens."""
     firsts = torch.tensor([(index, 0) for index in range(len(inputs))])
     if evidence.pooling != "mean":
-        found = replay_arrivals(evidence, model, inputs, firsts)
-        if found is not None and (found.agreement.holds or evidence.pooling == "first"):
+        found = replay_arrivals(evidence, model, inputs, firsts, equal)
+        top = highest_layer(evidence, model)
+        only_firsts = evidence.pooling == "first" and top is not None and top.is_last(model)
+        if found is not None and (found.agreement.holds or only_firsts):
             return found, firsts
     everywhere = [(index, place) for index, text in enumerate(inputs) for place in range(len(text.tokens))]
     rows = torch.tensor(everywhere)
-    return replay_arrivals(evidence, model, inputs, rows), rows
+    return replay_arrivals(evidence, model, inputs, rows, equal), rows
 
 
 def _replay_client(

@@ -203,7 +203,7 @@ class DecoderAttack:
         if not forest.is_clear(self.min_gap_decades):
             return _Read(leaves, labelled, has_ends=False)
         if not labelled:
-            nodes, arrivals = arrivals_of(evidence, model, forest)
+            nodes, arrivals = arrivals_of(evidence, model, forest, candidates.equal)
             top = highest_layer(evidence, model)
             ends = None
             if arrivals is not None and top is not None and top.is_last(model):
