@@ -31,6 +31,7 @@ _SURE = 2e-3  # a next token of at least this much less than probability 1 would
 _MOST_HIDDEN = 64  # labels that the model is sure of, in all
 _WHOLE = 0.05  # how near to a whole number the number of hidden labels must be
 _OUTSIDE = 0.1  # a last token at least this far from the last block's span has no row in it: nothing follows it
+_TELLING = 4096  # entries in which a grid, few digits or missing ones show
 _TOLERANCES = 20  # what arrives at a text must be beyond so many tolerances of the replay
 
 
@@ -159,8 +160,10 @@ def is_coarse(evidence: GradientEvidence) -> bool:
     """Whether the update has few digits, or only some of its entries: a replay agrees with nearly right texts too."""
     if evidence.compute_dtype in (torch.bfloat16, torch.float16):
         return True
-    largest = max(evidence.gradients.values(), key=torch.numel)
-    return storage_of(largest).kind is not Coarseness.FINE
+    # Any tensor tells: the smallest that has entries enough to see levels in.
+    sizes = sorted(evidence.gradients.values(), key=torch.numel)
+    telling = next((tensor for tensor in sizes if tensor.numel() >= _TELLING), sizes[-1])
+    return storage_of(telling).kind is not Coarseness.FINE
 
 
 def arrivals_of(
