@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.tiny_models import llama_sizes, random_model
+from tests.tiny_models import gpt2_config, llama_sizes, random_model
 from tests.wide_models import as_counter, certain, found, wide_model
 from torch import Tensor
 from torch.nn import functional
@@ -233,3 +233,25 @@ def test_weights_of_micro_batches_are_no_counts(small_llama):
         assert_nothing_false(recovery, texts)
         assert all(text.count == 1 for text in recovery.value.texts)
         assert {text.tokens for text in recovery.value.certain} == {tuple(text) for text in texts}
+
+
+def test_a_scaled_update_invents_no_label_that_the_model_is_sure_of():
+    """Clipping by 5/6 looks like one hidden label more among six: it used to be appended, and called certain."""
+    model = sure_model()
+    text = (38, 46, 8, 4, 48, 26)
+    whole = observe_gradients(model, [text])
+    assert recover_text(whole, model).status is Status.RECOVERED
+    scaled = replace(whole, gradients={name: 5 / 6 * gradient for name, gradient in whole.gradients.items()})
+    recovery = recover_text(scaled, model)
+    assert recovery.status is Status.PARTIAL
+    assert not recovery.value.certain
+    assert all(found.covers(text) for found in recovery.value.texts)
+
+
+def sure_model() -> Model:
+    """A small GPT-2 with a head so sharp that it is sure of nearly every next token."""
+    config = gpt2_config(n_embd=48, n_layer=2, vocab_size=60, bos_token_id=59, eos_token_id=59, pad_token_id=59)
+    hf = random_model(transformers.GPT2LMHeadModel, config, seed=3)
+    with torch.no_grad():
+        hf.transformer.ln_f.weight *= 40
+    return adapt(hf)

@@ -28,8 +28,7 @@ from unmask.models.adapter import Model
 from unmask.protocols.replay import Agreement
 
 _SURE = 2e-3  # a next token of at least this much less than probability 1 would have left a trace
-_MOST_HIDDEN = 64  # labels that the model is sure of, in all
-_WHOLE = 0.05  # how near to a whole number the number of hidden labels must be
+_SEEN = 0.3  # tolerances of a replay in the weight of one label: more, and one label more or less does not show
 _OUTSIDE = 0.1  # a last token at least this far from the last block's span has no row in it: nothing follows it
 _TELLING = 4096  # entries in which a grid, few digits or missing ones show
 _TOLERANCES = 20  # what arrives at a text must be beyond so many tolerances of the replay
@@ -80,32 +79,30 @@ def confirm_next_token(
         endings = merged if sum(ending.count for ending in merged) == evidence.num_texts else endings
     done = replay_client(evidence, model, list(endings), equal)
     if done.holds:
-        return _confirmed(done)
+        return _confirmed(model, done)
     if any(ending.is_traceless for ending in endings):
         read = [replace(e, node=(e.node[0], e.node[1][:-1])) if e.is_traceless else e for e in endings]
         again = replay_client(evidence, model, [e for e in read if len(e.node[1]) > 1], equal)
         if again.holds:
-            return _confirmed(again)
+            return _confirmed(model, again)
     sure = _sure_to_go_on(model, done.endings)
     if done.agreement is not None and done.agreement.holds_up_to_scale:
-        # Hidden labels may also be those of a text that left no trace at all, unless every text was found.
-        found_all = sum(ending.count for ending in done.endings) == evidence.num_texts
-        extended = _with_hidden_labels(model, done.endings, done.agreement, sure) if found_all else None
-        if extended is not None:
-            again = replay_client(evidence, model, extended, equal)
-            if again.holds:
-                return _confirmed(again)
         return Confirmation(
             Proof.SCALED_CLIENT, done.endings, done.agreement, open_ends=sure, num_passes=done.num_passes
         )
     return _confirm_rows(working, model, forest, done.endings, equal, sure, done.num_passes)
 
 
-def _confirmed(done: Replayed) -> Confirmation:
+def _confirmed(model: Model, done: Replayed) -> Confirmation:
+    """The client sends this very update. A label more changes a mean over N labels by 1/N, if that is seen at all."""
+    assert done.agreement is not None  # it holds
+    num_labels = sum((len(ending.node[1]) - 1) * ending.count for ending in done.endings)
+    is_blind = num_labels * done.agreement.tolerance > _SEEN
     return Confirmation(
         Proof.CLIENT,
         done.endings,
         done.agreement,
+        open_ends=_sure_to_go_on(model, done.endings) if is_blind else frozenset(),
         num_passes=done.num_passes,
         tells_equal_tokens=done.tells_equal_tokens,
     )
@@ -222,42 +219,14 @@ def _deep(
 @torch.no_grad()
 def _sure_to_go_on(model: Model, endings: Sequence[Ending]) -> frozenset[Node]:
     """Texts behind which the model is sure of a token, whose label would leave no trace."""
-    return frozenset(ending.node for ending in endings if _sure_next(model, ending.node[1]) is not None)
-
-
-@torch.no_grad()
-def _sure_next(model: Model, tokens: tuple[int, ...]) -> int | None:
-    """The token that the model is sure of behind a text."""
-    if len(tokens) >= model.max_positions:
-        return None
-    logits = model.hf(torch.tensor([tokens], device=model.device)).logits[0, -1].double()
-    likeliest = logits.softmax(-1).max(-1)
-    return int(likeliest.indices) if float(likeliest.values) > 1 - _SURE else None
-
-
-def _with_hidden_labels(
-    model: Model, endings: list[Ending], agreement: Agreement, sure: frozenset[Node]
-) -> list[Ending] | None:
-    """Texts with the labels that the model is sure of, if their number says where they stand; None if it does not.
-
-    A mean over N labels that is replayed as one over M comes out too large by N/M: so M/scale − M labels are hidden.
-    """
-    num_labels = sum((len(ending.node[1]) - 1) * ending.count for ending in endings)
-    hidden = num_labels / agreement.scale - num_labels
-    if not 0.5 < hidden < _MOST_HIDDEN + 0.5 or abs(hidden - round(hidden)) > _WHOLE or len(sure) != 1:
-        return None
-    (node,) = sure
-    place = next(index for index, ending in enumerate(endings) if ending.node == node)
-    if round(hidden) % endings[place].count:
-        return None
-    tokens = node[1]
-    for _ in range(round(hidden) // endings[place].count):
-        following = _sure_next(model, tokens)
-        if following is None:
-            return None
-        tokens = (*tokens, following)
-    extended = replace(endings[place], node=(node[0], tokens), is_traceless=True)
-    return [*endings[:place], extended, *endings[place + 1 :]]
+    sure = set()
+    for ending in endings:
+        tokens = ending.node[1]
+        if len(tokens) < model.max_positions:
+            logits = model.hf(torch.tensor([tokens], device=model.device)).logits[0, -1].double()
+            if float(logits.softmax(-1).max()) > 1 - _SURE:
+                sure.add(ending.node)
+    return frozenset(sure)
 
 
 def _outside_later_spans(working: GradientEvidence, model: Model, endings: Sequence[Ending]) -> frozenset[Node]:
