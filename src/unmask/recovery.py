@@ -139,7 +139,7 @@ class RecoveredText:
         own_classes = [equal.get(position, set()) | {token} for position, token in enumerate(own)]
         if any(a.kind is AmbiguityKind.LEADING_RUN for a in self.ambiguities) and own and other:
             runs = [_run_length([first.get(token, token) for token in tokens]) for tokens in (own, other)]
-            own_classes, other = own_classes[runs[0] - 1 :], other[runs[1] - 1 :]
+            own_classes, other = [set().union(*own_classes[: runs[0]]), *own_classes[runs[0] :]], other[runs[1] - 1 :]
         if any(a.kind is AmbiguityKind.OPEN_END for a in self.ambiguities):
             other = other[: len(own_classes)]
         fits = (token in allowed for token, allowed in zip(other, own_classes, strict=False))

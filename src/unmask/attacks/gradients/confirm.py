@@ -28,6 +28,7 @@ from unmask.models.adapter import Model
 from unmask.protocols.replay import Agreement
 
 _SURE = 2e-3  # a next token of at least this much less than probability 1 would have left a trace
+_SURE_TOLERANCES = 30  # the same in tolerances of the replay: a label leaves 1 − p of its share of the update
 _SEEN = 0.3  # tolerances of a replay in the weight of one label: more, and one label more or less does not show
 _OUTSIDE = 0.1  # a last token at least this far from the last block's span has no row in it: nothing follows it
 _TELLING = 4096  # entries in which a grid, few digits or missing ones show
@@ -85,7 +86,7 @@ def confirm_next_token(
         again = replay_client(evidence, model, [e for e in read if len(e.node[1]) > 1], equal)
         if again.holds:
             return _confirmed(model, again)
-    sure = _sure_to_go_on(model, done.endings)
+    sure = _sure_to_go_on(model, done.endings, done.agreement)
     if done.agreement is not None and done.agreement.holds_up_to_scale:
         return Confirmation(
             Proof.SCALED_CLIENT, done.endings, done.agreement, open_ends=sure, num_passes=done.num_passes
@@ -102,7 +103,7 @@ def _confirmed(model: Model, done: Replayed) -> Confirmation:
         Proof.CLIENT,
         done.endings,
         done.agreement,
-        open_ends=_sure_to_go_on(model, done.endings) if is_blind else frozenset(),
+        open_ends=_sure_to_go_on(model, done.endings, done.agreement) if is_blind else frozenset(),
         num_passes=done.num_passes,
         tells_equal_tokens=done.tells_equal_tokens,
     )
@@ -217,14 +218,15 @@ def _deep(
 
 
 @torch.no_grad()
-def _sure_to_go_on(model: Model, endings: Sequence[Ending]) -> frozenset[Node]:
-    """Texts behind which the model is sure of a token, whose label would leave no trace."""
+def _sure_to_go_on(model: Model, endings: Sequence[Ending], agreement: Agreement | None) -> frozenset[Node]:
+    """Texts behind which the model is so sure of a token that its label leaves less than the replay's tolerance."""
+    limit = _SURE if agreement is None else max(_SURE, _SURE_TOLERANCES * agreement.tolerance)
     sure = set()
     for ending in endings:
         tokens = ending.node[1]
         if len(tokens) < model.max_positions:
             logits = model.hf(torch.tensor([tokens], device=model.device)).logits[0, -1].double()
-            if float(logits.softmax(-1).max()) > 1 - _SURE:
+            if float(logits.softmax(-1).max()) > 1 - limit:
                 sure.add(ending.node)
     return frozenset(sure)
 

@@ -70,6 +70,8 @@ def set_up(
     if not set(frame_tokens) <= candidates.searched:
         return f"the tokens that frame a text, {frame_tokens}, are not in the bag of words"
     drifts = evidence.update is Update.DELTA
+    if drifts and evidence.optimizer == "adamw":
+        return "an adaptive optimiser (Adam) made this weight delta, so that its columns are no combinations of inputs"
     floor = _DRIFT_FLOOR if drifts else None
     inputs = first_input_site(evidence, model, _INPUT_FLOOR if drifts else None)
     if inputs is None:

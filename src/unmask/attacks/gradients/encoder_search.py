@@ -274,6 +274,8 @@ class EncoderSearch:
 
     def _any(self, mask: Bool[Tensor, " j"]) -> int:
         indices = mask.nonzero()[:, 0]
+        if len(indices) == 0:
+            return self.problem.places.start  # no text can be made here; a random one is only there to be refused
         return int(indices[int(torch.randint(len(indices), (1,), generator=self.generator))])
 
 
