@@ -57,6 +57,8 @@ def _plain(value: Any) -> Any:
         return repr(value.tolist())  # as text, in which NaN equals NaN
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, frozenset):
+        return sorted(map(repr, value))  # sets have no order that two processes share
     return repr(value)
 
 

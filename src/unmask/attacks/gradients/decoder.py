@@ -107,7 +107,7 @@ class DecoderAttack:
             doubtful |= self._unconfirmed(model, forest, later)
             used = (*used, *later.parameters)
         if confirmation.agreement is not None:
-            used = (*used, *evidence.gradients)
+            used = (*used, *sorted(evidence.gradients))
         findings = Findings(
             model=model,
             candidates=bag.candidates,

@@ -91,7 +91,7 @@ class EncoderAttack:
         if search.found:
             progress("running the client again", 0, 1)
             confirmation = confirm_encoder(evidence, problem, list(search.found), list(bag.candidates.equal.values()))
-        replayed = evidence.gradients if confirmation.agreement is not None else ()
+        replayed = sorted(evidence.gradients) if confirmation.agreement is not None else []
         findings = Findings(
             search=search,
             candidates=bag.candidates,
