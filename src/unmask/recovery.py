@@ -138,7 +138,7 @@ class RecoveredText:
         first = {token: min(members) for members in equal.values() for token in members}
         own_classes = [equal.get(position, set()) | {token} for position, token in enumerate(own)]
         if any(a.kind is AmbiguityKind.LEADING_RUN for a in self.ambiguities) and own and other:
-            runs = [_run_length([first.get(token, token) for token in tokens]) for tokens in (own, other)]
+            runs = [run_length([first.get(token, token) for token in tokens]) for tokens in (own, other)]
             own_classes, other = [set().union(*own_classes[: runs[0]]), *own_classes[runs[0] :]], other[runs[1] - 1 :]
         if any(a.kind is AmbiguityKind.OPEN_END for a in self.ambiguities):
             other = other[: len(own_classes)]
@@ -146,7 +146,7 @@ class RecoveredText:
         return len(other) == len(own_classes) and all(fits)
 
 
-def _run_length(tokens: Sequence[int]) -> int:
+def run_length(tokens: Sequence[int]) -> int:
     """How many tokens at the start equal the first one."""
     return next((place for place, token in enumerate(tokens) if token != tokens[0]), len(tokens))
 

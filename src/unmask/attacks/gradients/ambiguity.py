@@ -10,11 +10,11 @@ import torch
 
 from unmask.attacks.gradients.endings import Ending
 from unmask.attacks.gradients.prefix_search import Node
+from unmask.attacks.gradients.token_filter import EQUAL
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
-from unmask.recovery import Ambiguity, AmbiguityKind
+from unmask.recovery import Ambiguity, AmbiguityKind, run_length
 
-_EQUAL = 1e-2  # output rows that differ by less name the same label
 _SAME_ROWS = 5e-2  # later rows that differ by less do not tell how long a run is
 
 
@@ -41,7 +41,7 @@ class EqualTokens:
         """Compare the output rows of every label that may be alone in naming a token."""
         output = model.unembedding
         asked = {ending.node[1][-1] for ending in endings}.union(*by_input.values())
-        by_output = {} if output is None else near_rows(output.detach(), sorted(asked), _EQUAL)
+        by_output = {} if output is None else near_rows(output.detach(), sorted(asked), EQUAL)
         return cls(model, by_input, names, by_output)
 
     def resolve(self, ending: Ending, labelled: bool) -> tuple[tuple[int, ...], list[Ambiguity]]:
@@ -101,7 +101,7 @@ def texts_of_any_run(model: Model, endings: Sequence[Ending], labelled: bool) ->
     """
     if model.learned_positions:
         return frozenset()
-    runs = {ending.node: _run_length(ending.node[1]) for ending in endings}
+    runs = {ending.node: run_length(ending.node[1]) for ending in endings}
     firsts = Counter(ending.node[1][0] for ending in endings for _ in range(ending.count))
     risky = {node[1][0] for node, run in runs.items() if not labelled or (run > 1 and firsts[node[1][0]] > 1)}
     return frozenset(
@@ -125,7 +125,3 @@ def _is_any_run(model: Model, tokens: tuple[int, ...], run: int, labelled: bool)
 
 def _last_states(model: Model, tokens: tuple[int, ...]) -> torch.Tensor:
     return model.hidden_states(torch.tensor([tokens], device=model.device))[-1][0].double()
-
-
-def _run_length(tokens: Sequence[int]) -> int:
-    return next((place for place, token in enumerate(tokens) if token != tokens[0]), len(tokens))

@@ -19,7 +19,7 @@ from unmask.attacks.gradients.confirm_encoder import EncoderConfirmation
 from unmask.attacks.gradients.encoder_search import EncoderSearch
 from unmask.attacks.gradients.masked import Original
 from unmask.attacks.gradients.places import Text
-from unmask.attacks.gradients.token_filter import Candidates
+from unmask.attacks.gradients.token_filter import EQUAL, Candidates
 from unmask.attacks.gradients.verdict import bag_of_words
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import Gap
@@ -27,7 +27,6 @@ from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
 from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
 
-_EQUAL = 1e-2  # output rows that differ by less name the same label
 _ALIKE = 0.7  # guesses that share more than this part of their tokens count as one
 
 TokenIds = tuple[int, ...]
@@ -73,7 +72,7 @@ class Findings:
         if not isinstance(self.originals, Mapping) or self.model.token_head is None:
             return self.candidates.equal
         restored = {token for original in self.originals.values() for token in original.tokens}
-        near = near_rows(self.model.token_head.embedding.detach(), sorted(restored), _EQUAL)
+        near = near_rows(self.model.token_head.embedding.detach(), sorted(restored), EQUAL)
         by_label = {token: others for token, others in near.items() if len(others) > 1}
         return {**by_label, **self.candidates.equal}
 

@@ -16,7 +16,7 @@ from unmask.models.adapter import Model
 # Only candidates nearer than this fraction of a typical wrong distance get the full float64 test.
 _SHORTLIST = 0.5
 # Embeddings that differ by less leave rows that differ by less, which noise and rounding may hide.
-_EQUAL = 1e-2
+EQUAL = 1e-2
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def merge_equal(candidates: Candidates, model: Model, told_apart: bool) -> Candi
     tokens = torch.tensor(sorted(candidates.searched | candidates.unseen), dtype=torch.long)
     rows = model.parameter(model.token_embedding).detach()[tokens.to(model.device)]
     # What the span test lets pass, it would let pass at this distance from a token of the batch.
-    near = near_rows(rows, range(len(tokens)), _EQUAL if told_apart else max(_EQUAL, candidates.gap.threshold))
+    near = near_rows(rows, range(len(tokens)), EQUAL if told_apart else max(EQUAL, candidates.gap.threshold))
     first = {int(tokens[place]): int(tokens[min(others)]) for place, others in near.items()}
     equal: dict[int, list[int]] = {}
     for token, representative in first.items():
