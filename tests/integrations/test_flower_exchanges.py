@@ -169,7 +169,8 @@ def test_a_gradient_beside_unchanged_weights_is_never_clear(options, tmp_path):
         reply.content["gradients"] = ArrayRecord({f"bert.{name}": tensor for name, tensor in gradients.items()})
         return reply
 
-    chosen = {**options, "out": tmp_path / "chosen", "record": "gradients", "shares": "gradient"}
+    read_as = {"record": "gradients", "shares": "gradient", "task": "classification"}
+    chosen = {**options, "out": tmp_path / "chosen", **read_as}
     grid = AuditGrid(AuditGrid(MemoryGrid({11: client_app(act)}), **options), **chosen)
     grid.send_and_receive([train_message(11)])
     (unread,) = findings(options)

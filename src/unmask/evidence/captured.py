@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,9 @@ from unmask.models.adapter import Model
 
 # Wrappers that put their name before those of the parameters: DDP, torch.compile, FSDP, Opacus.
 _WRAPPERS = re.compile(r"^((_?module|_orig_mod|_fsdp_wrapped_module)\.)+|(?<=\.)(_orig_mod|_fsdp_wrapped_module)\.")
+# Heads of transformers' classifiers, and parts of heads that predict tokens.
+_CLASSIFIER = re.compile(r"(^|\.)(classifier|score|classification_head)(\.out_proj|\.dense)?\.weight$")
+_PREDICTS_TOKENS = re.compile(r"(^|\.)(cls|lm_head|predictions|vocab_\w+|generator_\w+|mlm\w*)\.")
 _SAMPLE = 4096  # entries of a tensor that are compared with its weights
 _COSINE = 0.9  # a gradient's cosine with its own weights is about 1/√entries
 _NORM_RATIO = 2.0
@@ -49,6 +52,20 @@ def _tensor(name: str, value: Any) -> Tensor:
     if not value.is_floating_point():
         raise EvidenceError(f"'{name}' must hold floats, got {value.dtype}; undo the quantisation first")
     return value.detach().to_dense() if value.is_sparse else value.detach()
+
+
+def trains_classifier(model: Model, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Whether an update is a classifier's: the model, or what comes beside it, has such a head and none for tokens.
+
+    Updates of a task that nobody stated are read by this.
+    """
+    own = {name for name, _ in model.named_parameters()}
+    beside = {name: shape for name, shape in shapes.items() if name not in own}
+    if any(_PREDICTS_TOKENS.search(name) for name in own | set(beside)):
+        return False
+    if any(model.vocab_size in shape for shape in beside.values()):
+        return False
+    return any(_CLASSIFIER.search(name) for name in own | set(beside))
 
 
 def refuse_weights(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:

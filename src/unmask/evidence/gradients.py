@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.errors import EvidenceError
-from unmask.evidence.captured import name_tensors, refuse_weights
+from unmask.evidence.captured import name_tensors, refuse_weights, trains_classifier
 from unmask.evidence.files import float_type, named_dtype, named_member, reads, require_finite, write
 from unmask.evidence.lora import check_factors
 from unmask.models.adapter import Model
@@ -126,6 +126,8 @@ class GradientEvidence:
         if not adapters and model.adapters is not None:
             adapters = dict(model.adapters.factors)
             side_knowledge.setdefault("adapter_scale", model.adapters.scale)
+        if side_knowledge.get("task") is None and trains_classifier(model, {n: g.shape for n, g in gradients.items()}):
+            side_knowledge["task"] = Task.CLASSIFICATION
         evidence = cls(gradients, model.fingerprint(), adapters=adapters, **side_knowledge)
         evidence.check(model)
         if not adapters and any(".lora_B." in name for name in gradients):

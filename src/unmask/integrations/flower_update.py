@@ -137,6 +137,11 @@ def sent_factors(model: Model, sent: Arrays) -> dict[str, Tensor]:
     return {own: _precise(sent[name]) for name, own in own_names(model, sent).items() if _LORA in own}
 
 
+def shapes_beside(model: Model, arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    """The shapes of arrays that are none of the model's: heads and buffers."""
+    return {name: tuple(_tensor(arrays[name]).shape) for name in set(arrays) - set(own_names(model, arrays))}
+
+
 def sent_dtype(sent: Arrays) -> torch.dtype:
     """The float type of most arrays that the server sent, and so that of the client's weights."""
     types = Counter(_tensor(array).dtype for array in sent.values())

@@ -17,11 +17,13 @@ from unmask.attacks.gradients.confirm import (
     confirm_classification,
     confirm_next_token,
     forest_rows,
+    is_coarse,
 )
 from unmask.attacks.gradients.endings import Ending
+from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
-from unmask.protocols import observe_gradients
+from unmask.protocols import observe_fedavg, observe_gradients
 
 A, B, C = (5, 17, 99, 17, 250), (400, 3, 8), (44, 45, 46, 47, 48, 49)
 TEXTS = [A, B, C]
@@ -113,6 +115,14 @@ def test_which_of_equal_tokens_is_meant_is_tried(tiny_llama):
 
 
 # ---- classification
+
+
+def test_the_rounding_of_weights_is_not_few_digits(tiny_gpt2):
+    """Small steps leave a few levels of the weights' own rounding, which the replay has too; int8 does not."""
+    small = observe_fedavg(tiny_gpt2, TEXTS, local_steps=2, learning_rate=1e-5)
+    assert not is_coarse(small, tiny_gpt2)
+    coarse = parse_defence("int8")(small, torch.Generator().manual_seed(0))
+    assert is_coarse(coarse, tiny_gpt2)
 
 
 def classify(evidence: GradientEvidence, model: Model, texts: Texts, arrivals: Arrivals | None = None) -> Confirmation:

@@ -22,7 +22,7 @@ from unmask.attacks.gradients.client_replay import Replayed, replay_client
 from unmask.attacks.gradients.endings import ARRIVES, Ending
 from unmask.attacks.gradients.later_spans import IN_SPAN, distances_of_ends, lies_in, spans_of_blocks
 from unmask.attacks.gradients.prefix_search import Forest, Node, is_repetition
-from unmask.evidence.gradients import GradientEvidence
+from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.coarse import Coarseness, storage_of
 from unmask.models.adapter import Model
 from unmask.protocols.replay import Agreement
@@ -31,7 +31,7 @@ _SURE = 2e-3  # a next token of at least this much less than probability 1 would
 _SURE_TOLERANCES = 30  # the same in tolerances of the replay: a label leaves 1 − p of its share of the update
 _SEEN = 0.3  # tolerances of a replay in the weight of one label: more, and one label more or less does not show
 _OUTSIDE = 0.1  # a last token at least this far from the last block's span has no row in it: nothing follows it
-_TELLING = 4096  # entries in which a grid, few digits or missing ones show
+_TELLING = 4096  # entries other than zero, in which a grid, few digits or missing ones show
 _TOLERANCES = 20  # what arrives at a text must be beyond so many tolerances of the replay
 
 
@@ -72,7 +72,7 @@ def confirm_next_token(
     equal: Mapping[int, tuple[int, ...]],
 ) -> Confirmation:
     """Replay the client on texts with their labels; where that disagrees, what arrives; else spans of later blocks."""
-    if is_coarse(evidence):
+    if is_coarse(evidence, model):
         return Confirmation(Proof.NONE, list(endings))
     too_many = evidence.num_texts is not None and sum(ending.count for ending in endings) > evidence.num_texts
     if too_many and evidence.num_clients == 1:
@@ -129,7 +129,7 @@ def confirm_classification(
     working: GradientEvidence, model: Model, forest: Forest, endings: Sequence[Ending], arrivals: Arrivals | None
 ) -> Confirmation:
     """Whatever the head and the labels: what arrives at the rows explains the update, or spans of later blocks do."""
-    if is_coarse(working):
+    if is_coarse(working, model):
         return Confirmation(Proof.NONE, list(endings))
     if arrivals is not None and arrivals.agreement.holds:
         sizes = dict(zip(forest_rows(model, forest.leaves)[1], arrivals.sizes.tolist(), strict=True))
@@ -154,14 +154,23 @@ def _without_arrivals(
     return frozenset(node for node, row in last.items() if sizes.get(row, 1.0) <= least)
 
 
-def is_coarse(evidence: GradientEvidence) -> bool:
+def is_coarse(evidence: GradientEvidence, model: Model) -> bool:
     """Whether the update has few digits, or only some of its entries: a replay agrees with nearly right texts too."""
     if evidence.compute_dtype in (torch.bfloat16, torch.float16):
         return True
     # Any tensor tells: the smallest that has entries enough to see levels in.
-    sizes = sorted(evidence.gradients.values(), key=torch.numel)
-    telling = next((tensor for tensor in sizes if tensor.numel() >= _TELLING), sizes[-1])
-    return storage_of(telling).kind is not Coarseness.FINE
+    sizes = sorted(evidence.gradients, key=lambda name: evidence.gradients[name].numel())
+    telling = next((name for name in sizes if int(evidence.gradients[name].count_nonzero()) >= _TELLING), sizes[-1])
+    update = evidence.gradients[telling]
+    if storage_of(update).kind is Coarseness.FINE:
+        return False
+    weights = {**dict(model.named_parameters()), **evidence.adapters}.get(telling)
+    return evidence.update is not Update.DELTA or weights is None or not _is_difference(update, weights.detach())
+
+
+def _is_difference(delta: Tensor, weights: Tensor) -> bool:
+    """Whether a delta is coarse only as any difference of two weights is: by their rounding, which a replay shares."""
+    return bool(((weights + delta) - weights == delta).all())
 
 
 def arrivals_of(

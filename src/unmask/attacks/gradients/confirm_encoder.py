@@ -45,7 +45,7 @@ def confirm_encoder(
 ) -> EncoderConfirmation:
     """Replay what arrives, or the client; where neither explains the update, look at spans of later blocks."""
     model = problem.model
-    if is_coarse(evidence):
+    if is_coarse(evidence, model):
         return EncoderConfirmation(Proof.NONE, None, frozenset(texts))
     inputs = [text_input(problem, text) for text in texts]
     arrivals, rows = _arrivals(evidence, model, inputs, equal)
