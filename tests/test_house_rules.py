@@ -23,6 +23,7 @@ LAYERS = (
     *(
         "shapes",
         "errors",
+        "arguments",
         "harmless",
         "recovery",
         "linalg",

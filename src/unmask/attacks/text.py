@@ -18,6 +18,7 @@ from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
+from unmask.models.load import require_model
 from unmask.recovery import RecoveredTexts, Recovery
 
 TextAttack = Callable[[Any, Model, Progress], Recovery[RecoveredTexts]]
@@ -28,16 +29,16 @@ def recover_text(
     model: Model,
     *,
     progress: Progress = silent,
-    confirm: bool = False,
     seed: int = 0,
 ) -> Recovery[RecoveredTexts]:
     """Recover the texts behind an update or behind hidden states, of decoders and encoders.
 
     The model must be the one that the client started from, or that the service runs; evidence of another one is
-    refused. With `confirm`, every prefix of a decoder's texts is tested again in block 1 (updates only).
+    refused.
     """
+    require_model(model)
     if isinstance(evidence, GradientEvidence):
-        attack: TextAttack = DecoderAttack(confirm=confirm, seed=seed) if model.causal else EncoderAttack(seed=seed)
+        attack: TextAttack = DecoderAttack(seed=seed) if model.causal else EncoderAttack(seed=seed)
     elif isinstance(evidence, HiddenEvidence):
         attack = attack_on_states(evidence, model)
     else:

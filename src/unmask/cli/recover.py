@@ -30,7 +30,6 @@ def recover_text_command(
     evidence: Annotated[Path, typer.Argument(help="Evidence file: gradients or hidden states.")],
     model: ModelOption,
     device: DeviceOption = "cpu",
-    confirm: Annotated[bool, typer.Option("--confirm", help="Test every prefix again in a later block.")] = False,
     seed: Annotated[int, typer.Option(help="Seeds the attack's random probes.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -48,7 +47,7 @@ def recover_text_command(
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)
     with progress_bar() as progress:
-        recovery = recover_text(seen, loaded, progress=progress, confirm=confirm, seed=seed)
+        recovery = recover_text(seen, loaded, progress=progress, seed=seed)
     print_text_recovery(recovery, loaded, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
 

@@ -152,15 +152,6 @@ def float_type(value: Any) -> torch.dtype:
         ) from None
 
 
-def named_member(kind: type[Kind], name: str, value: Any) -> Kind:
-    """A member of an enum that a caller gave, or its name."""
-    try:
-        return kind(value)
-    except ValueError:
-        names = ", ".join(repr(member.value) for member in kind)
-        raise EvidenceError(f"{name} must be one of {names}, got {value!r}") from None
-
-
 def require_finite(tensors: Mapping[str, Tensor]) -> None:
     """Refuse NaN and Inf, naming the tensor and how much of it is affected."""
     for name, tensor in tensors.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +14,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.arguments import require_count, require_member, require_number
 from unmask.errors import EvidenceError
 from unmask.evidence.captured import name_tensors, refuse_weights, trains_classifier
-from unmask.evidence.files import float_type, named_dtype, named_member, reads, require_finite, write
+from unmask.evidence.files import float_type, named_dtype, reads, require_finite, write
 from unmask.evidence.lora import check_factors
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.models.load import require_model
 
 
 class Task(Enum):
@@ -86,15 +87,16 @@ class GradientEvidence:
     adapters: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "task", None if self.task is None else named_member(Task, "task", self.task))
-        object.__setattr__(self, "update", named_member(Update, "update", self.update))
+        if self.task is not None:
+            object.__setattr__(self, "task", require_member(Task, "task", self.task, EvidenceError))
+        object.__setattr__(self, "update", require_member(Update, "update", self.update, EvidenceError))
         object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
         for name in ("num_texts", "num_steps", "local_batch_size", "num_clients"):
-            _require_count(name, getattr(self, name))
+            require_count(name, getattr(self, name), error=EvidenceError)
         for name in ("learning_rate", "adapter_scale"):
-            _require_number(name, getattr(self, name), positive=True)
+            require_number(name, getattr(self, name), positive=True, error=EvidenceError)
         for name in ("weight_decay", "momentum", "noise_std"):
-            _require_number(name, getattr(self, name), positive=False)
+            require_number(name, getattr(self, name), positive=False, error=EvidenceError)
         if self.optimizer not in (None, *OPTIMIZERS):
             raise EvidenceError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, or None, got {self.optimizer!r}")
         if self.all_tokens_predicted not in (None, True, False):
@@ -117,10 +119,7 @@ class GradientEvidence:
         torch.compile, FSDP and PEFT put before names is removed. Of a model that was loaded from a PEFT model, the
         adapters and their scale are known unless stated.
         """
-        if not isinstance(model, Model):
-            raise EvidenceError(
-                f"the model must come from unmask.load_model, got {type(model).__name__}; call load_model(model) first"
-            )
+        require_model(model, EvidenceError)
         gradients = name_tensors(model, tensors)
         adapters = name_tensors(model, side_knowledge.pop("adapters", None) or {})
         if not adapters and model.adapters is not None:
@@ -209,20 +208,6 @@ class GradientEvidence:
         adapters = {_ADAPTER + name: tensor for name, tensor in self.adapters.items()}
         head = {} if self.head is None else {_HEAD: self.head}
         return write(path, "gradients", {**self.gradients, **adapters, **head}, header)
-
-
-def _require_count(name: str, value: Any) -> None:
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise EvidenceError(f"{name} must be a whole number from 1 on, or None, got {value!r}")
-
-
-def _require_number(name: str, value: Any, *, positive: bool) -> None:
-    if value is None:
-        return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (positive and value == 0):
-        bound = "above 0" if positive else "of 0 or more"
-        raise EvidenceError(f"{name} must be a finite number {bound}, or None, got {value!r}")
 
 
 @reads("gradients")

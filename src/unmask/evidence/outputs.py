@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.arguments import require_count, require_member
 from unmask.errors import EvidenceError
-from unmask.evidence.files import float_type, named_dtype, named_member, reads, require_finite, write
+from unmask.evidence.files import float_type, named_dtype, reads, require_finite, write
 from unmask.models.adapter import Model
 from unmask.shapes import MaskBatch, States
 
@@ -43,8 +44,9 @@ class HiddenEvidence:
     compute_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "site", named_member(Site, "site", self.site))
+        object.__setattr__(self, "site", require_member(Site, "site", self.site, EvidenceError))
         object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
+        require_count("layer", self.layer, least=0, error=EvidenceError)
         require_finite({"states": self.states})
         if self.states.ndim != 3 or self.mask.shape != self.states.shape[:2]:
             raise EvidenceError(

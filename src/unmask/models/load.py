@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unmask.errors import UnsupportedModelError
+from unmask.errors import InputError, UnmaskError, UnsupportedModelError
 from unmask.models.adapter import Model
 from unmask.models.bert import Bert
 from unmask.models.catalog import load_pretrained
@@ -59,3 +59,11 @@ def adapt(hf: Any, tokenizer: Any = None) -> Model:
         named = {model.canonical_name(name): factor for name, factor in adapters.factors.items()}
         model.adapters = Adapters(named, adapters.scale)
     return model
+
+
+def require_model(model: Any, error: type[UnmaskError] = InputError) -> None:
+    """Refuse what is no adapter, a transformers model above all."""
+    if not isinstance(model, Model):
+        raise error(
+            f"the model must come from unmask.load_model, got {type(model).__name__}; call load_model(model) first"
+        )

@@ -6,13 +6,15 @@ longer part is cut first.
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
+from unmask.arguments import require_count
 from unmask.errors import InputError
 from unmask.models.adapter import Model
 from unmask.shapes import MaskBatch, TokenBatch
@@ -63,10 +65,10 @@ def make_batch(
     """Encode and pad texts and pairs of texts; token ids are taken as they are. Warns if texts had to be cut."""
     if padding_side not in ("left", "right"):
         raise InputError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
-    if isinstance(texts, str):
-        raise InputError("texts must be a list of texts, got one string; put it into a list")
-    if max_length is not None and max_length < 1:
-        raise InputError(f"max_length must be at least 1, got {max_length}")
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        seen = "one string; put it into a list" if isinstance(texts, str) else f"{type(texts).__name__}"
+        raise InputError(f"texts must be a list of texts, got {seen}")
+    require_count("max_length", max_length)
     limit = min(max_length or model.max_positions, model.max_positions)
     encoded = [_tokens_and_types(model, text, limit) for text in texts]
     if num_cut := sum(was_cut for _, _, was_cut in encoded):
@@ -139,9 +141,17 @@ def _longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
 
 
 def _checked(model: Model, text: TokenIds) -> list[int]:
-    if any(isinstance(token, str) for token in text):
-        raise InputError("a text must be a string, a tuple of two strings or token ids; a list holds strings")
-    tokens = [int(token) for token in text]
+    if not isinstance(text, Iterable) or any(isinstance(token, str) for token in text):
+        seen = "a list holds strings" if isinstance(text, Iterable) else f"one is a {type(text).__name__}"
+        raise InputError(f"a text must be a string, a tuple of two strings or token ids; {seen}")
+    tokens = [operator.index(token) for token in text] if all(map(is_whole, text)) else None
+    if tokens is None:
+        raise InputError("token ids must be whole numbers; encode texts with the tokenizer first")
     if tokens and not 0 <= min(tokens) <= max(tokens) < model.vocab_size:
         raise InputError(f"token ids must lie in 0…{model.vocab_size - 1}, got {min(tokens)}…{max(tokens)}")
     return tokens
+
+
+def is_whole(token: Any) -> bool:
+    """Whether a token or a label is a whole number, of Python, numpy or torch."""
+    return hasattr(token, "__index__") and not isinstance(token, bool)

@@ -15,10 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unmask.arguments import require_count, require_member
 from unmask.errors import InputError
 from unmask.evidence.gradients import Task
 from unmask.models.adapter import Model
-from unmask.protocols.batch import Batch, Pair, Texts, TokenIds, make_batch
+from unmask.models.load import require_model
+from unmask.protocols.batch import Batch, Pair, Texts, TokenIds, is_whole, make_batch
 
 Pooling = Literal["last", "first", "mean"]
 _HEAD_SCALE = 0.02  # the standard deviation that transformers initialises heads with
@@ -74,7 +76,8 @@ class Client(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.task = as_task(task)
+        require_model(model)
+        self.task = require_member(Task, "task", task)
         if self.task is Task.MASKED_TOKEN:
             raise InputError("clients that train do not support task='masked_token' yet; observe_gradients does")
         self.pooling = checked_pooling(model, pooling)
@@ -149,15 +152,6 @@ def _sequences(batch: Batch) -> list[TokenIds | Pair]:
     ]
 
 
-def as_task(task: Task | str) -> Task:
-    """A task by its name."""
-    try:
-        return Task(task)
-    except ValueError:
-        names = ", ".join(repr(member.value) for member in Task)
-        raise InputError(f"task must be one of {names}, got {task!r}") from None
-
-
 def checked_pooling(model: Model, pooling: Pooling | None) -> Pooling:
     """Which state stands for a text: as given, else the last one of decoders and the first, [CLS], of encoders."""
     pooling = pooling or ("last" if model.causal else "first")
@@ -213,8 +207,13 @@ def labels_and_head(
     Those that are drawn have the size of transformers' own.
     """
     own = _own_head(model)
+    if weights is not None and not (isinstance(weights, Tensor) and weights.ndim == 2):
+        raise InputError(f"the head must be a matrix of torch (labels, width), got {type(weights).__name__}")
+    if weights is not None and weights.shape[1] != model.width:
+        raise InputError(f"the head has width {weights.shape[1]}, the model has {model.width}; pass (labels, width)")
     num_labels = num_labels if weights is None else len(weights)
     num_labels = num_labels if own is None else int(model.config.num_labels)
+    require_count("num_labels", num_labels, least=0)
     if num_labels < 2:
         raise InputError(f"classification needs at least two labels, got {num_labels}: the loss of one is constant")
     labels = _labels(given, num_texts, num_labels, generator).to(model.device)
@@ -263,6 +262,8 @@ def _pool(states: Float[Tensor, "texts n d"], batch: Batch, pooling: Pooling) ->
 def _labels(given: Sequence[int] | None, count: int, num_labels: int, generator: torch.Generator) -> Tensor:
     if given is None:
         return torch.randint(num_labels, (count,), generator=generator)
+    if not all(map(is_whole, given)):
+        raise InputError(f"labels must be whole numbers, got {list(given)!r}")
     if len(given) != count:
         raise InputError(f"there are {count} texts but {len(given)} labels")
     if not all(0 <= label < num_labels for label in given):

@@ -10,6 +10,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
+from unmask.arguments import require_count, require_number
 from unmask.errors import InputError
 from unmask.evidence.gradients import OPTIMIZERS, GradientEvidence, Update
 from unmask.models.adapter import Model
@@ -120,10 +121,11 @@ def _optimizer(
 ) -> torch.optim.Optimizer:
     if name not in OPTIMIZERS or learning_rate is None:
         raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}")
-    if not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise InputError(f"learning_rate must be a finite number above 0, got {learning_rate}")
-    if not weight_decay >= 0 or not 0 <= momentum < 1:
-        raise InputError(f"weight_decay must be 0 or more and momentum in [0, 1), got {weight_decay} and {momentum}")
+    require_number("learning_rate", learning_rate, positive=True)
+    require_number("weight_decay", weight_decay, positive=False)
+    require_number("momentum", momentum, positive=False)
+    if momentum >= 1:
+        raise InputError(f"momentum must be below 1, got {momentum}")
     trainable = [parameter for parameter in client.parameters() if parameter.requires_grad]
     if name == "sgd":
         return torch.optim.SGD(trainable, learning_rate, momentum=momentum, weight_decay=weight_decay)
@@ -142,9 +144,7 @@ def _check(
     if local_steps is not None and epochs is not None:
         raise InputError("training lasts either local_steps steps or epochs passes, and both were given; leave one out")
     for name, value in (("local_steps", local_steps), ("epochs", epochs), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise InputError(f"{name} must be at least 1, got {value}")
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise InputError(f"max_grad_norm must be above 0, got {max_grad_norm}")
+        require_count(name, value)
+    require_number("max_grad_norm", max_grad_norm, positive=True)
     if autocast not in (None, torch.bfloat16):
         raise InputError(f"autocast must be torch.bfloat16 or None, got {autocast}; float16 needs a scaled loss")

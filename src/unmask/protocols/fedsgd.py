@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from unmask.arguments import require_member
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
+from unmask.models.load import require_model
 from unmask.protocols.batch import Batch, Texts, make_batch
 from unmask.protocols.client import (
     Pooling,
-    as_task,
     checked_pooling,
     class_logits,
     labels_and_head,
@@ -54,7 +55,8 @@ def observe_gradients(
     if it has one, else with its token embeddings on the last states, a tied output layer.
     `train_mode` keeps dropout on. `parameters` keeps only gradients whose names contain one of them.
     """
-    task, pooling = as_task(task), checked_pooling(model, pooling)
+    require_model(model)
+    task, pooling = require_member(Task, "task", task), checked_pooling(model, pooling)
     wanted = trainable(model, parameters)
     generator = torch.Generator().manual_seed(seed)
     known_head = None

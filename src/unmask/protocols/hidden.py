@@ -6,9 +6,11 @@ from typing import Literal
 
 import torch
 
+from unmask.arguments import require_count, require_member
 from unmask.errors import InputError
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
+from unmask.models.load import require_model
 from unmask.models.output_projection import OutputProjection
 from unmask.protocols.batch import Batch, Texts, make_batch
 from unmask.shapes import States
@@ -28,7 +30,9 @@ def observe_hidden(
     `layer` counts the blocks that the stream has passed (0: embeddings; None: all); for `Site.ATTENTION` it is the
     block whose attention module is read, the first one by default.
     """
-    site = Site(site)
+    require_model(model)
+    site = require_member(Site, "site", site)
+    require_count("layer", layer, least=0)
     last = model.num_blocks - (site is Site.ATTENTION)
     if layer is None:
         layer = 0 if site is Site.ATTENTION else last

@@ -53,8 +53,8 @@ def observe_lora(
     frozen, a fresh one is trained along, and neither is shared.
     """
     _check(rank, alpha, dropout, steps, learning_rate)
-    modules = _modules(model, targets)
     client = Client(model, texts, seed=seed, **data)
+    modules = _modules(model, targets)
     factors = _inject(client, modules, rank, alpha, dropout, seed)
     if steps:
         if earlier_texts is not None:

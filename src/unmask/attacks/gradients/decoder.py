@@ -31,13 +31,12 @@ from unmask.attacks.gradients.endings import (
 )
 from unmask.attacks.gradients.node_rows import last_block_rows, site_rows
 from unmask.attacks.gradients.prefix_search import Forest, Node, PrefixSearch, is_repetition
-from unmask.attacks.gradients.sites import Site, prefix_sites, second_input_site
+from unmask.attacks.gradients.sites import Site, prefix_sites
 from unmask.attacks.gradients.token_filter import Candidates
 from unmask.attacks.gradients.verdict import Findings, bag_of_words, verdict
 from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
-from unmask.linalg.gap import widest_gap
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
 
@@ -51,13 +50,11 @@ class DecoderAttack:
 
     `min_gap_decades`: how clearly zero distances must stand apart from all others before anything is called certain.
     `memory_budget_bytes`: the size of the largest temporary; more is faster.
-    `confirm`: test every prefix again at block 1's attention input, if the update holds it (one span more).
     """
 
     num_probes: int = 32
     min_gap_decades: float = 1.0
     memory_budget_bytes: int = 2**30
-    confirm: bool = False
     seed: int = 0
 
     def __call__(
@@ -102,10 +99,6 @@ class DecoderAttack:
         doubtful = self._seen_to_go_on(model, site, forest, confirmation.endings)
         doubtful |= frozenset() if wide is None else self._unverified(model, forest, wide)
         used = (*bag.used, *site.parameters, *read.used)
-        later = second_input_site(working, model) if self.confirm else None
-        if later is not None and not later.span.is_saturated:
-            doubtful |= self._unconfirmed(model, forest, later)
-            used = (*used, *later.parameters)
         if confirmation.agreement is not None:
             used = (*used, *sorted(evidence.gradients))
         findings = Findings(
@@ -180,13 +173,6 @@ class DecoderAttack:
         own = [index for index, node in enumerate(nodes) if not is_repetition(model, node)]
         verified = dependencies(rows[own], wide.span).verified
         return frozenset(nodes[index] for index, holds in zip(own, verified.tolist(), strict=True) if not holds)
-
-    def _unconfirmed(self, model: Model, forest: Forest, later: Site) -> frozenset[Node]:
-        """Prefixes that a later block does not hold."""
-        nodes, rows = site_rows(model, forest.leaves, later.rows, self.memory_budget_bytes)
-        distances = later.span.distance(rows)
-        threshold = widest_gap(distances, ceiling=_FAR).threshold
-        return frozenset(node for node, d in zip(nodes, distances.tolist(), strict=True) if d > threshold)
 
     def _read_endings(
         self,

@@ -1,0 +1,37 @@
+"""Checks of callers' arguments: each says what was seen, what was expected and what to do."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Any, TypeVar
+
+from unmask.errors import InputError, UnmaskError
+
+Member = TypeVar("Member", bound=Enum)
+
+
+def require_member(kind: type[Member], name: str, value: Any, error: type[UnmaskError] = InputError) -> Member:
+    """A member of an enum that a caller gave, or its name."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(repr(member.value) for member in kind)
+        raise error(f"{name} must be one of {names}, got {value!r}") from None
+
+
+def require_count(name: str, value: Any, *, least: int = 1, error: type[UnmaskError] = InputError) -> None:
+    """Refuse what is neither None nor a whole number of at least `least`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and (not whole or value < least):
+        raise error(f"{name} must be a whole number from {least} on, or None, got {value!r}")
+
+
+def require_number(name: str, value: Any, *, positive: bool, error: type[UnmaskError] = InputError) -> None:
+    """Refuse what is neither None nor a finite number of 0 or more, or above 0."""
+    if value is None:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (positive and value == 0):
+        bound = "above 0" if positive else "of 0 or more"
+        raise error(f"{name} must be a finite number {bound}, or None, got {value!r}")
