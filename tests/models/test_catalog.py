@@ -193,9 +193,9 @@ def test_without_a_network_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr("urllib.request.getproxies", dict)
     monkeypatch.setattr("socket.getaddrinfo", not_found)
-    assert catalog._is_offline()
+    assert catalog.is_offline()
     monkeypatch.setattr("socket.getaddrinfo", lambda *_: [])
-    assert not catalog._is_offline()
+    assert not catalog.is_offline()
 
 
 # Folders

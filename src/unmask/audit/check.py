@@ -18,7 +18,7 @@ from unmask.errors import InputError, UnmaskError
 from unmask.evidence.gradients import Task
 from unmask.evidence.outputs import Site
 from unmask.models.adapter import Model
-from unmask.models.catalog import CATALOG, _is_offline, list_models, resolve
+from unmask.models.catalog import CATALOG, is_offline, list_models, resolve
 from unmask.models.load import adapt
 
 # Protocol → the package that it needs, and the extra that brings it.
@@ -75,7 +75,7 @@ def _build(source: Path | str) -> Any:
     from unmask.models.gguf_cache import quiet_transformers
 
     with quiet_transformers(), torch.device("meta"):
-        offline = isinstance(source, Path) or _is_offline()
+        offline = isinstance(source, Path) or is_offline()
         config = transformers.AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
         kind: Any = getattr(transformers, (config.architectures or [""])[0], None)
         if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):

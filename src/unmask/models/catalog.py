@@ -151,7 +151,7 @@ def load_pretrained(
     source = resolve(name_or_path)
     if isinstance(source, Path):
         _require_safetensors(source)
-    offline = isinstance(source, Path) or _is_offline()
+    offline = isinstance(source, Path) or is_offline()
     try:
         with quiet_transformers():
             model, tokenizer, absent = _from_pretrained(source, dtype or torch.float32, offline)
@@ -248,7 +248,7 @@ def _require_safetensors(folder: Path) -> None:
     )
 
 
-def _is_offline() -> bool:
+def is_offline() -> bool:
     """Whether the hub is switched off or not to be found; asking it anyway would take 25 s of retries."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return True

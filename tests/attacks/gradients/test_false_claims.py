@@ -248,6 +248,19 @@ def test_a_scaled_update_invents_no_label_that_the_model_is_sure_of():
     assert all(found.covers(text) for found in recovery.value.texts)
 
 
+def test_a_last_token_under_the_tolerance_of_local_training_stays_open():
+    """The model was sure of the last token, so its label moved less than a weight delta tells; it used to be cut off."""
+    config = transformers.LlamaConfig(**llama_sizes(hidden_size=64, num_hidden_layers=2, vocab_size=60))
+    hf = random_model(transformers.LlamaForCausalLM, config, seed=4)
+    with torch.no_grad():
+        hf.model.norm.weight *= 40
+    model = adapt(hf)
+    text = (37, 3, 57, 48, 57, 17, 13, 6, 13, 4, 10)
+    recovery = recover_text(observe_fedavg(model, [text], local_steps=1, learning_rate=0.01), model)
+    assert not recovery.value.certain
+    assert recovery.value.texts[0].covers(text)
+
+
 def sure_model() -> Model:
     """A small GPT-2 with a head so sharp that it is sure of nearly every next token."""
     config = gpt2_config(n_embd=48, n_layer=2, vocab_size=60, bos_token_id=59, eos_token_id=59, pad_token_id=59)

@@ -40,7 +40,7 @@ class BagOfWordsAttack:
             generator=torch.Generator().manual_seed(self.seed),
         )
         if bag.candidates is None:
-            return no_result(bag.status, bag.reason, bag.used, started)
+            return no_result(bag.status, bag.reason, bag.used, started, frozenset([Aim.TOKENS]))
         if bag.expected_false is not None:
             return statistical_bag(bag, started)
         return bag_of_words(bag.candidates, bag.used, "this attack reads tokens, not their order", started)

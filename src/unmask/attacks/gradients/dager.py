@@ -42,7 +42,7 @@ from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, RecoveredTexts, Recovery, Status
 from unmask.shapes import Basis, TokenBatch, Tokens
 
 _TOKENS_AT_ONCE = 2**14  # of the vocabulary: a temporary of (2**14, d)
@@ -105,7 +105,7 @@ class Dager:
             return no_result(Status.NOTHING_FOUND, "the query gradients are zero", used, started)
         sets = self.token_sets(model, spans.first, frame, progress)
         if not sets.sets:
-            return no_result(*self._no_token(spans, model.width), used, started)
+            return no_result(*self._no_token(spans, model.width), used, started, frozenset([Aim.TOKENS]))
         start_is_silent = model.causal and frame.start is not None and layers[1].columns is None
         check = SequenceCheck(model, spans.second, num_unchecked=int(start_is_silent))
         search = self.grow_prefixes if model.causal else self.search_products
