@@ -249,7 +249,7 @@ def test_a_scaled_update_invents_no_label_that_the_model_is_sure_of():
 
 
 def test_a_last_token_under_the_tolerance_of_local_training_stays_open():
-    """The model was sure of the last token, so its label moved less than a weight delta tells; it used to be cut off."""
+    """The model was sure of the last token: its label moved less than a weight delta tells, and it used to be lost."""
     config = transformers.LlamaConfig(**llama_sizes(hidden_size=64, num_hidden_layers=2, vocab_size=60))
     hf = random_model(transformers.LlamaForCausalLM, config, seed=4)
     with torch.no_grad():
