@@ -2,6 +2,7 @@
 
 python benchmarks/leak_map.py [--models smollm2-135m minilm-l6] [--texts 4 16] [--only noise int8 …]
 python benchmarks/leak_map.py --show          the tables and plots of what was measured
+python benchmarks/leak_map.py --models minilm-l6 --texts 2 4 8 --only fedavg --out benchmarks/results/fedavg.jsonl
 
 Every cell is appended to --out (benchmarks/results/leak_map.jsonl) as it ends; a cell that is there is not measured
 again. Where noise is added, the token sets of DAGER as published, with fixed tolerances, are read from the same update;
@@ -56,7 +57,7 @@ CELLS = (
     ("fedsgd", "withhold:pattern={embeddings}"),
     ("fedsgd", "withhold:pattern={first}"),
     ("fedavg:local_steps=1,learning_rate=0.01", ""),
-    ("fedavg:local_steps=4,learning_rate=0.01", ""),
+    *((f"fedavg:local_steps={steps},learning_rate=0.01", "") for steps in (4, 10)),
     ("fedavg:local_steps=4,learning_rate=5e-05,optimizer=adamw,weight_decay=0.01", ""),
     *(
         (f"dpsgd:noise_multiplier={sigma},max_grad_norm=1.0,dataset_size=1000", "")
@@ -99,7 +100,7 @@ def main() -> None:
     if not options.show:
         for name in options.models:
             measure(name, options.texts, options.only, options.out)
-    show(read(options.out))
+    show(read(options.out), draw=options.out == RESULTS)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -11,10 +11,12 @@ CHANCE = 0.01  # of the tokens: what a guess of as many tokens as a batch has wo
 Cell = dict[str, Any]
 
 
-def show(cells: list[Cell]) -> None:
+def show(cells: list[Cell], draw: bool = True) -> None:
     """The map, DAGER beside it where noise was added, the budget at which nothing is left; a figure if possible."""
     for part in (leak_table(cells), noise_table(cells), budgets(cells)):
         print("\n".join(["", *part]))
+    if not draw:
+        return
     try:
         plot(cells)
     except ImportError:
@@ -52,7 +54,13 @@ def leak(cell: Cell) -> str:
     certain = cell["certain"] - cell["false_certain"]
     precision = "" if cell["token_precision"] == 1 else f", precision {cell['token_precision']:.2f}"
     texts = f"**all texts** ({certain})" if cell["status"] == "RECOVERED" else f"{certain} texts"
-    return f"{texts if certain else 'no text'}, {100 * cell['token_recall']:.0f} % of tokens{precision}"
+    guessed = round(cell["exact"] * cell["texts"] * _num_clients(cell)) - certain
+    also = f" ({guessed} more guessed right)" if guessed > 0 else ""
+    return f"{texts if certain else 'no text'}{also}, {100 * cell['token_recall']:.0f} % of tokens{precision}"
+
+
+def _num_clients(cell: Cell) -> int:
+    return int(cell["defence"].rpartition("clients=")[2]) if "clients=" in cell["defence"] else 1
 
 
 def _range(numbers: Sequence[float], style: str) -> str:
