@@ -237,6 +237,15 @@ def test_words_that_would_mislead_are_not_there(browser, place):
     assert "no defence" not in unknown
 
 
+def test_a_click_anywhere_on_a_row_opens_it(browser, usual):
+    visit(browser, usual)
+    cell = browser.find_element(By.CSS_SELECTOR, "#f1 .k-status, #f1 td:last-child")
+    cell.click()
+    assert browser.find_element(By.ID, "d1").is_displayed()
+    cell.click()
+    assert not browser.find_element(By.ID, "d1").is_displayed()
+
+
 def test_links_from_the_verdict_open_the_finding(browser, usual):
     visit(browser, usual)
     browser.find_element(By.ID, "q").send_keys("no such thing")

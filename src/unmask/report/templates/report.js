@@ -186,10 +186,11 @@
     row.button.setAttribute("aria-expanded", String(open));
   };
   body.addEventListener("click", (event) => {
-    const button = event.target.closest("button.open");
-    if (!button) return;
-    const row = rows[Number(button.closest("tr").id.slice(1))];
-    toggle(row, button.getAttribute("aria-expanded") !== "true");
+    const tr = event.target.closest("tr[id^=f]");
+    const selects = !event.target.closest("button.open") && String(getSelection());
+    if (!tr || selects || event.target.closest("a")) return;
+    const row = rows[Number(tr.id.slice(1))];
+    toggle(row, row.button.getAttribute("aria-expanded") !== "true");
   });
 
   // Filters
@@ -254,21 +255,15 @@
     for (const row of rows) if (row.details) fill(row);
   });
 
-  // Print: what is folded is opened, findings too unless they are very many, and folded again afterwards
+  // Print: folded notes are opened. Findings and the numbers of charts are printed as they are on the screen: opened, each takes pages.
 
-  const mostPrinted = 60;
   let unfolded = [];
   addEventListener("beforeprint", () => {
-    const seen = rows.filter((row) => !row.tr.hidden);
-    const closed = seen.length > mostPrinted ? [] : seen.filter((row) => row.button.getAttribute("aria-expanded") !== "true");
-    for (const row of closed) toggle(row, true);
-    const folds = [...document.querySelectorAll("details:not([open])")];
-    for (const fold of folds) fold.open = true;
-    unfolded = [...closed.map((row) => () => toggle(row, false)), ...folds.map((fold) => () => { fold.open = false; })];
+    unfolded = [...document.querySelectorAll("details:not([open], figure *)")];
+    for (const fold of unfolded) fold.open = true;
   });
   addEventListener("afterprint", () => {
-    for (const fold of unfolded) fold();
-    unfolded = [];
+    for (const fold of unfolded) fold.open = false;
   });
   apply();
   follow();
