@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from unmask.arguments import require_count
 from unmask.attacks.gradients.decoder import DecoderAttack
 from unmask.attacks.gradients.encoder import EncoderAttack
 from unmask.attacks.outputs.encoder_prompt import EncoderPromptAttack
@@ -29,16 +30,18 @@ def recover_text(
     model: Model,
     *,
     progress: Progress = silent,
+    effort: int = 1,
     seed: int = 0,
 ) -> Recovery[RecoveredTexts]:
     """Recover the texts behind an update or behind hidden states, of decoders and encoders.
 
     The model must be the one that the client started from, or that the service runs; evidence of another one is
-    refused.
+    refused. `effort`: how often the search for an encoder's texts is started anew while some are missing.
     """
     require_model(model)
+    require_count("effort", effort)
     if isinstance(evidence, GradientEvidence):
-        attack: TextAttack = DecoderAttack(seed=seed) if model.causal else EncoderAttack(seed=seed)
+        attack: TextAttack = DecoderAttack(seed=seed) if model.causal else EncoderAttack(effort=effort, seed=seed)
     elif isinstance(evidence, HiddenEvidence):
         attack = attack_on_states(evidence, model)
     else:

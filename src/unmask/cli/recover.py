@@ -30,6 +30,9 @@ def recover_text_command(
     evidence: Annotated[Path, typer.Argument(help="Evidence file: gradients or hidden states.")],
     model: ModelOption,
     device: DeviceOption = "cpu",
+    effort: Annotated[
+        int, typer.Option(min=1, help="How often to start the search for an encoder's texts, while some are missing.")
+    ] = 1,
     seed: Annotated[int, typer.Option(help="Seeds the attack's random probes.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -47,7 +50,7 @@ def recover_text_command(
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)
     with progress_bar() as progress:
-        recovery = recover_text(seen, loaded, progress=progress, seed=seed)
+        recovery = recover_text(seen, loaded, progress=progress, effort=effort, seed=seed)
     print_text_recovery(recovery, loaded, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
 

@@ -281,3 +281,20 @@ def test_weights_of_a_descent_name_places_of_the_anchors_text(problem):
     anchor = next(place for place in search._anchors(0.8) if place in text)
     _, _, weights = search._descended([anchor], search.narrow, search.removed)
     assert set(search._companions([anchor], weights, search.narrow)) <= set(text)
+
+
+def test_effort_starts_anew_while_texts_are_missing(problem, monkeypatch):
+    """Two searches that find nothing, then one that does; it ends there."""
+    search_once, calls = EncoderSearch._search, []
+
+    def third_time(search: EncoderSearch) -> None:
+        calls.append(search.narrow)
+        if len(calls) == 3:
+            search_once(search)
+
+    monkeypatch.setattr(EncoderSearch, "_search", third_time)
+    search = search_of(problem)
+    with torch.no_grad():
+        search.run(effort=9)
+    assert found(search) == set(BATCH)
+    assert len(calls) == len(set(map(id, calls))) == 3  # each with probes of its own

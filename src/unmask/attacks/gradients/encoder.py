@@ -42,7 +42,8 @@ class EncoderAttack:
 
     `frame`: the tokens that open and close every text; the tokenizer's [CLS] and [SEP] if None.
     `num_equations`: equations a row; more is slower and needs fewer steps. `max_steps`: Gauss–Newton steps an anchor.
-    `max_anchors`: the budget, in anchors tried; None for all.
+    `max_anchors`: the budget, in anchors tried; None for all. `effort`: how often the search is started with fresh
+    random probes while texts are missing.
     """
 
     frame: tuple[int, int] | None = None
@@ -51,6 +52,7 @@ class EncoderAttack:
     num_equations: int = 192
     max_steps: int = 8
     max_anchors: int | None = None
+    effort: int = 1
     seed: int = 0
 
     @torch.no_grad()
@@ -84,7 +86,7 @@ class EncoderAttack:
             generator=generator,
             progress=progress,
         )
-        search.run()
+        search.run(self.effort)
         originals = find_originals(evidence, problem, list(search.found), generator)
         told = [last_down_projection(evidence, model)[1]] if isinstance(originals, dict) else []
         confirmation = EncoderConfirmation(Proof.NONE)

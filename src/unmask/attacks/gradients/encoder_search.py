@@ -61,13 +61,12 @@ class EncoderSearch:
         self.generator, self.progress = generator, progress
         self.found: dict[Text, float] = {}
         self.refused: dict[Text, tuple[float, float]] = {}
-        self.num_passes = self.num_anchors = self.num_steps = self.num_in_vain = 0
+        self.num_anchors = self.num_steps = 0
         self.explained = torch.zeros(places.num_places, dtype=torch.bool, device=places.share.device)
         self.removed = self.explained.clone()
         self.num_texts = num_texts
         self.prior = 1 / (num_texts or _fullest_position(places))
-        self.narrow = self._relaxation(_likely(places))
-        self.exchange = _exchange(problem, self.narrow)
+        self._draw_probes()
         self.random_distance, self.random_cost = self._wrong_by_chance()
         floor = _DRIFT if problem.drifts else 10 * FLOAT32_FLOOR
         self.accepted_below = (floor * self.random_distance) ** 0.5
@@ -81,7 +80,23 @@ class EncoderSearch:
             return _FAR, 1.0
         return _median([distances[n] for n in wrong]), _median([self._cost(texts[n]) for n in wrong])
 
-    def run(self) -> None:
+    def _draw_probes(self) -> None:
+        """Relaxations with fresh random probes: over likely places, and over all once they are needed."""
+        self.narrow = self._relaxation(_likely(self.problem.places))
+        self.exchange = _exchange(self.problem, self.narrow)
+        self.__dict__.pop("wide", None)
+        self.num_passes = self.num_in_vain = 0
+
+    def run(self, effort: int = 1) -> None:
+        """Search; where texts are missing, up to `effort` times with fresh probes."""
+        self._search()
+        for _ in range(effort - 1):
+            if self.is_done or self.is_out_of_budget:
+                return
+            self._draw_probes()
+            self._search()
+
+    def _search(self) -> None:
         """Clear anchors over likely places, less those that found texts have used; over all likely ones; over all."""
         self._pass(self.narrow, _CLEAR_ANCHOR)
         self.removed[:] = False
