@@ -111,3 +111,18 @@ def test_a_gate_of_another_channel_says_nothing():
 def test_cases_under_no_gate_are_not_counted_as_judged():
     verdict = verdict_on("fine", gates=(GATE,))
     assert "No gate is crossed in 1 case;" in verdict.headline
+
+
+def test_a_baseline_holds_no_gate():
+    """A paper's attack may fail where ours does not; it used to hold gates on local training that ours crosses."""
+    ours = finding("NOTHING_FOUND", NOTHING, spec(), **LOOKED)
+    papers = finding("NOTHING_FOUND", NOTHING, {**spec(), "attack": "dager"}, **LOOKED)
+    crossing = finding("RECOVERED", case={**spec(), "attack": "dager"})
+
+    def code(*found: Finding) -> int:
+        cases = [{"id": one.id, "gates": [GATE], "line": 1, "case": {}} for one in found]
+        return reach_verdict(Audit({"cases": cases}, found)).exit_code
+
+    assert code(papers) == INCONCLUSIVE
+    assert code(ours, papers) == code(ours) == PASSED
+    assert code(ours, crossing) == code(crossing) == CROSSED

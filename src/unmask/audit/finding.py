@@ -119,6 +119,11 @@ class Finding:
         return self.status in _RAN_TO_THE_END
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether a paper's own attack was run, to compare with."""
+        return self.case.get("attack", "default") != "default"
+
+    @property
     def meaning(self) -> str:
         """The general sentence of the status."""
         return "The case raised an error, so nothing is known." if self.status == ERROR else Status[self.status].value

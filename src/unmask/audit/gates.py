@@ -60,7 +60,11 @@ PROVEN = ("epsilon", "cosine")
 # Metrics of the attack's own mistakes: they say nothing about what leaks, so they need no control.
 _MISTAKES = ("false_texts", "false_weights")
 _ABOUT_TOKENS = ("token_recall", "token_precision")
-_ORDER_NOT_TRIED = "the order of tokens was not tried, so nothing follows about texts; a gate on tokens can be judged"
+_NO_TEXTS = (
+    "the order of tokens was not tried, or nothing confirms what was found, so nothing follows about texts; a gate on "
+    "tokens can be judged"
+)
+_BASELINE = "the attack is a paper's, run as a baseline; only the default attack holds a gate"
 _UNPROTECTED = (
     "nothing protects this case, so nothing shows that the attack would find here what the gate forbids: that it did "
     "not is a fact about the attack"
@@ -111,9 +115,11 @@ class Gate:
 
     def _explain_by_control(self, finding: Finding) -> tuple[Ruling, str]:
         """Whether what was not found would have been: the attack looked for it, and finds it without protection."""
+        if finding.is_baseline:
+            return Ruling.INCONCLUSIVE, _BASELINE
         if self._aim.value not in finding.looked_for:
             unsought = f"the attack did not look for {self._aim.value}"
-            return Ruling.INCONCLUSIVE, _ORDER_NOT_TRIED if self._aim is Aim.TEXTS else unsought
+            return Ruling.INCONCLUSIVE, _NO_TEXTS if self._aim is Aim.TEXTS else unsought
         if finding.control is None:
             return Ruling.INCONCLUSIVE, _UNPROTECTED
         value = self._measured(finding.control["metrics"])

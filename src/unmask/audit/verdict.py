@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from unmask.audit.case import case_id
 from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import Audit
 from unmask.audit.gates import Gate, Ruling, parse_gate
@@ -54,10 +55,19 @@ def reach_verdict(audit: Audit) -> Verdict:
         for gate in gates.get(finding.id, ())
         if gate.concerns(str(finding.case["channel"]))
     )
+    judgements = tuple(judgement for judgement in judgements if not _is_spoken_for(judgement, audit.findings))
     outcomes = {outcome: sum(f.outcome is outcome for f in audit.findings) for outcome in Outcome}
     missing = tuple(audit.missing)
     code, headline = _sentence(audit.findings, judgements, outcomes, len(missing))
     return Verdict(code, headline, judgements, outcomes, missing, audit.findings)
+
+
+def _is_spoken_for(judgement: Judgement, findings: Sequence[Finding]) -> bool:
+    """Whether a baseline crossed nothing and the default attack ran on the same case: that one decides."""
+    finding = judgement.finding
+    if not finding.is_baseline or judgement.ruling is Ruling.CROSSED:
+        return False
+    return case_id({**finding.case, "attack": "default"}) in {other.id for other in findings}
 
 
 def _sentence(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,18 +54,23 @@ def _tensor(name: str, value: Any) -> Tensor:
     return value.detach().to_dense() if value.is_sparse else value.detach()
 
 
-def trains_classifier(model: Model, shapes: Mapping[str, Sequence[int]]) -> bool:
+def trains_classifier(model: Model, tensors: Mapping[str, Tensor]) -> bool:
     """Whether an update is a classifier's: the model, or what comes beside it, has such a head and none for tokens.
 
-    Updates of a task that nobody stated are read by this.
+    What it says of a task that nobody stated: the token embedding is no output layer.
     """
     own = {name for name, _ in model.named_parameters()}
-    beside = {name: shape for name, shape in shapes.items() if name not in own}
-    if any(_PREDICTS_TOKENS.search(name) for name in own | set(beside)):
+    beside = {name: tensor.shape for name, tensor in tensors.items() if name not in own}
+    names = own | set(beside)
+    predicts_tokens = model.unembedding is not None or any(map(_PREDICTS_TOKENS.search, names))
+    if predicts_tokens or any(model.vocab_size in shape for shape in beside.values()):
         return False
-    if any(model.vocab_size in shape for shape in beside.values()):
-        return False
-    return any(_CLASSIFIER.search(name) for name in own | set(beside))
+    return any(map(is_classifier, names))
+
+
+def is_classifier(name: str) -> bool:
+    """Whether a tensor is the weight of a classifier's head, as transformers names them."""
+    return _CLASSIFIER.search(name) is not None
 
 
 def refuse_weights(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:

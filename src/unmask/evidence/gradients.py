@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unmask.arguments import require_count, require_member, require_number
 from unmask.errors import EvidenceError
-from unmask.evidence.captured import name_tensors, refuse_weights, trains_classifier
+from unmask.evidence.captured import name_tensors, refuse_weights
 from unmask.evidence.files import float_type, named_dtype, reads, require_finite, write
 from unmask.evidence.lora import check_factors
 from unmask.models.adapter import Model
@@ -28,7 +28,7 @@ class Task(Enum):
     """What the client trained for."""
 
     NEXT_TOKEN = "next_token"
-    CLASSIFICATION = "classification"
+    CLASSIFICATION = "classification"  # one label a text; labels of tokens are none of these tasks
     MASKED_TOKEN = "masked_token"
 
 
@@ -125,8 +125,6 @@ class GradientEvidence:
         if not adapters and model.adapters is not None:
             adapters = dict(model.adapters.factors)
             side_knowledge.setdefault("adapter_scale", model.adapters.scale)
-        if side_knowledge.get("task") is None and trains_classifier(model, {n: g.shape for n, g in gradients.items()}):
-            side_knowledge["task"] = Task.CLASSIFICATION
         evidence = cls(gradients, model.fingerprint(), adapters=adapters, **side_knowledge)
         evidence.check(model)
         if not adapters and any(".lora_B." in name for name in gradients):

@@ -23,8 +23,7 @@ from unmask.audit.manifest import describe_machine, hash_model
 from unmask.audit.marks import mark_bag, pair_texts
 from unmask.audit.result import Clock, error_finding, finding_of
 from unmask.errors import EvidenceError, InputError
-from unmask.evidence.captured import trains_classifier
-from unmask.evidence.gradients import GradientEvidence, Task
+from unmask.evidence.gradients import GradientEvidence
 from unmask.integrations.flower_update import (
     SHARES,
     Arrays,
@@ -33,7 +32,6 @@ from unmask.integrations.flower_update import (
     read_update,
     sent_dtype,
     sent_factors,
-    shapes_beside,
 )
 from unmask.models.adapter import Model
 from unmask.models.load import load_model
@@ -187,8 +185,6 @@ class UpdateAudit:
         if not any(bool(tensor.any()) for tensor in update.values()) and not is_same(base, received):
             return f"none of the {len(update)} tensors kept has changed, only others that no attack reads"
         options = {"compute_dtype": self._sent_dtype, "adapters": sent_factors(model, base), **self.knowledge}
-        if options.get("task") is None and trains_classifier(model, shapes_beside(model, received)):
-            options["task"] = Task.CLASSIFICATION
         kind = "gradient" if self.shares == "gradient" else "delta"
         return GradientEvidence.of(model, update, update=kind, **options)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from unmask.errors import EvidenceError
+from unmask.evidence.captured import is_classifier
 from unmask.evidence.lora import linear_sizes, plain_name
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
@@ -106,14 +107,16 @@ def read_update(
 ) -> dict[str, Tensor]:
     """What the client changed, by canonical name; only of tensors that are kept.
 
-    `keep` are parts of names; None keeps what attacks need. Arrays of any type are subtracted in float32 or better,
-    which is exact for weights that a few steps moved.
+    `keep` are parts of names; None keeps what attacks need. The head of a classifier beside the model is always kept:
+    it tells what was trained. Arrays of any type are subtracted in float32 or better, which is exact for weights that a
+    few steps moved.
     """
-    before = {own: sent[name] for name, own in own_names(model, sent).items()}
+    before = {**sent, **{own: sent[name] for name, own in own_names(model, sent).items()}}
     needed = needed_names(model)
     update = {}
-    for name, own in own_names(model, received).items():
-        if not (own in needed or _LORA in own if keep is None else any(part in own for part in keep)):
+    for name, own in {**{name: name for name in filter(is_classifier, received)}, **own_names(model, received)}.items():
+        wanted = own in needed or _LORA in own if keep is None else any(part in own for part in keep)
+        if not wanted and not is_classifier(own):
             continue
         value = _precise(received[name])
         if own in before:
@@ -135,11 +138,6 @@ def is_same(sent: Arrays, received: Arrays) -> bool:
 def sent_factors(model: Model, sent: Arrays) -> dict[str, Tensor]:
     """The LoRA factors that the server sent."""
     return {own: _precise(sent[name]) for name, own in own_names(model, sent).items() if _LORA in own}
-
-
-def shapes_beside(model: Model, arrays: Arrays) -> dict[str, tuple[int, ...]]:
-    """The shapes of arrays that are none of the model's: heads and buffers."""
-    return {name: tuple(_tensor(arrays[name]).shape) for name in set(arrays) - set(own_names(model, arrays))}
 
 
 def sent_dtype(sent: Arrays) -> torch.dtype:

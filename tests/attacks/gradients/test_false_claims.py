@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.tiny_models import gpt2_config, llama_sizes, random_model
+from tests.tiny_models import bert_config, gpt2_config, llama_sizes, random_model, word_tokenizer
 from tests.wide_models import as_counter, certain, found, wide_model
 from torch import Tensor
 from torch.nn import functional
 
 from unmask.attacks.text import recover_text
+from unmask.defences import secure_aggregate
 from unmask.evidence import GradientEvidence
 from unmask.models import Model, adapt
 from unmask.protocols import observe_fedavg, observe_gradients
@@ -26,7 +27,7 @@ SURE = "it's great escapist fun that recreates a place and time that will never 
 Text = Sequence[int]
 
 
-def assert_nothing_false(recovery: Recovery[RecoveredTexts], texts: Sequence[Text]) -> None:
+def assert_nothing_false(recovery: Recovery[RecoveredTexts], texts: Sequence[Text], also: Text = ()) -> None:
     """Certain texts are in the batch, as often as said; classes of texts hold one; a whole is the whole."""
     batch = as_counter(texts)
     assert certain(recovery) <= batch, recovery.reason
@@ -36,7 +37,7 @@ def assert_nothing_false(recovery: Recovery[RecoveredTexts], texts: Sequence[Tex
     if recovery.status is Status.RECOVERED:
         assert found(recovery) == certain(recovery) == batch, recovery.reason
     if recovery.certificate.holds:
-        assert recovery.value.token_set <= {token for text in texts for token in text}
+        assert recovery.value.token_set <= {*also, *(token for text in texts for token in text)}
 
 
 def encoded(model: Model, lines: Sequence[str]) -> list[tuple[int, ...]]:
@@ -259,6 +260,63 @@ def test_a_last_token_under_the_tolerance_of_local_training_stays_open():
     recovery = recover_text(observe_fedavg(model, [text], local_steps=1, learning_rate=0.01), model)
     assert not recovery.value.certain
     assert recovery.value.texts[0].covers(text)
+
+
+# ---- tasks that nobody stated
+
+
+def test_labels_of_several_clients_are_no_counts():
+    """One label of three predictions weighs as much as two of six: it used to make a text occur twice."""
+    model = adapt(random_model(transformers.BertForMaskedLM, bert_config()), word_tokenizer())
+    batches = [[(1, 39, 150, 21, 70, 35, 2)], [(1, 131, 199, 120, 125, 171, 102, 2), (1, 58, 29, 129, 12, 104, 115, 2)]]
+    texts = [text for batch in batches for text in batch]
+    for seed in range(6):
+        clients = [
+            observe_gradients(model, batch, task="masked_token", seed=2 * seed + number, mask_share=0.2)
+            for number, batch in enumerate(batches)
+        ]
+        recovery = recover_text(secure_aggregate(clients), model)
+        assert_nothing_false(recovery, texts, also=range(model.vocab_size))  # masking puts random words in
+        assert all(text.count == 1 for text in recovery.value.texts)
+
+
+@pytest.mark.parametrize("known", [{}, {"num_texts": 2}])
+def test_a_head_beside_a_language_model_is_no_classifier(tiny_gpt2, known):
+    """An auxiliary 'score.weight' used to make last tokens, which are only labels, go missing from certain texts."""
+    texts = [(17, 23, 99, 41, 7, 300, 12, 55), (44, 23, 8, 19, 120, 77)]
+    tensors = {name: g for name, g in observe_gradients(tiny_gpt2, texts).gradients.items() if "wte" not in name}
+    evidence = GradientEvidence.of(tiny_gpt2, {**tensors, "score.weight": torch.ones(1, 64)}, **known)
+    assert evidence.task is None
+    assert_nothing_false(recover_text(evidence, tiny_gpt2), texts)
+
+
+@pytest.mark.parametrize("labelled", [(range(7), range(5)), ((3, 7), (3, 5)), ((3, 7), (5,))])
+def test_labels_of_tokens_tell_no_ends(labelled):
+    """Token classification: what follows the last label leaves no trace, and inner labels are no ends."""
+    hf = random_model(transformers.GPT2ForTokenClassification, gpt2_config(num_labels=3))
+    texts = [(17, 23, 99, 41, 7, 300, 12, 55), (44, 23, 8, 19, 120, 77)]
+    for text, places in zip(texts, labelled, strict=True):
+        tokens = torch.tensor([text])
+        labels = torch.full_like(tokens, -100)
+        labels[0, list(places)] = 1
+        hf(input_ids=tokens, labels=labels).loss.backward()
+    model = adapt(hf)
+    gradients = {name: parameter.grad for name, parameter in hf.named_parameters()}
+    for known in ({}, {"num_texts": 2}):
+        recovery = recover_text(GradientEvidence.of(model, gradients, **known), model)
+        assert_nothing_false(recovery, texts)
+        assert not recovery.value.certain
+
+
+def test_masked_words_are_seen_without_the_task():
+    """A classifier's head beside a masked-token update used to make texts with [MASK] in them certain."""
+    model = adapt(random_model(transformers.BertModel, bert_config()), word_tokenizer())
+    texts = [(1, 17, 23, 99, 41, 7, 2), (1, 44, 23, 8, 19, 120, 77, 2)]
+    for seed in range(3):
+        seen = observe_gradients(model, texts, task="masked_token", seed=seed, mask_share=0.3)
+        kept = {name: g for name, g in seen.gradients.items() if "embeddings" not in name}
+        evidence = GradientEvidence.of(model, {**kept, "classifier.weight": torch.ones(2, model.width)}, num_texts=2)
+        assert_nothing_false(recover_text(evidence, model), texts, also=range(model.vocab_size))
 
 
 def sure_model() -> Model:

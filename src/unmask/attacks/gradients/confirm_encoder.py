@@ -38,6 +38,7 @@ class EncoderConfirmation:
     agreement: Agreement | None = None
     refuted: frozenset[Text] = frozenset()
     num_passes: int = 0
+    is_pooled: bool = False  # a gradient arrives at every first token alone, or at every token: one label a text
 
 
 def confirm_encoder(
@@ -55,7 +56,8 @@ def confirm_encoder(
         arriving = torch.zeros(len(texts), dtype=arrivals.sizes.dtype, device=rows.device)
         arriving.scatter_reduce_(0, rows[:, 0], arrivals.sizes.to(rows.device), "amax")
         absent = [text for text, size in zip(texts, arriving.tolist(), strict=True) if size <= _ARRIVES]
-        return EncoderConfirmation(Proof.ARRIVALS, arrivals.agreement, frozenset(absent), 2 * len(texts))
+        is_pooled = len(rows) == len(texts) or bool((arrivals.sizes > _ARRIVES).all())
+        return EncoderConfirmation(Proof.ARRIVALS, arrivals.agreement, frozenset(absent), 2 * len(texts), is_pooled)
     refuted = _outside_later_spans(evidence, model, inputs, texts)
     proof = Proof.NONE if refuted >= set(texts) else Proof.DEEP_SPANS
     return EncoderConfirmation(proof, None if arrivals is None else arrivals.agreement, refuted, 2 * len(texts))

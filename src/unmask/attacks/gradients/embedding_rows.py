@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from unmask.evidence.captured import trains_classifier
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.linalg.gap import widest_gap
 from unmask.models.adapter import Model
@@ -90,7 +91,9 @@ def _is_scattered(counts: Tensor, width: int) -> bool:
 
 def may_be_tied(evidence: GradientEvidence, model: Model) -> bool:
     """Whether the token embedding may have predicted tokens too; a model without a head may have borrowed it."""
-    return evidence.task is not Task.CLASSIFICATION and model.unembedding_name in (None, model.token_embedding)
+    if evidence.task is Task.CLASSIFICATION or model.unembedding_name not in (None, model.token_embedding):
+        return False
+    return evidence.task is not None or not trains_classifier(model, evidence.gradients)
 
 
 def rows_beyond_decay(weights: Float[Tensor, "v d"], delta: Float[Tensor, "v d"]) -> Bool[Tensor, " v"]:

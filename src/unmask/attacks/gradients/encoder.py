@@ -35,6 +35,10 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery
 
+_MAY_BE_MASKED = (
+    "the task is not stated, and gradients arrive at some tokens only: words may have been masked; state the task"
+)
+
 
 @dataclass(frozen=True)
 class EncoderAttack:
@@ -93,6 +97,8 @@ class EncoderAttack:
         if search.found:
             progress("running the client again", 0, 1)
             confirmation = confirm_encoder(evidence, problem, list(search.found), list(bag.candidates.equal.values()))
+        if evidence.task is None and originals is None and not confirmation.is_pooled:
+            originals = _MAY_BE_MASKED
         replayed = sorted(evidence.gradients) if confirmation.agreement is not None else []
         findings = Findings(
             search=search,
@@ -101,5 +107,6 @@ class EncoderAttack:
             used=tuple(dict.fromkeys((*bag.used, *problem.parameters, *told, *replayed))),
             confirmation=confirmation,
             originals=originals,
+            counts_told=evidence.num_clients == 1,
         )
         return encoder_verdict(evidence, findings, started)

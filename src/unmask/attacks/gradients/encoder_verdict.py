@@ -20,7 +20,7 @@ from unmask.attacks.gradients.encoder_search import EncoderSearch
 from unmask.attacks.gradients.masked import Original
 from unmask.attacks.gradients.places import Text
 from unmask.attacks.gradients.token_filter import EQUAL, Candidates
-from unmask.attacks.gradients.verdict import bag_of_words
+from unmask.attacks.gradients.verdict import aims_of, bag_of_words
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import Gap
 from unmask.linalg.near_rows import near_rows
@@ -42,6 +42,7 @@ class Findings:
     used: tuple[str, ...]
     confirmation: EncoderConfirmation
     originals: Mapping[Text, Original] | str | None = None  # of masked texts, or why they cannot be read
+    counts_told: bool = False  # whether weights of labels are counts: in one client's plain mean
 
     @property
     def texts(self) -> dict[TokenIds, float]:
@@ -57,7 +58,7 @@ class Findings:
             original = self._original(places)
             is_covered = self._is_covered(places) and original.is_explained
             classes = equal_tokens(self.model, original.tokens, self._equal)
-            certain, count = is_covered and not classes, original.count if is_covered else 1
+            certain, count = is_covered and not classes, original.count if is_covered and self.counts_told else 1
             if (other := texts.get(original.tokens)) is not None:
                 certain, distance, count = certain and other.certain, max(distance, other.residual), count + other.count
             text = self.model.decode(original.tokens)
@@ -143,7 +144,8 @@ def encoder_verdict(evidence: GradientEvidence, findings: Findings, started: flo
         candidates=findings.candidates.num_tested + len(findings.search.refused) + len(findings.texts),
     )
     bag = findings.candidates.tokens, findings.candidates.classes
-    return Recovery(RecoveredTexts((*texts, *guesses), *bag), status, reason, certificate, cost, findings.used)
+    aims = aims_of(findings.confirmation.proof)
+    return Recovery(RecoveredTexts((*texts, *guesses), *bag), status, reason, certificate, cost, findings.used, aims)
 
 
 def _with_counts(evidence: GradientEvidence, texts: list[RecoveredText]) -> list[RecoveredText]:

@@ -21,6 +21,7 @@ from unmask.attacks.gradients.token_filter import Candidates
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import (
+    ALL_AIMS,
     Aim,
     Ambiguity,
     AmbiguityKind,
@@ -33,6 +34,10 @@ from unmask.recovery import (
 )
 
 _EXPLAINED_WHILE_MISSING = 1e-3  # of δ: rounding to few digits leaves more, and then a wrong label may explain the rest
+_NO_TASK = (
+    "the task is not stated, and tokens behind the last one with a gradient leave no trace; state "
+    "task='classification' if every text has one label"
+)
 _MASKED = "labels may be masked, and what they hide leaves no trace; state all_tokens_predicted=True if none are"
 
 
@@ -89,7 +94,13 @@ def verdict(evidence: GradientEvidence, findings: Findings, started: float) -> R
         candidates=findings.candidates.num_tested + findings.forest.num_tested,
         forward_passes=len(findings.forest.leaves) + findings.confirmation.num_passes,
     )
-    return Recovery(value, status, reason, _certificate(findings, texts), cost, findings.used)
+    aims = aims_of(findings.confirmation.proof)
+    return Recovery(value, status, reason, _certificate(findings, texts), cost, findings.used, aims)
+
+
+def aims_of(proof: Proof) -> frozenset[Aim]:
+    """What a search has looked for. Where nothing confirms the texts it found, it says nothing about others."""
+    return frozenset([Aim.TOKENS]) if proof is Proof.NONE else ALL_AIMS
 
 
 def _bag(findings: Findings, texts: Sequence[RecoveredText]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:
@@ -190,6 +201,8 @@ def _open_points(evidence: GradientEvidence, findings: Findings, ending: Ending,
         points.append(leading_run(ending.node[1][0]))
     if is_unstated:
         points.append(open_end(_MASKED))
+    elif not findings.labelled and evidence.task is None:
+        points.append(open_end(_NO_TASK))
     elif findings.labelled and not findings.has_ends:
         points.append(open_end("its last token is only a label, and the update does not hold what tells labels"))
     elif findings.has_masked_labels and not findings.is_replayed:
@@ -249,7 +262,8 @@ def _is_part_of_another(evidence: GradientEvidence, findings: Findings, ending: 
     """
     start, tokens = ending.node
     others = [other.node for other in findings.endings if other is not ending]
-    if findings.labelled and evidence.all_tokens_predicted is not True:
+    ends_are_open = evidence.all_tokens_predicted is not True if findings.labelled else evidence.task is None
+    if ends_are_open:
         return any(other[0] == start and other[1][: len(tokens)] == tokens for other in others)
     if findings.model.learned_positions or len(set(tokens)) > 1 or not ending.has_open_run:
         return False
