@@ -107,16 +107,15 @@ def read_update(
 ) -> dict[str, Tensor]:
     """What the client changed, by canonical name; only of tensors that are kept.
 
-    `keep` are parts of names; None keeps what attacks need. The head of a classifier beside the model is always kept:
-    it tells what was trained. Arrays of any type are subtracted in float32 or better, which is exact for weights that a
-    few steps moved.
+    `keep` are parts of names; None keeps what attacks need, and the head of a classifier, which tells what was trained.
+    Arrays of any type are subtracted in float32 or better, which is exact for weights that a few steps moved.
     """
     before = {**sent, **{own: sent[name] for name, own in own_names(model, sent).items()}}
     needed = needed_names(model)
     update = {}
     for name, own in {**{name: name for name in filter(is_classifier, received)}, **own_names(model, received)}.items():
-        wanted = own in needed or _LORA in own if keep is None else any(part in own for part in keep)
-        if not wanted and not is_classifier(own):
+        is_needed = own in needed or _LORA in own or is_classifier(own)
+        if not (is_needed if keep is None else any(part in own for part in keep)):
             continue
         value = _precise(received[name])
         if own in before:
@@ -125,7 +124,7 @@ def read_update(
             update[own] = value - old if shares == "weights" else value
         elif shares != "weights":
             update[own] = value
-    return update
+    return {} if all(map(is_classifier, update)) else update
 
 
 def is_same(sent: Arrays, received: Arrays) -> bool:

@@ -50,7 +50,7 @@ def test_noise_is_not_recovered(tiny_bert, layer):
     noise = torch.randn(evidence.states.shape, generator=torch.Generator().manual_seed(0)) * evidence.mask[..., None]
     noise = noise * evidence.states.norm() / noise.norm()
     recovery = EncoderPromptAttack(max_texts=400)(replace(evidence, states=noise), tiny_bert)
-    assert recovery.status is Status.BUDGET_EXHAUSTED
+    assert recovery.status is Status.NOTHING_FOUND
     assert not recovery.certificate.holds
     assert not recovery.value.token_set
     assert not recovery.value.certain
@@ -87,7 +87,7 @@ def test_pairs_are_out_of_scope_and_never_certain(tiny_bert):
         states = tiny_bert.hidden_states(tokens, num_blocks=1, types=types)[1]
     evidence = replace(observe_hidden(tiny_bert, TEXTS[:1], layer=1), states=states)
     recovery = EncoderPromptAttack(max_texts=400)(evidence, tiny_bert)
-    assert recovery.status is Status.BUDGET_EXHAUSTED
+    assert recovery.status is Status.NOTHING_FOUND
     assert "pairs" in recovery.reason
 
 

@@ -116,9 +116,8 @@ class EncoderReader:
                 break
         equals = {} if search.wrong.any() else search.equals()
         rejected = None if search.wrong.any() else search.nearest_other()
-        best, num_texts = search.best, search.num_texts
-        ran_out = bool(search.wrong.any()) and num_texts >= self.settings.max_texts
-        return EncoderText(best.tokens, best.distances, noise.tolerances, rejected, num_texts, equals, ran_out)
+        best = search.best
+        return EncoderText(best.tokens, best.distances, noise.tolerances, rejected, search.num_texts, equals)
 
     def scores(self, states: Rows) -> Float[Tensor, "n vocab"]:
         """How well each token explains each state."""

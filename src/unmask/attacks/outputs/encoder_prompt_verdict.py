@@ -26,8 +26,7 @@ _CLAIM = (
 class EncoderText:
     """The closest text that was found; `rejected` is how far off the nearest other text is, where that was tested.
 
-    `equals` are, by position, the tokens that all give the states seen, where there are several. `ran_out`: other texts
-    were left to try when the budget ended.
+    `equals` are, by position, the tokens that all give the states seen, where there are several.
     """
 
     tokens: Tokens
@@ -36,7 +35,6 @@ class EncoderText:
     rejected: float | None
     num_texts: int
     equals: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    ran_out: bool = False
 
     @property
     def proven(self) -> bool:
@@ -100,9 +98,7 @@ def _status(texts: Sequence[EncoderText]) -> Status:
         return Status.RECOVERED
     if any(text.certain_tokens for text in texts):
         return Status.PARTIAL
-    if any(text.proven for text in texts):
-        return Status.NOT_IDENTIFIABLE
-    return Status.BUDGET_EXHAUSTED if any(text.ran_out for text in texts) else Status.NOTHING_FOUND
+    return Status.NOT_IDENTIFIABLE if any(text.proven for text in texts) else Status.NOTHING_FOUND
 
 
 def _certificate(proven: Sequence[EncoderText]) -> Certificate:
