@@ -26,6 +26,7 @@ from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.coarse import Coarseness, storage_of
 from unmask.models.adapter import Model
 from unmask.protocols.replay import Agreement
+from unmask.recovery import ALL_AIMS, Aim
 
 _SURE = 2e-3  # a next token of at least this much less than probability 1 would have left a trace
 _SURE_TOLERANCES = 30  # the same in tolerances of the replay: a label leaves 1 − p of its share of the update
@@ -43,6 +44,11 @@ class Proof(Enum):
     ARRIVALS = "the texts' rows, and no others, explain every tensor of the update below the loss"
     DEEP_SPANS = "every row of a certain text lies in the gradients' spans in the first block and in later ones"
     NONE = "every prefix of a text lies in the gradient's span in the first block, which is no proof of the text"
+
+    @property
+    def aims(self) -> frozenset[Aim]:
+        """What a search has looked for. Where nothing confirms the texts it found, it says nothing about others."""
+        return frozenset([Aim.TOKENS]) if self is Proof.NONE else ALL_AIMS
 
 
 @dataclass(frozen=True)

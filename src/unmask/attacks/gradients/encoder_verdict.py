@@ -20,7 +20,7 @@ from unmask.attacks.gradients.encoder_search import EncoderSearch
 from unmask.attacks.gradients.masked import Original
 from unmask.attacks.gradients.places import Text
 from unmask.attacks.gradients.token_filter import EQUAL, Candidates
-from unmask.attacks.gradients.verdict import aims_of, bag_of_words
+from unmask.attacks.gradients.verdict import bag_of_words
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import Gap
 from unmask.linalg.near_rows import near_rows
@@ -144,7 +144,7 @@ def encoder_verdict(evidence: GradientEvidence, findings: Findings, started: flo
         candidates=findings.candidates.num_tested + len(findings.search.refused) + len(findings.texts),
     )
     bag = findings.candidates.tokens, findings.candidates.classes
-    aims = aims_of(findings.confirmation.proof)
+    aims = findings.confirmation.proof.aims
     return Recovery(RecoveredTexts((*texts, *guesses), *bag), status, reason, certificate, cost, findings.used, aims)
 
 

@@ -21,7 +21,6 @@ from unmask.attacks.gradients.token_filter import Candidates
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import (
-    ALL_AIMS,
     Aim,
     Ambiguity,
     AmbiguityKind,
@@ -94,13 +93,8 @@ def verdict(evidence: GradientEvidence, findings: Findings, started: float) -> R
         candidates=findings.candidates.num_tested + findings.forest.num_tested,
         forward_passes=len(findings.forest.leaves) + findings.confirmation.num_passes,
     )
-    aims = aims_of(findings.confirmation.proof)
+    aims = findings.confirmation.proof.aims
     return Recovery(value, status, reason, _certificate(findings, texts), cost, findings.used, aims)
-
-
-def aims_of(proof: Proof) -> frozenset[Aim]:
-    """What a search has looked for. Where nothing confirms the texts it found, it says nothing about others."""
-    return frozenset([Aim.TOKENS]) if proof is Proof.NONE else ALL_AIMS
 
 
 def _bag(findings: Findings, texts: Sequence[RecoveredText]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:
