@@ -85,7 +85,7 @@ def work(plan_folder: Path, model: Path, rest: str, channel: str = "gradients") 
 
 
 def test_noise_holds_no_gate_over_texts_that_nobody_looked_for(tmp_path, bert_folder):
-    """review.md 1.13: the order of tokens is never tried under noise, so 'no exact text' is not held."""
+    """The order of tokens is never tried under noise, so 'no exact text' is not held."""
     plain, noisy = work(tmp_path, bert_folder, 'defences = ["none", "noise:sigma=0.1,relative=true"]')
     assert plain.control is None
     assert noisy.control is not None

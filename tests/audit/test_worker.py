@@ -50,6 +50,21 @@ def test_an_exception_becomes_a_finding(worker, monkeypatch, raised):
     assert Finding.from_json(found.to_json()) == found
 
 
+def test_every_case_starts_with_the_same_arithmetic(worker, monkeypatch):
+    seen = []
+
+    def story(case: Case, desk: Desk) -> Finding:
+        seen.append(torch.backends.mkldnn.enabled)
+        torch.backends.mkldnn.set_flags(False)  # as torch does after a bfloat16 product that the CPU lacks
+        raise ValueError
+
+    monkeypatch.setattr(module, "STORIES", {"gradients": story})
+    worker.work(CASE)
+    worker.work(CASE)
+    torch.backends.mkldnn.set_flags(True)
+    assert seen == [True, True]
+
+
 def test_the_traceback_has_places_and_no_values(worker, monkeypatch):
     stories(monkeypatch, ValueError("bad"))
     found = worker.work(CASE)

@@ -27,7 +27,7 @@ THREATS: Mapping[str, Threat] = {
         "One client's update, and the weights that the client started from. It changes nothing.",
         "The texts that the client trained on.",
         (
-            "Exact texts need clean float32 or float64 gradients of one step; noise, several local steps, Adam and "
+            "Exact texts need clean float32 or float64 updates of plain SGD, of one step or of a few; noise, Adam and "
             "low precision leave the bag of words or a part of it.",
             "The span's bag of words needs fewer distinct tokens than the model is wide; rows of an embedding that is "
             "not tied have no such limit.",
