@@ -99,11 +99,19 @@ def test_a_gate_is_held_if_the_control_crosses_it():
 
 
 def test_an_attack_that_finds_nothing_without_protection_holds_nothing():
-    blind = {**LOOKED["control"], "status": "NOTHING_FOUND", "metrics": {**EVERYTHING, "exact_texts": 0}}
+    blind = {**LOOKED["control"], "status": "PARTIAL", "metrics": {**EVERYTHING, "exact_texts": 0}}
     ruling, why = explain("no exact text", control=blind)
     assert ruling is Ruling.INCONCLUSIVE
     assert "would not have found what the gate forbids" in why
     assert explain("token_recall < 0.5", control=blind)[0] is Ruling.HELD  # tokens it finds
+
+
+def test_a_control_that_is_right_by_chance_shows_nothing():
+    """A mean of states of which nothing is certain: one of its guesses is right, and that held a gate."""
+    lucky = {**LOOKED["control"], "status": "NOTHING_FOUND", "metrics": {**EVERYTHING, "token_recall": 0.2}}
+    ruling, why = explain("token_recall < 0.1", control=lucky)
+    assert ruling is Ruling.INCONCLUSIVE
+    assert "ended as NOTHING_FOUND" in why
 
 
 def test_a_bound_that_the_control_keeps_too_is_not_held():

@@ -78,10 +78,29 @@ def test_finite_answers_are_kept_before_the_others_are_refused():
 
 
 @pytest.mark.parametrize(
-    "function", [lambda X: torch.zeros(1), lambda X: torch.zeros(()), lambda X: torch.zeros(len(X), 2, 2)]
+    "function",
+    [
+        lambda X: torch.zeros(1),
+        lambda X: torch.zeros(()),
+        lambda X: torch.zeros(len(X), 2, 2),
+        lambda X: torch.zeros(len(X), 0),
+    ],
 )
 def test_a_wrong_number_of_answers_is_told(function):
     with pytest.raises(UnmaskError, match=r"asked 4 sequences and answered with an array of shape"):
+        OracleEvidence(FunctionOracle(function), 3).ask(some_sequences(4))
+
+
+@pytest.mark.parametrize(
+    ("function", "part"),
+    [
+        (lambda X: None, "answered with NoneType, which is no array of numbers"),
+        (lambda X: ["a"] * len(X), "answered with list, which is no array of numbers"),
+        (lambda X: torch.zeros(len(X), dtype=torch.complex64), "complex numbers"),
+    ],
+)
+def test_answers_that_are_no_numbers_are_told(function, part):
+    with pytest.raises(UnmaskError, match=part):
         OracleEvidence(FunctionOracle(function), 3).ask(some_sequences(4))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.linalg.coarse import Coarseness, rounding_variance, storage_of, storage_variance
+from unmask.linalg.coarse import Coarseness, relative_rounding, rounding_variance, storage_of, storage_variance
 
 
 def fine(seed: int = 0) -> Tensor:
@@ -90,3 +90,25 @@ def test_the_variance_of_rounding(dtype):
     error = (values.to(dtype).double() - values).square()
     usual = values.abs() > 1e-3  # float16 has even steps below 6e-5
     assert float((error / rounding_variance(values, dtype))[usual].mean()) == pytest.approx(1, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (4, 16)])
+@pytest.mark.parametrize(
+    ("store", "expected"),
+    [
+        (lambda v: v, 2.2e-16),
+        (lambda v: v.float(), 1.2e-7),
+        (lambda v: v.float().double(), 1.2e-7),
+        (lambda v: v.bfloat16().double(), 7.8e-3),
+        (lambda v: v.half().float(), 9.8e-4),
+        (lambda v: v.round(decimals=2), 1e-2),
+        (lambda v: v.round(decimals=3).float(), 1e-3),
+        (lambda v: (v * 127 / v.abs().max()).round() * v.abs().max() / 127, 1 / 127),
+    ],
+)
+def test_rounding_shows_whatever_the_type(shape, store, expected):
+    for seed in range(10):
+        values = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1
+        values.view(-1)[0] = 0.999  # so that steps relative to the largest entry are the steps
+        seen = relative_rounding(store(values))
+        assert expected * 0.7 <= seen <= expected * 3, (seed, seen)

@@ -319,7 +319,7 @@ def test_real_weights_of_a_tied_decoder(smollm2):
         ({"noise_multiplier": math.inf}, "noise_multiplier must be a finite number"),
         ({"max_grad_norm": 0.0}, "max_grad_norm must be a finite number above 0"),
         ({"max_grad_norm": math.inf}, "max_grad_norm must be a finite number above 0"),
-        ({"texts_at_once": 0}, "texts_at_once at least 1"),
+        ({"texts_at_once": 0}, "texts_at_once must be"),
         ({"sample_rate": 0.0}, r"sample_rate must lie in \(0, 1\]"),
         ({"sample_rate": 1.1}, r"sample_rate must lie in \(0, 1\]"),
         ({"delta": 0.0}, r"delta in \(0, 1\)"),

@@ -52,6 +52,11 @@ def test_a_private_update_has_a_budget(tiny_bert):
         ("fedavg:local_steps=1,local_steps=2", "local_steps=2"),
         ("fedavg:local_steps=many", "must be a whole number"),
         ("fedsgd:rate=1", "settings are none"),
+        ("fedavg:local_steps=2,epochs=3", "either local_steps steps or epochs passes"),
+        ("fedavg:optimizer=adamw,momentum=0.9", "moments of its own"),
+        ("fedavg:learning_rate=0", "learning_rate"),
+        ("dpsgd:sample_rate=0.1,dataset_size=100", "both were given"),
+        ("dpsgd:sample_rate=2", "sample_rate must lie in"),
     ],
 )
 def test_mistakes_are_explained(text, part):

@@ -15,7 +15,7 @@ from enum import Enum
 
 from unmask.audit.finding import ERROR, Finding
 from unmask.errors import InputError
-from unmask.recovery import Aim
+from unmask.recovery import Aim, Status
 
 # Metrics by the channel whose findings have them.
 TEXT_METRICS = (
@@ -64,6 +64,7 @@ _NO_TEXTS = (
     "the order of tokens was not tried, or nothing confirms what was found, so nothing follows about texts; a gate on "
     "tokens can be judged"
 )
+_CONCLUSIVE = frozenset(status.name for status in Status if status.conclusive)
 _BASELINE = "the attack is a paper's, run as a baseline; only the default attack holds a gate"
 _UNPROTECTED = (
     "nothing protects this case, so nothing shows that the attack would find here what the gate forbids: that it did "
@@ -122,12 +123,9 @@ class Gate:
             return Ruling.INCONCLUSIVE, _NO_TEXTS if self._aim is Aim.TEXTS else unsought
         if finding.control is None:
             return Ruling.INCONCLUSIVE, _UNPROTECTED
-        value = self._measured(finding.control["metrics"])
-        if value is None:
-            return (
-                Ruling.INCONCLUSIVE,
-                f"the control, the same case without protection, ended as {finding.control['status']}",
-            )
+        value, status = self._measured(finding.control["metrics"]), finding.control["status"]
+        if value is None or status not in _CONCLUSIVE:  # what it has right by chance shows nothing
+            return Ruling.INCONCLUSIVE, f"the control, the same case without protection, ended as {status}"
         seen = f"without protection the same attack has {self.metric} = {value:.3g}"
         if self._is_kept_by(value):
             return Ruling.INCONCLUSIVE, f"{seen}, so it would not have found what the gate forbids"

@@ -51,7 +51,16 @@ class FunctionOracle:
         size = self.max_batch or max(1, _BATCH_BYTES // max(1, bytes_each))
         for start in range(0, len(sequences), size):
             batch = sequences[start : start + size]
-            yield list(range(start, start + len(batch))), torch.as_tensor(self.function(batch))
+            yield list(range(start, start + len(batch))), self._numbers(self.function(batch))
+
+    def _numbers(self, answer: Any) -> Answers:
+        try:
+            return torch.as_tensor(answer)
+        except (TypeError, ValueError, RuntimeError):
+            raise UnmaskError(
+                f"{self.name} answered with {type(answer).__name__}, which is no array of numbers; it must answer one "
+                "number, or one vector, for each sequence"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -133,8 +142,10 @@ def refuse_unless_finite(is_finite: Bool[np.ndarray, " b"]) -> None:
 
 def _checked(answers: Answers, num_asked: int) -> Float[np.ndarray, "b *p"]:
     """Answers as float64; refused if one is missing."""
+    if answers.is_complex():
+        raise UnmaskError("the oracle answered with complex numbers; it must answer with real ones")
     values = answers.detach().double().cpu().numpy()
-    if values.ndim not in (1, 2) or len(values) != num_asked:
+    if values.ndim not in (1, 2) or len(values) != num_asked or values.shape[1:] == (0,):
         raise UnmaskError(
             f"the oracle was asked {num_asked} sequences and answered with an array of shape {values.shape}; it must "
             "answer one number, or one vector, for each"

@@ -25,6 +25,9 @@ _SAMPLE = 2**18  # entries that levels are looked for in
 _MAX_LEVELS = 512  # int8 has 255 levels, float8 253; a float32 tensor of this many entries has nearly as many values
 _ON_GRID = 2e-3  # of a step: float32's rounding of 127 steps is 1e-5
 _MOST_STEPS = 1024  # from zero to the largest entry of an even grid; float8 has 458,752 of its smallest steps
+_NARROW = (torch.bfloat16, torch.float16, torch.float32)
+_DECIMALS = range(7)
+_FEWEST = 4  # values that a common step is looked for in
 _SPARSE = 0.05  # share of zeros that no ordinary gradient has outside of whole rows and columns
 _THRESHOLDED = 0.01  # of the median entry: magnitudes that are left reach down further only if chance chose them
 
@@ -69,6 +72,35 @@ def storage_of(tensor: Tensor) -> Storage:
     if bool((nonzero.float().bfloat16().double() == nonzero).all()):
         return Storage(Coarseness.DIGITS, smallest, zero_share)
     return Storage(Coarseness.FINE, smallest, zero_share)
+
+
+def relative_rounding(tensor: Tensor) -> float:
+    """How coarsely the entries were rounded, relative to the largest: the precision of their type, or of what shows.
+
+    Entries of a wide type may all be numbers of a narrow one, decimals, or multiples of some step (int8). Works for few
+    entries, as a common step is found by Euclid's algorithm.
+    """
+    values = tensor.detach().cpu().flatten()
+    largest = float(values.abs().max().clamp_min(1e-300)) if len(values) else 1.0
+    seen = [torch.finfo(tensor.dtype).eps]
+    seen += [torch.finfo(t).eps for t in _NARROW if torch.equal(values.to(t).double(), values.double())][:1]
+    seen += [
+        10.0**-k / largest for k in _DECIMALS if torch.equal(values.double().round(decimals=k).to(values), values)
+    ][:1]
+    step = common_step(values.double() / largest, max(1e-8, 100 * torch.finfo(tensor.dtype).eps))
+    return max([*seen, step or 0.0])
+
+
+def common_step(values: Float[Tensor, " n"], tolerance: float) -> float | None:
+    """The largest step that values of up to 1 are multiples of, within a tolerance; None if there is none.
+
+    Steps of up to a hundred tolerances are chance.
+    """
+    step = 0.0
+    for rest in values.abs().tolist():
+        while rest > tolerance:
+            step, rest = rest, abs(step - rest * round(step / rest))
+    return step if step > 100 * tolerance and len(values) >= _FEWEST else None
 
 
 def storage_variance(tensor: Tensor) -> Float[Tensor, "*shape"] | None:

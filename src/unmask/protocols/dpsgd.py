@@ -30,6 +30,7 @@ from typing import Any, Unpack
 
 import torch
 
+from unmask.arguments import require_count, require_number
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
@@ -69,12 +70,16 @@ def observe_dpsgd(
     and changes nothing else. `data` are the options of `observe_gradients`, except that next-token losses are averaged
     over each text's own tokens, as clipping by text demands.
     """
+    check_dpsgd(
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=max_grad_norm,
+        sample_rate=sample_rate,
+        dataset_size=dataset_size,
+        steps=steps,
+        delta=delta,
+    )
+    require_count("texts_at_once", texts_at_once)
     epsilon = epsilon_spent(noise_multiplier, _rate(sample_rate, dataset_size, len(texts)), steps, delta)
-    if not (math.isfinite(max_grad_norm) and max_grad_norm > 0) or texts_at_once < 1:
-        raise InputError(
-            f"max_grad_norm must be a finite number above 0 and texts_at_once at least 1, got {max_grad_norm} and "
-            f"{texts_at_once}"
-        )
     client = Client(model, texts, seed=seed, **data)
     shared, known = client.shared(parameters), client.side_knowledge()
     with seeded(seed), warnings.catch_warnings():
@@ -93,15 +98,26 @@ def observe_dpsgd(
     return PrivateUpdate(evidence, epsilon, delta)
 
 
+def check_dpsgd(
+    *,
+    noise_multiplier: float = 1.0,
+    max_grad_norm: float = 1.0,
+    sample_rate: float | None = None,
+    dataset_size: int | None = None,
+    steps: int = 1,
+    delta: float = 1e-5,
+) -> None:
+    """Refuse settings that do not go together, before anything is computed."""
+    require_number("max_grad_norm", max_grad_norm, positive=True)
+    _check_mechanism(noise_multiplier, 1.0 if sample_rate is None else sample_rate, steps, delta)
+    require_count("dataset_size", dataset_size)
+    if sample_rate is not None and dataset_size is not None:
+        raise InputError("sample_rate and dataset_size say the same thing, and both were given; leave one out")
+
+
 def epsilon_spent(noise_multiplier: float, sample_rate: float, steps: int = 1, delta: float = 1e-5) -> float:
     """ε of `steps` subsampled Gaussian mechanisms, by Opacus's accountant of Rényi divergences; ∞ without noise."""
-    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
-        raise InputError(f"noise_multiplier must be a finite number of 0 or more, got {noise_multiplier}")
-    if not 0 < sample_rate <= 1 or not 0 < delta < 1 or steps < 1:
-        raise InputError(
-            "sample_rate must lie in (0, 1], delta in (0, 1) and steps from 1 on, "
-            f"got {sample_rate}, {delta} and {steps}"
-        )
+    _check_mechanism(noise_multiplier, sample_rate, steps, delta)
     accountant = _opacus().accountant()
     if noise_multiplier == 0:
         return math.inf
@@ -157,9 +173,17 @@ def _freeze_unseen(client: Client, batch: Batch) -> None:
         parameter.requires_grad_(gradient is not None)
 
 
+def _check_mechanism(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> None:
+    if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
+        raise InputError(f"noise_multiplier must be a finite number of 0 or more, got {noise_multiplier}")
+    if not 0 < sample_rate <= 1 or not 0 < delta < 1 or steps < 1:
+        raise InputError(
+            "sample_rate must lie in (0, 1], delta in (0, 1) and steps from 1 on, "
+            f"got {sample_rate}, {delta} and {steps}"
+        )
+
+
 def _rate(sample_rate: float | None, dataset_size: int | None, num_texts: int) -> float:
-    if sample_rate is not None and dataset_size is not None:
-        raise InputError("sample_rate and dataset_size say the same thing, and both were given; leave one out")
     if dataset_size is None:
         return 1.0 if sample_rate is None else sample_rate
     if dataset_size < num_texts:

@@ -52,8 +52,18 @@ def observe_fedavg(
     The difference is taken in the precision of the weights, so it carries their rounding: half a unit in the last place
     of each weight, 3e-8 of it in float32, against a change of about learning rate × gradient.
     """
-    learning_rate = _LEARNING_RATES.get(optimizer) if learning_rate is None else learning_rate
-    _check(local_steps, epochs, batch_size, max_grad_norm, autocast)
+    check_fedavg(
+        local_steps=local_steps,
+        epochs=epochs,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        max_grad_norm=max_grad_norm,
+        autocast=autocast,
+    )
+    learning_rate = _LEARNING_RATES[optimizer] if learning_rate is None else learning_rate
     client = Client(model, texts, seed=seed, **data)
     shared, known = client.shared(parameters), client.side_knowledge()
     descent = _optimizer(client, optimizer, learning_rate, weight_decay, momentum)
@@ -116,35 +126,41 @@ def _delta(after: Tensor, before: Tensor) -> Tensor:
     return after.detach() - before.detach()
 
 
-def _optimizer(
-    client: Client, name: str, learning_rate: float | None, weight_decay: float, momentum: float
-) -> torch.optim.Optimizer:
-    if name not in OPTIMIZERS or learning_rate is None:
-        raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {name!r}")
-    require_number("learning_rate", learning_rate, positive=True)
-    require_number("weight_decay", weight_decay, positive=False)
-    require_number("momentum", momentum, positive=False)
-    if momentum >= 1:
-        raise InputError(f"momentum must be below 1, got {momentum}")
-    trainable = [parameter for parameter in client.parameters() if parameter.requires_grad]
-    if name == "sgd":
-        return torch.optim.SGD(trainable, learning_rate, momentum=momentum, weight_decay=weight_decay)
-    if momentum:
-        raise InputError(f"AdamW has moments of its own, so momentum must be left at 0, got {momentum}")
-    return torch.optim.AdamW(trainable, learning_rate, weight_decay=weight_decay)
-
-
-def _check(
-    local_steps: int | None,
-    epochs: int | None,
-    batch_size: int | None,
-    max_grad_norm: float | None,
-    autocast: torch.dtype | None,
+def check_fedavg(
+    *,
+    local_steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    optimizer: str = "sgd",
+    learning_rate: float | None = None,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    max_grad_norm: float | None = None,
+    autocast: torch.dtype | None = None,
 ) -> None:
+    """Refuse settings that do not go together, before anything is computed."""
     if local_steps is not None and epochs is not None:
         raise InputError("training lasts either local_steps steps or epochs passes, and both were given; leave one out")
     for name, value in (("local_steps", local_steps), ("epochs", epochs), ("batch_size", batch_size)):
         require_count(name, value)
+    if optimizer not in OPTIMIZERS:
+        raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
+    require_number("learning_rate", learning_rate, positive=True)
+    require_number("weight_decay", weight_decay, positive=False)
+    require_number("momentum", momentum, positive=False)
     require_number("max_grad_norm", max_grad_norm, positive=True)
+    if momentum >= 1:
+        raise InputError(f"momentum must be below 1, got {momentum}")
+    if momentum and optimizer != "sgd":
+        raise InputError(f"AdamW has moments of its own, so momentum must be left at 0, got {momentum}")
     if autocast not in (None, torch.bfloat16):
         raise InputError(f"autocast must be torch.bfloat16 or None, got {autocast}; float16 needs a scaled loss")
+
+
+def _optimizer(
+    client: Client, name: str, learning_rate: float, weight_decay: float, momentum: float
+) -> torch.optim.Optimizer:
+    trainable = [parameter for parameter in client.parameters() if parameter.requires_grad]
+    if name == "sgd":
+        return torch.optim.SGD(trainable, learning_rate, momentum=momentum, weight_decay=weight_decay)
+    return torch.optim.AdamW(trainable, learning_rate, weight_decay=weight_decay)

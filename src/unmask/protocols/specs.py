@@ -10,8 +10,8 @@ from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.protocols.batch import Texts
-from unmask.protocols.dpsgd import PrivateUpdate, observe_dpsgd
-from unmask.protocols.fedavg import observe_fedavg
+from unmask.protocols.dpsgd import PrivateUpdate, check_dpsgd, observe_dpsgd
+from unmask.protocols.fedavg import check_fedavg, observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
 from unmask.protocols.lora import observe_lora
 from unmask.protocols.spec_text import read_spec
@@ -25,6 +25,7 @@ class ProtocolKind:
     summary: str
     observe: Callable[..., GradientEvidence | PrivateUpdate]
     settings: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
+    check: Callable[..., None] = lambda **settings: None  # refuses settings that do not go together
 
 
 _NAMES: Mapping[Any, str] = {int: "a whole number", float: "a number", str: "a word"}
@@ -45,6 +46,7 @@ PROTOCOLS: Mapping[str, ProtocolKind] = {
             "momentum": float,
             "max_grad_norm": float,
         },
+        check_fedavg,
     ),
     "dpsgd": ProtocolKind(
         "dpsgd:noise_multiplier=0.5,max_grad_norm=1,dataset_size=1000",
@@ -58,6 +60,7 @@ PROTOCOLS: Mapping[str, ProtocolKind] = {
             "steps": int,
             "delta": float,
         },
+        check_dpsgd,
     ),
     "lora": ProtocolKind(
         "lora:rank=8",
@@ -99,6 +102,10 @@ def parse_protocol(text: str) -> Protocol:
             raise InputError(
                 f"protocol '{name}': '{key}' must be {_NAMES[kinds[key]]}, got {value!r}; {_usage(name)}"
             ) from None
+    try:
+        PROTOCOLS[name].check(**settings)
+    except InputError as error:
+        raise InputError(f"protocol '{name}': {error}") from None
     return Protocol(name, {key: settings[key] for key in kinds if key in settings})  # one text for one protocol
 
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from unmask.attacks.text import recover_text
-from unmask.defences import secure_aggregate
+from unmask.defences import keep_largest, secure_aggregate
 from unmask.evidence import GradientEvidence
 from unmask.models import Model, adapt
 from unmask.protocols import observe_fedavg, observe_gradients
-from unmask.recovery import RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, RecoveredTexts, Recovery, Status
 
 # What an attack on a decoder can use; the whole update of SmolLM2 is 540 MB.
 ENDS_OF_SMOLLM2 = ["layers.0.", "layers.15.self_attn", "layers.29.mlp.down_proj"]
@@ -326,3 +326,54 @@ def sure_model() -> Model:
     with torch.no_grad():
         hf.transformer.ln_f.weight *= 40
     return adapt(hf)
+
+
+# ---- what the client says of itself is not so
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_language_model_that_is_called_a_classifier(small_llama, seed):
+    """The last label of a next-token text leaves no row; as a classification the texts seemed to end before it."""
+    generator = torch.Generator().manual_seed(seed)
+    texts = [torch.randint(5, 498, (size,), generator=generator).tolist() for size in (3, 5, 6)]
+    gradients = observe_gradients(small_llama, texts, task="next_token").gradients
+    stated = GradientEvidence.of(small_llama, gradients, task="classification", num_texts=len(texts))
+    recovery = recover_text(stated, small_llama)
+    assert_nothing_false(recovery, texts)
+    assert recovery.status is Status.PARTIAL
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_packed_texts_whose_positions_start_anew(family):
+    """The first token of the next text is a label of this one, and no end of it."""
+    model = wide_model(family, 128, vocab=500)
+    texts = [(303, 461, 469, 116), (212, 475, 406, 429, 160), (393, 460, 220)]
+    tokens = torch.tensor([[token for text in texts for token in text]])
+    positions = torch.tensor([[place for text in texts for place in range(len(text))]])
+    loss = model.hf(input_ids=tokens, position_ids=positions, labels=tokens).loss
+    names, parameters = zip(*model.hf.named_parameters(), strict=True)
+    gradients = dict(zip(names, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True))
+    known = {name: g.detach() for name, g in gradients.items() if g is not None}
+    said = {"task": "next_token", "all_tokens_predicted": True, "num_clients": 1}
+    assert_nothing_false(recover_text(GradientEvidence.of(model, known, **said), model), texts)
+
+
+# ---- who did not confirm has not looked
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_local_steps_of_a_decoder_hold_no_gate_over_texts(small_llama, steps):
+    texts = [(303, 461, 469, 116), (212, 475, 406, 429, 160)]
+    evidence = observe_fedavg(small_llama, texts, task="next_token", local_steps=steps, learning_rate=0.05)
+    recovery = recover_text(evidence, small_llama)
+    assert_nothing_false(recovery, texts)
+    assert recovery.status is Status.RECOVERED or Aim.TEXTS not in recovery.looked_for
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.1])
+def test_pruned_updates_hold_no_gate_over_texts(small_llama, share):
+    texts = [(303, 461, 469, 116), (212, 475, 406, 429, 160)]
+    sent = keep_largest(observe_gradients(small_llama, texts, task="next_token"), share)
+    recovery = recover_text(sent, small_llama)
+    assert_nothing_false(recovery, texts)
+    assert Aim.TEXTS not in recovery.looked_for

@@ -263,12 +263,6 @@ def test_a_bag_of_words_is_partial_and_says_why(tiny_gpt2):
     assert recovery.looked_for == {Aim.TOKENS}  # the order was never tried
 
 
-def test_a_search_that_ran_has_looked_for_texts(tiny_gpt2):
-    candidates = Candidates({-1: torch.tensor([3, 4])}, CLEAR, 500)
-    recovery = bag_of_words(candidates, [], "no prefix passed", time.perf_counter(), searched=True)
-    assert recovery.looked_for == {Aim.TOKENS, Aim.TEXTS}
-
-
 @pytest.mark.parametrize("status", [s for s in Status if not s.conclusive], ids=lambda s: s.name)
 def test_no_result_claims_nothing(status):
     recovery = no_result(status, "because", [], time.perf_counter())

@@ -194,6 +194,7 @@ def test_theorem_degree_noise_on_a_square_definite_layer_is_an_output_too():
     again = AttentionMap(evidence.W)(recovery.value.X) @ evidence.V
     assert relative_error(again, noise) < 1e-10
     assert min(errors(recovery, X)) > 0.1
+    assert recovery.status is not Status.RECOVERED or "noise in the output would not show" in recovery.certificate.claim
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -241,6 +242,23 @@ def test_float32_evidence_gives_the_preimage_of_what_was_stored():
     assert recovery.status is Status.RECOVERED
     assert recovery.value.X.dtype == torch.float64
     assert relative_error(recovery.value.X, X) < 1e-4  # rounding of 6e-8, times κ(V)/σ_min(J)
+
+
+@pytest.mark.parametrize(
+    "coarse",
+    [
+        lambda B: B.bfloat16().float(),
+        lambda B: (B / B.abs().max() * 127).round() * B.abs().max() / 127,
+        lambda B: B.round(decimals=3),
+    ],
+    ids=["bfloat16", "int8", "decimals"],
+)
+def test_a_rounded_output_in_a_wide_type_is_never_recovered(coarse):
+    for seed in range(6):
+        evidence, _ = random_layer("pd", 3, 6, seed=seed)
+        recovery = AttentionAttack()(AttentionEvidence(evidence.W, evidence.V, coarse(evidence.output)))
+        assert recovery.status is not Status.RECOVERED
+        assert len(recovery.value) == 0 or "was rounded to" in recovery.reason or len(recovery.value) > 1
 
 
 # Symmetry, reproducibility, the fence

@@ -35,11 +35,15 @@ _TEXTS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class TextInput:
-    """One text as the model takes it: tokens, where they stand, and their types where the family has them."""
+    """One text as the model takes it: tokens, where they stand, and their types where the family has them.
+
+    `starts_anew`: its last token stands at the first position again, as that of the next text in a packed row.
+    """
 
     tokens: tuple[int, ...]
     start: int = 0
     types: tuple[int, ...] | None = None
+    starts_anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,9 @@ def _run(model: Model, texts: Sequence[TextInput], top: Top) -> tuple[Tensor, Te
             types[row, : len(text.types)] = torch.tensor(text.types)
     starts = torch.tensor([text.start for text in texts], device=model.device)
     positions = (starts[:, None] + torch.arange(length, device=model.device)).clamp_max(model.max_positions - 1)
+    for row, text in enumerate(texts):
+        if text.starts_anew:
+            positions[row, len(text.tokens) - 1] = text.start
     has_types = any(text.types is not None for text in texts)
     stream = model.hidden_states(
         tokens, mask, num_blocks=block, positions=positions, types=types if has_types else None

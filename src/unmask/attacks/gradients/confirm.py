@@ -47,8 +47,8 @@ class Proof(Enum):
 
     @property
     def aims(self) -> frozenset[Aim]:
-        """What a search has looked for. Where nothing confirms the texts it found, it says nothing about others."""
-        return frozenset([Aim.TOKENS]) if self is Proof.NONE else ALL_AIMS
+        """What a search has looked for. Where its texts do not explain the update, it says nothing about others."""
+        return frozenset([Aim.TOKENS]) if self in (Proof.NONE, Proof.DEEP_SPANS) else ALL_AIMS
 
 
 @dataclass(frozen=True)
@@ -218,9 +218,11 @@ def _confirm_rows(
     inner = [replace(ending, node=(ending.node[0], ending.node[1][:-1])) for ending in endings]
     refuted = _outside_later_spans(working, model, inner)
     outside = frozenset(e.node for e in endings if (e.node[0], e.node[1][:-1]) in refuted)
-    # A text that goes on into what is missing has a row at its last token too.
-    ends = _ends_in_last_span(working, model, endings)
-    sure |= frozenset(ending.node for ending in endings if ends is None or ends[ending.node] < _OUTSIDE)
+    # A text that goes on into what is missing has a row at its last token too. In a packed row that token may be the
+    # first of the next text, and stand at the first position again.
+    for starts_anew in (False, True):
+        ends = _ends_in_last_span(working, model, endings, starts_anew=starts_anew)
+        sure |= frozenset(ending.node for ending in endings if ends is None or ends[ending.node] < _OUTSIDE)
     return _deep(endings, outside, sure, None if arrivals is None else arrivals.agreement, passes)
 
 
@@ -253,7 +255,10 @@ def _outside_later_spans(working: GradientEvidence, model: Model, endings: Seque
     return frozenset(node for node in nodes if not lies_in(model, TextInput(node[1], node[0]), spans))
 
 
-def _ends_in_last_span(working: GradientEvidence, model: Model, endings: Sequence[Ending]) -> dict[Node, float] | None:
+def _ends_in_last_span(
+    working: GradientEvidence, model: Model, endings: Sequence[Ending], *, starts_anew: bool = False
+) -> dict[Node, float] | None:
     """How far the row of each text's last token is from the span of the last block; None where it cannot tell."""
-    distances = distances_of_ends(working, model, [TextInput(e.node[1], e.node[0]) for e in endings])
+    texts = [TextInput(e.node[1], e.node[0], starts_anew=starts_anew) for e in endings]
+    distances = distances_of_ends(working, model, texts)
     return None if distances is None else dict(zip((e.node for e in endings), distances, strict=True))

@@ -38,7 +38,7 @@ from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
-from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
+from unmask.recovery import Aim, RecoveredText, RecoveredTexts, Recovery
 
 _FAR = 0.1  # relative distance that only a wrong row has
 _TYPICAL_LENGTH = 16  # tokens a text, to guess how many texts a batch holds when nobody says
@@ -72,7 +72,7 @@ class DecoderAttack:
             generator=generator,
         )
         if bag.candidates is None:
-            return no_result(bag.status, bag.reason, bag.used, started)
+            return no_result(bag.status, bag.reason, bag.used, started, frozenset([Aim.TOKENS]))
         if bag.expected_false is not None:
             return statistical_bag(bag, started)
         working = as_gradient(evidence)
@@ -88,7 +88,7 @@ class DecoderAttack:
         site, forest = found
         if not forest.leaves:
             why = f"no prefix passed at the {site.name}"
-            return bag_of_words(bag.candidates, bag.used, why, started, searched=True)
+            return bag_of_words(bag.candidates, bag.used, why, started)
         progress("reading endings", 0, 1)
         read = self._read_endings(working, model, site, forest, bag.candidates, generator)
         progress("running the client again", 0, 1)
@@ -112,6 +112,7 @@ class DecoderAttack:
             labelled=read.labelled,
             has_ends=read.has_ends,
             has_masked_labels=read.has_masked_labels,
+            reads_inside=read.reads_inside,
             names=read.names,
             doubtful=doubtful,
         )
@@ -196,7 +197,10 @@ class DecoderAttack:
                 ends = endings_of_classification(model, nodes, arrivals.sizes, evidence.pooling)
             used = () if arrivals is None else (arrivals.parameter,)
             known = ends is not None or evidence.num_texts == len(forest.leaves)  # then every text ends at a leaf
-            return _Read(leaves if ends is None else ends, False, known, arrivals=arrivals, used=used)
+            is_seen = arrivals is not None and top is not None and top.is_last(model)
+            inside = is_seen and ends is None and evidence.pooling is None
+            ends = leaves if ends is None else ends
+            return _Read(ends, False, known, reads_inside=inside, arrivals=arrivals, used=used)
         gradient, layer = last_down_projection(evidence, model)
         if gradient is None or len(forest.nodes) > gradient.shape[0]:
             return _Read(leaves, True, has_ends=False)
@@ -204,7 +208,7 @@ class DecoderAttack:
         reading = endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes, candidates.equal)
         if not reading.endings:
             return _Read(leaves, True, has_ends=False, used=(layer,))
-        return _Read(reading.endings, True, True, reading.has_masked_labels, reading.names, used=(layer,))
+        return _Read(reading.endings, True, True, reading.has_masked_labels, names=reading.names, used=(layer,))
 
 
 @dataclass(frozen=True)
@@ -215,6 +219,7 @@ class _Read:
     labelled: bool
     has_ends: bool
     has_masked_labels: bool = False
+    reads_inside: bool = False  # the loss of a classification reads most tokens, and nobody said that it takes a mean
     names: Mapping[Node, frozenset[int]] = field(default_factory=dict)
     arrivals: Arrivals | None = None
     used: tuple[str, ...] = ()

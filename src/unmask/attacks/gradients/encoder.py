@@ -33,7 +33,7 @@ from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import RecoveredTexts, Recovery
+from unmask.recovery import Aim, RecoveredTexts, Recovery
 
 _MAY_BE_MASKED = (
     "the task is not stated, and gradients arrive at some tokens only: words may have been masked; state the task"
@@ -75,7 +75,7 @@ class EncoderAttack:
             generator=generator,
         )
         if bag.candidates is None:
-            return no_result(bag.status, bag.reason, bag.used, started)
+            return no_result(bag.status, bag.reason, bag.used, started, frozenset([Aim.TOKENS]))
         if bag.expected_false is not None:
             return statistical_bag(bag, started)
         problem = set_up(evidence, model, bag.candidates, self.frame)

@@ -133,8 +133,7 @@ def encoder_verdict(evidence: GradientEvidence, findings: Findings, started: flo
     guesses = tuple(_guesses(evidence, findings))
     if not findings.texts:
         why = "the budget ended before a text was found" if findings.is_cut else "no text was found whose rows all fit"
-        searched = not findings.is_cut
-        return bag_of_words(findings.candidates, findings.used, why, started, guesses, searched=searched)
+        return bag_of_words(findings.candidates, findings.used, why, started, guesses)
     texts = _with_counts(evidence, list(findings.recovered))
     texts.sort(key=lambda text: not text.certain)
     status, reason = _status(evidence, findings, texts)

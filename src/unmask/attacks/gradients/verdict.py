@@ -37,6 +37,9 @@ _NO_TASK = (
     "the task is not stated, and tokens behind the last one with a gradient leave no trace; state "
     "task='classification' if every text has one label"
 )
+_READS_INSIDE = (
+    "the loss reads most tokens, so its last label may stand behind the text; state pooling='mean' if it takes a mean"
+)
 _MASKED = "labels may be masked, and what they hide leaves no trace; state all_tokens_predicted=True if none are"
 
 
@@ -54,6 +57,7 @@ class Findings:
     labelled: bool  # next-token training: every token behind the first is a label
     has_ends: bool = True  # whether ends of texts inside longer ones, and last tokens, could be read
     has_masked_labels: bool = False
+    reads_inside: bool = False  # a classification whose loss reads most tokens, and nobody said that it takes a mean
     names: Mapping[Node, frozenset[int]] = field(default_factory=dict)  # labels read for a prefix's last token
     doubtful: frozenset[Node] = frozenset()  # prefixes that the others do not verify, where that is the proof
 
@@ -134,13 +138,10 @@ def bag_of_words(
     reason: str,
     started: float,
     guesses: tuple[RecoveredText, ...] = (),
-    *,
-    searched: bool = False,
 ) -> Recovery[RecoveredTexts]:
     """The tokens are known, their order is not; guesses at texts claim nothing.
 
-    `searched`: a search for the order ran to its end and found none. Else the order was never tried (a span that is
-    full, a search that could not start or that its budget ended), and nothing follows about texts.
+    Nothing follows about texts: the order was never tried, or it was and nothing confirms that it could be found.
     """
     certificate = Certificate(
         claim="every token listed occurs: its vector lies in the span of block 0's gradients, or its embedding moved",
@@ -151,9 +152,8 @@ def bag_of_words(
     )
     cost = Cost(seconds=time.perf_counter() - started, candidates=candidates.num_tested)
     reason = f"the bag of words ({len(candidates.tokens)} tokens) was recovered, the texts were not: {reason}"
-    looked_for = frozenset([Aim.TOKENS, Aim.TEXTS] if searched else [Aim.TOKENS])
     value = RecoveredTexts(guesses, candidates.tokens, candidates.classes)
-    return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), looked_for)
+    return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), frozenset([Aim.TOKENS]))
 
 
 def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText]:
@@ -197,6 +197,8 @@ def _open_points(evidence: GradientEvidence, findings: Findings, ending: Ending,
         points.append(open_end(_MASKED))
     elif not findings.labelled and evidence.task is None:
         points.append(open_end(_NO_TASK))
+    elif findings.reads_inside:
+        points.append(open_end(_READS_INSIDE))
     elif findings.labelled and not findings.has_ends:
         points.append(open_end("its last token is only a label, and the update does not hold what tells labels"))
     elif findings.has_masked_labels and not findings.is_replayed:

@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.evidence.outputs import AttentionEvidence
+from unmask.linalg.coarse import relative_rounding
 from unmask.linalg.softmax_attention import AttentionMap, AttentionPoint
 
 _RANK_ROUNDINGS = 64.0  # singular values below this many roundings of the largest are zeros
@@ -123,8 +124,8 @@ class PreconditionedPoint:
 class Posed:
     """The evidence in float64 with V eliminated.
 
-    `off_range` is the share of B that no input can produce (B must lie in the row space of V); `type_rounding` the
-    rounding of the number type that the evidence came in.
+    `off_range` is the share of B that no input can produce (B must lie in the row space of V); `rounding` how coarsely
+    B was rounded, relative to its largest entry: by its number type, or before it was stored in that type.
     """
 
     W: Float[Tensor, "d d"]
@@ -134,7 +135,7 @@ class Posed:
     value_rank: int
     value_condition: float
     off_range: float
-    type_rounding: float
+    rounding: float
     causal: bool
 
     def problem(self) -> AttentionProblem:
@@ -173,6 +174,6 @@ def pose(evidence: AttentionEvidence) -> Posed:
         rank,
         float(sizes[0] / sizes[rank - 1]) if rank else float("inf"),
         off_range,
-        torch.finfo(evidence.output.dtype).eps,
+        relative_rounding(evidence.output),
         evidence.causal,
     )

@@ -14,6 +14,8 @@ from unmask.recovery import Certificate, Cost, Recovery, Status
 
 USED = ("W", "V", "output")
 FEWEST_STARTS = 24  # a search from fewer says nothing: with 24, other roots have at most 3/24 of the starts
+_COARSE = 1e-5  # of the largest entry: coarser than float32
+_PREMISE = "V is square, so noise in the output would not show: it must be exactly what the layer computed"
 _OFF_RANGE_ROUNDINGS = 1e3  # an exact output leaves the row space of V by rounding of its own number type
 
 
@@ -26,7 +28,7 @@ def refusal(posed: Posed, residual_tolerance: float, started: float) -> Recovery
             f"the value matrix has rank {posed.value_rank} of {width}, so a continuum of inputs gives this output",
             started,
         )
-    if posed.off_range > max(residual_tolerance, _OFF_RANGE_ROUNDINGS * posed.type_rounding):
+    if posed.off_range > max(residual_tolerance, _OFF_RANGE_ROUNDINGS * posed.rounding):
         return _nothing(
             Status.NOTHING_FOUND,
             f"{posed.off_range:.1e} of the output's norm lies outside the row space of the value matrix: no input "
@@ -53,7 +55,7 @@ def verdict(
         exists = "one exists, as sym(W) is positive definite" if found.definite else "there may be none"
         reason = f"no pre-image found from the output itself and {found.num_starts} starts; {exists}"
         return _nothing(Status.NOTHING_FOUND, reason, started, found)
-    status, reason = _judge(problem, found, least_power)
+    status, reason = _judge(posed, problem, found, least_power)
     worst = max(preimage.residual for preimage in found.preimages)
     certificate = Certificate(
         claim=f"each of the {len(found)} inputs listed gives the output; {reason}",
@@ -74,8 +76,11 @@ def verdict(
     return Recovery(found, status, reason, certificate, Cost(time.perf_counter() - started), USED)
 
 
-def _judge(problem: AttentionProblem, found: Preimages, least_power: float) -> tuple[Status, str]:
-    """RECOVERED for one certified pre-image beside which there is none, proved or well searched."""
+def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_power: float) -> tuple[Status, str]:
+    """RECOVERED for one certified pre-image beside which there is none, proved or well searched.
+
+    It is the input only if the output is what the layer computed: where V is square, every output has a pre-image.
+    """
     looked = f"{found.num_converged} of {found.num_starts} starts converged"
     if len(found) > 1:
         return Status.PARTIAL, (
@@ -88,8 +93,14 @@ def _judge(problem: AttentionProblem, found: Preimages, least_power: float) -> t
             "one pre-image found, but a row of the output is an earlier token up to rounding: its own token may be any "
             "that attends to itself too little to be seen"
         )
+    if posed.rounding > _COARSE:
+        return Status.PARTIAL, (
+            f"one pre-image found, but the output was rounded to {posed.rounding:.0e} of its largest entry: inputs "
+            "near this one give the same output"
+        )
+    premise = "" if posed.V.shape[1] > posed.V.shape[0] else f"; {_PREMISE}"
     if found.proved_complete:
-        return Status.RECOVERED, "the only pre-image (proved by enumeration)"
+        return Status.RECOVERED, f"the only pre-image (proved by enumeration){premise}"
     local = "locally unique (Newton–Kantorovich), no other pre-image found"
     if not found.definite:
         return Status.PARTIAL, f"{local}; {looked}; sym(W) is indefinite, so others may well exist"
@@ -103,7 +114,7 @@ def _judge(problem: AttentionProblem, found: Preimages, least_power: float) -> t
         return Status.PARTIAL, f"{local}; {looked}, too few to speak of uniqueness"
     return Status.RECOVERED, (
         f"locally unique (Newton–Kantorovich), of degree 1 (sym(W) ≻ 0), and the only one to which starts led "
-        f"({looked}); uniqueness is searched, not proved"
+        f"({looked}); uniqueness is searched, not proved{premise}"
     )
 
 
