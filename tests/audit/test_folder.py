@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.audit.made import HOSTILE, finding, spec
 
+from unmask.audit import folder as folder_module
 from unmask.audit.finding import ERROR, Finding, FindingError, TextPair
 from unmask.audit.folder import (
     MANIFEST,
@@ -316,6 +317,17 @@ def test_a_folder_without_an_audit(tmp_path):
 def test_a_damaged_manifest(tmp_path, content):
     (tmp_path / MANIFEST).write_text(content)
     with pytest.raises(InputError, match=r"manifest\.json is damaged.*again"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_whose_gates_were_taken_away_is_refused(tmp_path):
+    cases = [{"id": "a", "gates": ["no exact text"], "line": 1, "case": {"channel": "gradients"}}]
+    folder_module.write_manifest(tmp_path, {"schema": 1, "cases": cases})
+    assert read_manifest(tmp_path)["cases"] == cases
+    document = json.loads((tmp_path / MANIFEST).read_text())
+    document["cases"][0]["gates"] = []
+    (tmp_path / MANIFEST).write_text(json.dumps(document))
+    with pytest.raises(InputError, match="was changed by hand"):
         read_manifest(tmp_path)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from unmask.audit.finding import ERROR, DamagedLineError, Finding, FindingError
+from unmask.audit.finding import ERROR, DamagedLineError, Finding, FindingError, digest_of
 from unmask.errors import InputError, UnmaskError
 
 MANIFEST, PLAN = "manifest.json", "plan.toml"
@@ -97,7 +97,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{folder / MANIFEST} has schema {schema!r}, this version reads up to {SCHEMA}; upgrade unmask"
         )
+    if manifest.get("digest", digest_of(manifest)) != digest_of(manifest):
+        raise InputError(
+            f"{folder / MANIFEST} was changed by hand: its digest does not fit what it says, gates included; delete "
+            "it and run the audit again with the same plan: findings stay"
+        )
     return dict(manifest)
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the manifest with a digest of what it says."""
+    document = {**manifest, "digest": digest_of(manifest)}
+    write_whole(folder / MANIFEST, json.dumps(document, indent=1, ensure_ascii=True) + "\n")
 
 
 def _check_cases(cases: Any) -> None:

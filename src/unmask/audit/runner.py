@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from unmask.audit.case import Case
 from unmask.audit.engines import Engine, Means
 from unmask.audit.finding import ERROR, Finding
-from unmask.audit.folder import MANIFEST, PLAN, open_findings, read_findings, read_manifest, write_whole
+from unmask.audit.folder import MANIFEST, PLAN, open_findings, read_findings, read_manifest, write_manifest, write_whole
 from unmask.audit.manifest import fingerprint_model, make_manifest
 from unmask.audit.plan import Plan
 from unmask.errors import InputError
@@ -40,7 +39,7 @@ def prepare(plan: Plan, folder: Path, *, engine: str, threads: int, command: str
     _refuse_another(before, manifest, folder)
     _add_fingerprints(manifest, before, found.values(), folder)
     manifest["models"] = {**before.get("models", {}), **manifest["models"]}  # findings of the others are still here
-    write_whole(path, json.dumps(manifest, indent=1, ensure_ascii=True) + "\n")
+    write_manifest(folder, manifest)
     write_whole(folder / PLAN, plan.text)
     return manifest
 

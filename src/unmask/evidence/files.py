@@ -131,7 +131,10 @@ def _foreign(path: Path, error: Exception) -> str:
             "convert it to safetensors where you trust it (safetensors.torch.save_file) and wrap it with "
             "unmask.GradientEvidence.of(model, tensors)"
         )
-    return f"{path} is not a whole safetensors file ({error}); it may be truncated or of another format: copy it again"
+    return (
+        f"{path} is not a whole safetensors file ({error}); evidence is written by `unmask observe` or `.save()`: if "
+        "this is, copy it again"
+    )
 
 
 def named_dtype(name: Any) -> torch.dtype:

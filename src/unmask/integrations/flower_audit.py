@@ -5,7 +5,6 @@ Whatever goes wrong in an audit becomes a finding and a line in the log, never a
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import torch
 from unmask.attacks.text import recover_text
 from unmask.audit.case import Case
 from unmask.audit.finding import Finding, Outcome
-from unmask.audit.folder import MANIFEST, FindingsFile, read_findings, read_manifest, write_whole
+from unmask.audit.folder import MANIFEST, FindingsFile, read_findings, read_manifest, write_manifest
 from unmask.audit.manifest import describe_machine, hash_model
 from unmask.audit.marks import mark_bag, pair_texts
 from unmask.audit.result import Clock, error_finding, finding_of
@@ -282,7 +281,7 @@ class UpdateAudit:
             "models": {self.model_name: {"files": files, "fingerprint": model.fingerprint()}},
             "data": {},
         }
-        write_whole(path, json.dumps(manifest, indent=1))
+        write_manifest(self.folder, manifest)
 
     def _check_knowledge(self) -> None:
         """Refuse side knowledge that no evidence takes, before the first round."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from unmask.models.catalog import ModelListing
     from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
 
+_NAMED = 6  # tensors that are named before the others are counted
+
 
 def print_json(document: Any) -> None:
     """One JSON document on standard output, ASCII only, so that no terminal interprets it."""
@@ -236,7 +238,8 @@ def print_proof_and_cost(console: Console, recovery: Recovery[Any]) -> None:
     work = f"{cost.queries:,} queries asked" if cost.queries else f"{cost.candidates:,} candidates tested"
     console.print(Text(f"cost: {cost.seconds:.2f} s, {work}", style="dim"))
     if recovery.used:
-        console.print(Text(f"used: {', '.join(recovery.used)}", style="dim"))
+        more = f" and {len(recovery.used) - _NAMED} more" if len(recovery.used) > _NAMED else ""
+        console.print(Text(f"used: {', '.join(recovery.used[:_NAMED])}{more}", style="dim"))
 
 
 def finite(value: float) -> float | None:

@@ -254,4 +254,5 @@ def _why_no_site(evidence: GradientEvidence, model: Model) -> str:
             "attention, and the update holds none of them"
         )
     ranks = ", ".join(f"{site.name}: rank {site.span.rank} of {site.span.width}" for site in sites)
-    return f"every span that could check a prefix is full ({ranks}): it holds as many tokens as the width, or more"
+    why = "too many tokens for its width, or rounding and noise fill it"
+    return f"every span that could check a prefix is full ({ranks}): {why}"

@@ -108,7 +108,8 @@ def _why_no_room(output: Site | None, down: Site | None) -> str:
             "update holds neither"
         )
     ranks = ", ".join(f"{site.name}: rank {site.span.rank} of at most {site.span.max_rank}" for site in sites)
-    return f"every span that could check a text is full ({ranks}): it holds as many tokens as the width, or more"
+    why = "too many tokens for its width, or rounding and noise fill it"
+    return f"every span that could check a text is full ({ranks}): {why}"
 
 
 def _end_type(model: Bert, inputs: Site, last: int, candidates: Candidates) -> int:

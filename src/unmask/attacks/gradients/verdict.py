@@ -304,7 +304,7 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
 
 def _no_ends(findings: Findings) -> str:
     what = "last tokens are missing" if findings.labelled else "ends inside longer texts are not visible"
-    return f"the last block's down projection is not in the update or too narrow for this batch, so {what}"
+    return f"the last block's down projection does not tell ends (missing, too narrow, or not of one step), so {what}"
 
 
 def _unexplained(findings: Findings, rank: int) -> str:
