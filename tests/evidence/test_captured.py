@@ -176,7 +176,10 @@ def test_a_head_tells_what_was_trained(tiny_gpt2):
     assert not trains_classifier(body, {})
     assert not trains_classifier(body, {**HEAD, "cls.predictions.bias": torch.ones(body.vocab_size)})
     assert not trains_classifier(body, {**HEAD, "decoder.weight": torch.ones(body.vocab_size, 32)})
-    assert trains_classifier(adapt(random_model(transformers.BertForSequenceClassification, bert_config())), {})
+    own = adapt(random_model(transformers.BertForSequenceClassification, bert_config()))
+    assert trains_classifier(own, HEAD)
+    assert not trains_classifier(own, {})  # it has a head, which the client did not train
+    assert not trains_classifier(own, {name: torch.zeros_like(tensor) for name, tensor in HEAD.items()})
     assert not trains_classifier(adapt(random_model(transformers.BertForMaskedLM, bert_config())), HEAD)
     assert not trains_classifier(tiny_gpt2, {"score.weight": torch.ones(1, 64)})  # tied: no head among its parameters
 

@@ -55,9 +55,10 @@ def _tensor(name: str, value: Any) -> Tensor:
 
 
 def trains_classifier(model: Model, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether an update is a classifier's: the model, or what comes beside it, has such a head and none for tokens.
+    """Whether an update is a classifier's: such a head moved, and there is none for tokens.
 
-    What it says of a task that nobody stated: the token embedding is no output layer.
+    What it says of a task that nobody stated: the token embedding is no output layer. A head that the model has and
+    that did not move says nothing: the client may have trained for something else.
     """
     own = {name for name, _ in model.named_parameters()}
     beside = {name: tensor.shape for name, tensor in tensors.items() if name not in own}
@@ -65,7 +66,7 @@ def trains_classifier(model: Model, tensors: Mapping[str, Tensor]) -> bool:
     predicts_tokens = model.unembedding is not None or any(map(_PREDICTS_TOKENS.search, names))
     if predicts_tokens or any(model.vocab_size in shape for shape in beside.values()):
         return False
-    return any(map(is_classifier, names))
+    return any(is_classifier(name) and bool(tensor.any()) for name, tensor in tensors.items())
 
 
 def is_classifier(name: str) -> bool:

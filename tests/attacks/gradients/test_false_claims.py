@@ -377,3 +377,12 @@ def test_pruned_updates_hold_no_gate_over_texts(small_llama, share):
     recovery = recover_text(sent, small_llama)
     assert_nothing_false(recovery, texts)
     assert Aim.TEXTS not in recovery.looked_for
+
+
+def test_masked_words_of_a_model_with_a_classifiers_head():
+    """The client trains for masked words, and the embedding is its output layer: most rows that are left are no words."""
+    model = adapt(random_model(transformers.BertForSequenceClassification, bert_config()), word_tokenizer())
+    texts = [(1, 8, 24, 59, 11, 19, 29, 29, 21, 2)]
+    sent = keep_largest(observe_gradients(model, texts, task="masked_token"), 0.05)
+    recovery = recover_text(replace(sent, task=None), model)
+    assert recovery.value.token_set <= {*texts[0], model.mask_token}

@@ -93,7 +93,8 @@ def may_be_tied(evidence: GradientEvidence, model: Model) -> bool:
     """Whether the token embedding may have predicted tokens too; a model without a head may have borrowed it."""
     if evidence.task is Task.CLASSIFICATION or model.unembedding_name not in (None, model.token_embedding):
         return False
-    return evidence.task is not None or not trains_classifier(model, evidence.gradients)
+    decays = bool(evidence.weight_decay)  # which moves heads that nobody trains
+    return evidence.task is not None or decays or not trains_classifier(model, evidence.gradients)
 
 
 def rows_beyond_decay(weights: Float[Tensor, "v d"], delta: Float[Tensor, "v d"]) -> Bool[Tensor, " v"]:
