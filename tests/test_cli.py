@@ -446,7 +446,7 @@ def test_a_folder_as_evidence(call, folder, tmp_path):
 def test_a_truncated_file(call, folder, update, tmp_path, kept):
     path = tmp_path / "cut.safetensors"
     path.write_bytes(update.read_bytes()[:kept])
-    assert_complaint(call("recover", "text", path, "-m", folder), "truncated")
+    assert_complaint(call("recover", "text", path, "-m", folder), "not a whole safetensors file")
 
 
 def test_a_foreign_safetensors_file(call, folder, tmp_path):
@@ -663,7 +663,7 @@ def test_a_device_that_does_not_exist(call, folder, update, device):
 def test_a_mistake_in_a_process_of_its_own(folder, tmp_path):
     path = tmp_path / "cut.safetensors"
     path.write_bytes(b"\x08\x00\x00\x00")
-    assert_complaint(process("recover", "text", path, "-m", folder), "truncated")
+    assert_complaint(process("recover", "text", path, "-m", folder), "not a whole safetensors file")
 
 
 # ---- interruptions
