@@ -31,7 +31,7 @@ from unmask.defences import measure_distortion, parse_defence, secure_aggregate
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
 from unmask.protocols.dpsgd import PrivateUpdate
-from unmask.protocols.specs import parse_protocol
+from unmask.protocols.table import parse_protocol
 from unmask.scores import score_texts
 
 AGGREGATE = "aggregate:clients="

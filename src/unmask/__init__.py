@@ -43,7 +43,7 @@ _HOME = {
     "observe_lora": "unmask.protocols",
     "parse_defence": "unmask.defences",
     "parse_oracle_defence": "unmask.defences",
-    "parse_protocol": "unmask.protocols.specs",
+    "parse_protocol": "unmask.protocols.table",
     "read_audit": "unmask.audit.folder",
     "recover_inputs": "unmask.attacks.outputs.inputs",
     "recover_text": "unmask.attacks.text",
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from unmask.protocols import observe_gradients as observe_gradients
     from unmask.protocols import observe_hidden as observe_hidden
     from unmask.protocols import observe_lora as observe_lora
-    from unmask.protocols.specs import parse_protocol as parse_protocol
+    from unmask.protocols.table import parse_protocol as parse_protocol
     from unmask.recovery import Certificate as Certificate
     from unmask.recovery import Cost as Cost
     from unmask.recovery import RecoveredText as RecoveredText

@@ -18,7 +18,7 @@ from unmask.errors import InputError
 from unmask.evidence import load_evidence
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models import Model
-from unmask.protocols.specs import parse_protocol
+from unmask.protocols.table import parse_protocol
 
 OPTIONS = {"task": "classification", "seed": 3}
 

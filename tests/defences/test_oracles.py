@@ -191,9 +191,10 @@ def test_whole_numbers_may_be_written_with_an_exponent(text):
     assert parse_oracle_defence(str(defence)) == defence
 
 
-@pytest.mark.parametrize("wrapper", ORACLE_DEFENCES.values())
-def test_every_example_is_read_and_every_card_says_what_it_stops(wrapper):
-    assert type(parse_oracle_defence(wrapper.example)(VECTORS)) is wrapper
+@pytest.mark.parametrize("kind", ORACLE_DEFENCES.values())
+def test_every_example_is_read_and_every_card_says_what_it_stops(kind):
+    wrapper = kind.make
+    assert type(parse_oracle_defence(kind.example)(VECTORS)) is wrapper
     assert "Stops:" in wrapper.__doc__
     assert "docs/queries.md" in " ".join(wrapper.__doc__.split())
 
@@ -206,21 +207,24 @@ def test_names_tell_defended_answers_from_plain_ones():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "there is no defence ''"),
-        ("ground:decimals=2", "no defence 'ground'.*round:decimals=2, noise:sigma=1e-3"),
-        ("round", "needs 'decimals'; its settings are decimals .a whole number.; for example round:decimals=2"),
-        ("round:decimals", "defence 'round'.*decimals"),
-        ("round:decimals=2.5", "cannot take decimals='2.5'"),
-        ("round:decimals=-1", "decimals must be a whole number from 0 to 15, got -1"),
-        ("round:digits=2", "cannot take digits='2'; its settings are decimals"),
+        ("", "there is no defence of a service ''"),
+        ("ground:decimals=2", "no defence of a service 'ground'.*round:decimals=2, noise:sigma=1e-3"),
+        (
+            "round",
+            "needs 'decimals'; its settings are decimals .a whole number from 0 to 15.",
+        ),
+        ("round:decimals", "'round'.*decimals"),
+        ("round:decimals=2.5", "'decimals' must be a whole number from 0 to 15, got '2.5'"),
+        ("round:decimals=-1", "'decimals' must be a whole number from 0 to 15, got '-1'"),
+        ("round:digits=2", "has no setting 'digits'; its settings are decimals"),
         ("round:decimals=2,decimals=3", "given twice"),
-        ("noise:sigma=nan", "sigma must be a finite number from 0 on, got nan"),
-        ("norm:max_norm=0", "max_norm must be above 0"),
-        ("topk:k=0", "k must be 1 or more"),
-        ("rate:queries=0,seconds=1", "queries and seconds must be above 0"),
-        ("rate:queries=1,seconds=inf", "queries and seconds must be above 0"),
-        ("rate:queries=1,seconds=1,wait=perhaps", "cannot take wait='perhaps'.*true or false"),
-        ("sign:sigma=1", "cannot take sigma='1'; its settings are none"),
+        ("noise:sigma=nan", "'sigma' must be a finite number from 0 on, got 'nan'"),
+        ("norm:max_norm=0", "'max_norm' must be a finite number above 0"),
+        ("topk:k=0", "'k' must be a whole number from 1 on"),
+        ("rate:queries=0,seconds=1", "'queries' must be a whole number from 1 on"),
+        ("rate:queries=1,seconds=inf", "'seconds' must be a finite number above 0"),
+        ("rate:queries=1,seconds=1,wait=perhaps", "'wait' must be true or false, got 'perhaps'"),
+        ("sign:sigma=1", "has no setting 'sigma'; it has no settings"),
     ],
 )
 def test_a_mistake_is_answered_with_the_settings(text, message):

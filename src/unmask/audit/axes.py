@@ -8,11 +8,11 @@ from typing import Any
 
 from unmask.audit.secrets import parse_secret
 from unmask.defences.oracles import parse_oracle_defence
-from unmask.defences.specs import parse_defence
+from unmask.defences.table import parse_defence
 from unmask.errors import InputError
 from unmask.evidence.gradients import Task
 from unmask.evidence.outputs import Site
-from unmask.protocols.specs import parse_protocol
+from unmask.protocols.table import parse_protocol
 
 NO_DEFENCE = "none"
 DEFAULT = "default"

@@ -20,13 +20,12 @@ from unmask.audit.observation import observe_update
 from unmask.audit.result import finding_of
 from unmask.audit.services import interrogate
 from unmask.audit.text_result import text_result
-from unmask.defences.specs import parse_defence
-from unmask.defences.states import defend_states
+from unmask.defences.table import defend_states, parse_defence
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
 from unmask.models.load import load_model
 from unmask.protocols.hidden import observe_hidden
-from unmask.protocols.specs import parse_protocol
+from unmask.protocols.table import parse_protocol
 from unmask.recovery import RecoveredTexts, Recovery
 
 

@@ -20,6 +20,7 @@ from unmask.evidence.outputs import Site
 from unmask.models.adapter import Model
 from unmask.models.catalog import CATALOG, is_offline, list_models, resolve
 from unmask.models.load import adapt
+from unmask.specs import split_text
 
 # Protocol → the package that it needs, and the extra that brings it.
 _EXTRAS: Mapping[str, tuple[str, str]] = {"dpsgd": ("opacus", "dp"), "lora": ("peft", "lora")}
@@ -42,7 +43,7 @@ def find_problems(cases: Sequence[Case], engine: str = "local") -> dict[str, lis
 
 
 def _missing_extra(case: Case) -> str | None:
-    protocol = str(case.spec.get("protocol", "")).partition(":")[0]
+    protocol, _ = split_text(str(case.spec.get("protocol", "")))
     package, extra = _EXTRAS.get(protocol, ("", ""))
     if not package or importlib.util.find_spec(package) is not None:
         return None

@@ -11,12 +11,12 @@ import torch
 
 from unmask.defences.aggregate import secure_aggregate
 from unmask.defences.distortion import measure_distortion
-from unmask.defences.specs import Defence
+from unmask.defences.table import Defence
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.protocols.batch import Texts
-from unmask.protocols.specs import Protocol
+from unmask.protocols.table import Protocol
 
 
 @dataclass(frozen=True)

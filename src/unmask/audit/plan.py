@@ -33,9 +33,10 @@ from unmask.audit.case import Case
 from unmask.audit.data import DataSet, read_data
 from unmask.audit.gates import Gate, parse_gate
 from unmask.audit.secrets import parse_secret
-from unmask.defences.oracles import ORACLE_DEFENCES
+from unmask.defences.oracles import ORACLE_DEFENCES, parse_oracle_defence
+from unmask.defences.table import parse_defence
 from unmask.errors import InputError
-from unmask.protocols.specs import parse_protocol
+from unmask.protocols.table import parse_protocol
 
 _TOP = ("title", "gates", "data", *AXES)
 
@@ -137,7 +138,7 @@ def _require_steps(gates: list[Gate], spec: Mapping[str, Any], where: str) -> No
     if not any(gate.metric == "epsilon" for gate in gates):
         return
     protocol = parse_protocol(spec["protocol"])
-    if protocol.name == "dpsgd" and "steps" not in protocol.settings:
+    if protocol.name == "dpsgd" and protocol.settings["steps"] is None:
         raise InputError(f"{where}: ε is that of the whole training; say how many steps it has, as dpsgd:steps=1000,…")
 
 
@@ -174,8 +175,9 @@ def _checked(spec: dict[str, Any], data: Mapping[str, DataSet], where: str) -> d
 
 def _fault(spec: Mapping[str, Any]) -> str | None:
     """What does not go together in a specification, which would else show as an error hours later."""
-    protocol = spec.get("protocol", "fedsgd").partition(":")[0]
-    defences = {text.partition(":")[0]: text for text in spec["defences"]}
+    protocol = parse_protocol(spec.get("protocol", "fedsgd")).name
+    parse = parse_oracle_defence if spec["channel"] == "queries" else parse_defence
+    defences = {parse(text).name: text for text in spec["defences"]}
     if spec.get("clients", 1) > 1 and protocol == "dpsgd":
         return "with dpsgd there must be one client, as those of one seed would draw the same noise"
     if spec.get("task") == "masked_token" and protocol != "fedsgd":
@@ -183,8 +185,10 @@ def _fault(spec: Mapping[str, Any]) -> str | None:
     if spec["channel"] == "outputs" and "withhold" in defences:
         return f"the defence '{defences['withhold']}' has no meaning for states, which have no names"
     if spec["channel"] == "queries":
-        shown = ("round", "noise") if spec["secret"] == "output-layer" else tuple(set(ORACLE_DEFENCES) - {"topk"})
-        if idle := [text for name, text in defences.items() if name not in shown]:
+        is_logits = spec["secret"] == "output-layer"
+        kinds = {name: ORACLE_DEFENCES[name] for name in defences}
+        has_meaning = {n: k.changes_logits if is_logits else not k.needs_vectors for n, k in kinds.items()}
+        if idle := [text for name, text in defences.items() if not has_meaning[name]]:
             return f"the defence '{idle[0]}' has no meaning for the answers of '{spec['secret']}'"
     return None
 

@@ -70,7 +70,7 @@ def observe_gradients_command(
 
     from unmask.audit.observation import observe_update
     from unmask.defences import parse_defence
-    from unmask.protocols.specs import parse_protocol
+    from unmask.protocols.table import parse_protocol
     from unmask.show import print_observation, working
 
     client = parse_protocol(protocol)

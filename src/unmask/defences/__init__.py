@@ -16,9 +16,7 @@ from unmask.defences.oracles import (
 )
 from unmask.defences.prune import keep_largest, keep_random
 from unmask.defences.quantise import quantise_bf16, quantise_fp8, quantise_int8
-from unmask.defences.specs import Defence, describe_defences, parse_defence
-from unmask.defences.states import defend_states
-from unmask.defences.table import DEFENCES
+from unmask.defences.table import DEFENCES, Defence, defend_states, parse_defence
 from unmask.defences.withhold import withhold
 
 __all__ = [
@@ -36,7 +34,6 @@ __all__ = [
     "add_laplace_noise",
     "clip_norm",
     "defend_states",
-    "describe_defences",
     "keep_largest",
     "keep_random",
     "measure_distortion",

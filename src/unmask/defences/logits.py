@@ -7,15 +7,18 @@ from collections.abc import Callable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.defences.oracles import NoisyOracle, OracleDefence, RoundedOracle, nobody
+from unmask.defences.oracles import ORACLE_DEFENCES, ChangedAnswers, OracleDefence
 from unmask.errors import InputError
+from unmask.evidence.oracles import FunctionOracle
 
 LogitFunction = Callable[[Int[Tensor, "b n"]], Float[Tensor, "b vocab"]]
 
 
 def defend_logits(function: LogitFunction, defence: OracleDefence) -> LogitFunction:
     """The logits as a service hands them out behind a defence."""
-    wrapper = defence(nobody())
-    if not isinstance(wrapper, (RoundedOracle, NoisyOracle)):
-        raise InputError(f"the defence '{defence}' does not apply to logits; 'round' and 'noise' do")
-    return lambda tokens: wrapper.changed(function(tokens).double())
+    if not ORACLE_DEFENCES[defence.name].changes_logits:
+        known = " and ".join(f"'{name}'" for name, kind in ORACLE_DEFENCES.items() if kind.changes_logits)
+        raise InputError(f"the defence '{defence}' does not apply to logits; {known} do")
+    defended = defence(FunctionOracle(function, "logits"))
+    assert isinstance(defended, ChangedAnswers)  # as the table says
+    return lambda tokens: defended.changed(function(tokens).double())

@@ -11,16 +11,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unmask.defences.tensorwise import change_tensors
+from unmask.defences.tensorwise import AnyTensors, change_tensors
 from unmask.errors import InputError
-from unmask.evidence.gradients import GradientEvidence
 
 UnitNoise = Callable[[torch.Size, torch.dtype], Tensor]
 
 
 def add_gaussian_noise(
-    evidence: GradientEvidence, sigma: float, generator: torch.Generator, relative: bool = False
-) -> GradientEvidence:
+    evidence: AnyTensors, sigma: float, generator: torch.Generator, relative: bool = False
+) -> AnyTensors:
     """Each tensor G becomes G + s·ε, with ε standard normal and s = sigma, or sigma·rms(G) if `relative`.
 
     Promises nothing by itself: without clipping per text, no privacy budget follows from sigma. What it hides is
@@ -35,8 +34,8 @@ def add_gaussian_noise(
 
 
 def add_laplace_noise(
-    evidence: GradientEvidence, sigma: float, generator: torch.Generator, relative: bool = False
-) -> GradientEvidence:
+    evidence: AnyTensors, sigma: float, generator: torch.Generator, relative: bool = False
+) -> AnyTensors:
     """Each tensor G becomes G + s·ε, with ε of Laplace's distribution, scaled to standard deviation 1.
 
     ε = (ln(1 − u) − ln(1 − v))/√2 with u, v uniform on [0, 1): a difference of two exponential variables. The scale
@@ -52,7 +51,7 @@ def add_laplace_noise(
     return _add_noise(evidence, sigma, relative, unit_noise)
 
 
-def _add_noise(evidence: GradientEvidence, sigma: float, relative: bool, unit_noise: UnitNoise) -> GradientEvidence:
+def _add_noise(evidence: AnyTensors, sigma: float, relative: bool, unit_noise: UnitNoise) -> AnyTensors:
     if not 0 <= sigma < math.inf:
         raise InputError(f"the noise level sigma must be a finite number from 0 on, got {sigma}")
 

@@ -10,36 +10,17 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
 
-from unmask.defences.table import Setting, written
 from unmask.errors import InputError, UnmaskError
-from unmask.evidence.oracles import Answers, FunctionOracle, Oracle, Refused, Sequences
-from unmask.protocols.spec_text import read_spec
+from unmask.evidence.oracles import Answers, Oracle, Refused, Sequences
+from unmask.specs import Kind, Spec, flag, number, whole_number
 
 _ROUNDING = 1e-12  # relative: a token that was scaled to the bound exactly may be longer by a rounding
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not float(value).is_integer():
-        raise ValueError(value)
-    return int(float(value))
-
-
-def _flag(value: Any) -> bool:
-    return {"true": True, "false": False}[str(value).lower()]
-
-
-# How a field of each type is described and read.
-_KINDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "int": ("a whole number", _whole),
-    "float": ("a number", float),
-    "bool": ("true or false", _flag),
-}
 
 
 @dataclass(frozen=True)
@@ -47,22 +28,16 @@ class _Defended(ABC):
     """An oracle behind a defence; ledgers tell its answers from those without, by its name."""
 
     kind: ClassVar[str]
-    example: ClassVar[str]
     oracle: Oracle
 
-    @classmethod
-    def settings(cls) -> tuple[Setting, ...]:
-        """What can be set, read off the fields."""
-        names = [entry for entry in fields(cls) if entry.init and entry.name != "oracle"]
-        defaults = {entry.name: None if entry.default is MISSING else entry.default for entry in names}
-        return tuple(Setting(entry.name, *_KINDS[str(entry.type)], defaults[entry.name]) for entry in names)
+    def __post_init__(self) -> None:
+        self.spec  # noqa: B018 (settings are checked where it is made)
 
     @property
-    def text(self) -> str:
-        """The defence as `parse_oracle_defence` reads it."""
-        values = [(setting, getattr(self, setting.name)) for setting in self.settings()]
-        given = [f"{setting.name}={written(value)}" for setting, value in values if value != setting.default]
-        return f"{self.kind}:{','.join(given)}" if given else self.kind
+    def spec(self) -> OracleDefence:
+        """The defence by itself."""
+        settings = (entry.name for entry in fields(self) if entry.init and entry.name != "oracle")
+        return OracleDefence(self.kind, {name: getattr(self, name) for name in settings})
 
     @abstractmethod
     def pieces(self, sequences: Sequences) -> Iterator[tuple[list[int], Answers]]:
@@ -71,11 +46,11 @@ class _Defended(ABC):
     @property
     def name(self) -> str:
         """Who answers, behind which defences."""
-        return f"{self.oracle.name} behind {self.text}"
+        return f"{self.oracle.name} behind {self.spec}"
 
 
 @dataclass(frozen=True)
-class _ChangedAnswers(_Defended):
+class ChangedAnswers(_Defended):
     """Every question is answered; what is answered is changed."""
 
     @abstractmethod
@@ -89,7 +64,7 @@ class _ChangedAnswers(_Defended):
 
 
 @dataclass(frozen=True)
-class RoundedOracle(_ChangedAnswers):
+class RoundedOracle(ChangedAnswers):
     """Answers rounded to so many decimals.
 
     Stops: nothing, where tokens may be long; (u, y) → (R·u, y/R) keeps every score and multiplies the answer by R, so
@@ -97,12 +72,7 @@ class RoundedOracle(_ChangedAnswers):
     """
 
     kind = "round"
-    example = "round:decimals=2"
     decimals: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decimals <= 15:
-            raise InputError(f"decimals must be a whole number from 0 to 15, got {self.decimals}")
 
     def changed(self, answers: Answers) -> Answers:
         """The nearest multiples of 10^−decimals."""
@@ -110,7 +80,7 @@ class RoundedOracle(_ChangedAnswers):
 
 
 @dataclass(frozen=True)
-class NoisyOracle(_ChangedAnswers):
+class NoisyOracle(ChangedAnswers):
     """Gaussian noise of standard deviation sigma on every answer, new each time, repeated questions included.
 
     Stops: nothing, where tokens may be long (see `RoundedOracle`) or where questions may be repeated: N answers
@@ -118,14 +88,12 @@ class NoisyOracle(_ChangedAnswers):
     """
 
     kind = "noise"
-    example = "noise:sigma=1e-3"
     sigma: float
     seed: int = 0
     _generator: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.sigma < math.inf:
-            raise InputError(f"sigma must be a finite number from 0 on, got {self.sigma}")
+        super().__post_init__()
         self._generator.manual_seed(self.seed)
 
     def changed(self, answers: Answers) -> Answers:
@@ -135,7 +103,7 @@ class NoisyOracle(_ChangedAnswers):
 
 
 @dataclass(frozen=True)
-class SignOracle(_ChangedAnswers):
+class SignOracle(ChangedAnswers):
     """Only the signs of answers: −1, 0 or 1.
 
     Stops: the scale of v, which no sign tells. W and the direction of v of one head cost one question a bit, by
@@ -143,7 +111,6 @@ class SignOracle(_ChangedAnswers):
     """
 
     kind = "sign"
-    example = "sign"
 
     def changed(self, answers: Answers) -> Answers:
         """The signs."""
@@ -151,7 +118,7 @@ class SignOracle(_ChangedAnswers):
 
 
 @dataclass(frozen=True)
-class TopKOracle(_ChangedAnswers):
+class TopKOracle(ChangedAnswers):
     """The k largest entries of every vector; the others are 0.
 
     Stops: readers that take a vector as it is; an entry can be brought to the top by choosing tokens, so the others
@@ -159,18 +126,13 @@ class TopKOracle(_ChangedAnswers):
     """
 
     kind = "topk"
-    example = "topk:k=5"
     k: int
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise InputError(f"k must be 1 or more, got {self.k}")
 
     def changed(self, answers: Answers) -> Answers:
         """The k largest entries in their places."""
         if answers.ndim != 2:
             raise InputError(
-                f"{self.oracle.name} answers with one number, so nothing can be left out; drop '{self.text}'"
+                f"{self.oracle.name} answers with one number, so nothing can be left out; drop '{self.spec}'"
             )
         largest = answers.topk(min(self.k, answers.shape[1]), dim=1)
         return torch.zeros_like(answers).scatter(1, largest.indices, largest.values)
@@ -185,12 +147,7 @@ class BoundedNormOracle(_Defended):
     """
 
     kind = "norm"
-    example = "norm:max_norm=50"
     max_norm: float
-
-    def __post_init__(self) -> None:
-        if not self.max_norm > 0:
-            raise InputError(f"max_norm must be above 0, got {self.max_norm}")
 
     def pieces(self, sequences: Sequences) -> Iterator[tuple[list[int], Answers]]:
         """The answers, unless one token is too long; then none is asked for."""
@@ -217,16 +174,11 @@ class RateLimitedOracle(_Defended):
     """
 
     kind = "rate"
-    example = "rate:queries=100,seconds=60"
     queries: int
     seconds: float
     wait: bool = True
     _granted: deque[tuple[float, int]] = field(default_factory=deque, init=False, repr=False, compare=False)
     _lock: Any = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.queries < 1 or not 0 < self.seconds < math.inf:
-            raise InputError(f"queries and seconds must be above 0, got {self.queries} and {self.seconds}")
 
     def pieces(self, sequences: Sequences) -> Iterator[tuple[list[int], Answers]]:
         """The answers, as many at once as are granted."""
@@ -258,62 +210,68 @@ class RateLimitedOracle(_Defended):
             return num_granted, 0.0
 
 
-# ---- as text
-
-
-_WRAPPERS = (RoundedOracle, NoisyOracle, BoundedNormOracle, TopKOracle, RateLimitedOracle, SignOracle)
-ORACLE_DEFENCES: Mapping[str, type[_Defended]] = {wrapper.kind: wrapper for wrapper in _WRAPPERS}
-
-
-def nobody() -> Oracle:
-    """An oracle to look at a defence by itself, before there is a service."""
-    return FunctionOracle(torch.zeros_like, "nobody")
+# ---- the table
 
 
 @dataclass(frozen=True)
-class OracleDefence:
-    """A defence of a service with its settings: oracle in, oracle out. `parse_oracle_defence(str(d)) == d`."""
+class AnswerDefenceKind(Kind):
+    """A line of the table; `changes_logits`: it works on the logits of a language model as well."""
 
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    changes_logits: bool = False
+    needs_vectors: bool = False
 
-    def __post_init__(self) -> None:
-        known = {setting.name: setting for setting in _wrapper(self.name).settings()}
-        taken = {name: setting.default for name, setting in known.items() if setting.default is not None}
-        for key, value in self.settings.items():
-            try:
-                taken[key] = known[key].take(value)
-            except (ValueError, TypeError, KeyError, OverflowError):
-                raise InputError(f"defence '{self.name}' cannot take {key}={value!r}; {_usage(self.name)}") from None
-        if len(taken) < len(known):
-            missing = next(name for name in known if name not in taken)
-            raise InputError(f"defence '{self.name}' needs '{missing}'; {_usage(self.name)}")
-        object.__setattr__(self, "settings", taken)
-        self(nobody())
+
+_POSITIVE = "a finite number above 0", lambda value: 0 < value < math.inf
+ORACLE_DEFENCES: Mapping[str, AnswerDefenceKind] = {
+    "round": AnswerDefenceKind(
+        "round:decimals=2",
+        "answers are rounded to so many decimals",
+        RoundedOracle,
+        (whole_number("decimals", 0, 15),),
+        changes_logits=True,
+    ),
+    "noise": AnswerDefenceKind(
+        "noise:sigma=1e-3",
+        "Gaussian noise on every answer, new each time",
+        NoisyOracle,
+        (number("sigma", "a finite number from 0 on", lambda v: 0 <= v < math.inf), whole_number("seed", 0, default=0)),
+        changes_logits=True,
+    ),
+    "norm": AnswerDefenceKind(
+        "norm:max_norm=50",
+        "sequences with a longer token are refused",
+        BoundedNormOracle,
+        (number("max_norm", *_POSITIVE),),
+    ),
+    "topk": AnswerDefenceKind(
+        "topk:k=5",
+        "only the k largest entries of a vector are answered; the others are zero",
+        TopKOracle,
+        (whole_number("k", 1),),
+        needs_vectors=True,
+    ),
+    "rate": AnswerDefenceKind(
+        "rate:queries=100,seconds=60",
+        "at most so many queries in so many seconds; more of them wait, or are refused",
+        RateLimitedOracle,
+        (whole_number("queries", 1), number("seconds", *_POSITIVE), flag("wait", default=True)),
+    ),
+    "sign": AnswerDefenceKind("sign", "only the signs of answers", SignOracle),
+}
+
+
+class OracleDefence(Spec):
+    """A defence of a service with its settings: oracle in, oracle out."""
+
+    noun: ClassVar[str] = "defence of a service"
+    table: ClassVar[Mapping[str, AnswerDefenceKind]] = ORACLE_DEFENCES
 
     def __call__(self, oracle: Oracle) -> Oracle:
         """The service as its users see it."""
-        return _wrapper(self.name)(oracle, **self.settings)
-
-    def __str__(self) -> str:
-        return _wrapper(self.name)(nobody(), **self.settings).text
-
-    def __hash__(self) -> int:
-        return hash(str(self))
+        defended: Oracle = self.kind.make(oracle, **self.settings)
+        return defended
 
 
 def parse_oracle_defence(text: str) -> OracleDefence:
-    """The defence that a text names, written as those of updates are: `round:decimals=2`."""
-    return OracleDefence(*read_spec("defence", text, _usage))
-
-
-def _wrapper(name: str) -> type[_Defended]:
-    if name not in ORACLE_DEFENCES:
-        examples = ", ".join(wrapper.example for wrapper in ORACLE_DEFENCES.values())
-        raise InputError(f"there is no defence '{name}' of a service; for example {examples}")
-    return ORACLE_DEFENCES[name]
-
-
-def _usage(name: str) -> str:
-    settings = ", ".join(map(str, _wrapper(name).settings())) or "none"
-    return f"its settings are {settings}; for example {_wrapper(name).example}"
+    """The defence of a service that a text names, written as those of updates are: `round:decimals=2`."""
+    return OracleDefence.parse(text)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unmask.defences.tensorwise import change_tensors
+from unmask.defences.tensorwise import AnyTensors, change_tensors
 from unmask.errors import InputError
-from unmask.evidence.gradients import GradientEvidence
 
 
-def keep_largest(evidence: GradientEvidence, share: float) -> GradientEvidence:
+def keep_largest(evidence: AnyTensors, share: float) -> AnyTensors:
     """Keep the k = round(share·N) entries of largest magnitude among all N entries of the update; zero the others.
 
     One threshold holds for the whole update. Of entries that tie at it, the first are kept, in the order of names and
@@ -19,14 +18,15 @@ def keep_largest(evidence: GradientEvidence, share: float) -> GradientEvidence:
     Limits: ranks and spans are those of the sparse tensor. Cost: linear time, two copies of the magnitudes.
     """
     _require_share(share)
-    names = sorted(evidence.gradients)
-    magnitudes = [evidence.gradients[name].detach().abs().flatten().cpu() for name in names]
+    tensors = evidence.named_tensors()
+    names = sorted(tensors)
+    magnitudes = [tensors[name].detach().abs().flatten().cpu() for name in names]
     kept = _largest(torch.cat([torch.empty(0), *magnitudes]), share)  # float32 at least, and never an empty list
     parts = dict(zip(names, kept.split([len(part) for part in magnitudes]), strict=True))
     return change_tensors(evidence, lambda name, gradient: _only(gradient, parts[name]))
 
 
-def keep_random(evidence: GradientEvidence, share: float, generator: torch.Generator) -> GradientEvidence:
+def keep_random(evidence: AnyTensors, share: float, generator: torch.Generator) -> AnyTensors:
     """Keep each entry with probability `share`, independently; zero the others.
 
     Kept entries are sent as they are: they are *not* divided by the share, so the expected update is share·G. Promises

@@ -13,14 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unmask.defences.tensorwise import change_tensors
-from unmask.evidence.gradients import GradientEvidence
+from unmask.defences.tensorwise import AnyTensors, change_tensors
 
 _INT8_LARGEST = 127
 _FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448
 
 
-def quantise_int8(evidence: GradientEvidence, generator: torch.Generator | None = None) -> GradientEvidence:
+def quantise_int8(evidence: AnyTensors, generator: torch.Generator | None = None) -> AnyTensors:
     """Each tensor G becomes s·round(G/s), s = max|G|/127: 255 levels a tensor, symmetric around an exact zero.
 
     Without a generator each entry goes to the nearest level: an error of at most s/2, and entries below s/2 vanish.
@@ -39,7 +38,7 @@ def quantise_int8(evidence: GradientEvidence, generator: torch.Generator | None 
     return change_tensors(evidence, lambda _, gradient: _on_grid(gradient, _INT8_LARGEST, rounded))
 
 
-def quantise_fp8(evidence: GradientEvidence) -> GradientEvidence:
+def quantise_fp8(evidence: AnyTensors) -> AnyTensors:
     """Each tensor in float8 (e4m3fn), scaled so that its largest entry becomes 448, the largest number of that type.
 
     Promises a relative error of at most 2⁻⁴ for entries above max|G|/28672; below, the grid is even, and entries below
@@ -52,7 +51,7 @@ def quantise_fp8(evidence: GradientEvidence) -> GradientEvidence:
     return change_tensors(evidence, lambda _, gradient: _on_grid(gradient, _FP8_LARGEST, rounded))
 
 
-def quantise_bf16(evidence: GradientEvidence) -> GradientEvidence:
+def quantise_bf16(evidence: AnyTensors) -> AnyTensors:
     """Each entry rounded to the nearest bfloat16, whose range is that of float32: no scale is needed.
 
     Promises a relative error of at most 2⁻⁸ for each entry (half a unit of 2⁻⁷): little is lost but the sharp fall of

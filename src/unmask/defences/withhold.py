@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from unmask.defences.tensorwise import AnyTensors
 from unmask.errors import InputError
-from unmask.evidence.gradients import GradientEvidence
+from unmask.evidence.outputs import HiddenEvidence
 
 
-def withhold(evidence: GradientEvidence, patterns: Sequence[str]) -> GradientEvidence:
+def withhold(evidence: AnyTensors, patterns: Sequence[str]) -> AnyTensors:
     """The update without the tensors whose names contain one of the patterns, as if these layers were frozen.
 
     Promises that nothing is read off these tensors. It promises nothing about the others: tokens that are not named by
@@ -18,7 +18,10 @@ def withhold(evidence: GradientEvidence, patterns: Sequence[str]) -> GradientEvi
     """
     if isinstance(patterns, str) or not patterns or not all(patterns):
         raise InputError(f"withhold needs a list of parts of names, none of them empty, got {patterns!r}")
-    names = list(evidence.gradients)
+    if isinstance(evidence, HiddenEvidence):
+        raise InputError("states have no names, so none can be withheld; choose a defence that changes values")
+    tensors = evidence.named_tensors()
+    names = list(tensors)
     kept = [name for name in names if not any(pattern in name for pattern in patterns)]
     wanted = ", ".join(repr(pattern) for pattern in patterns)
     if len(kept) == len(names):
@@ -31,7 +34,7 @@ def withhold(evidence: GradientEvidence, patterns: Sequence[str]) -> GradientEvi
             f"each of the {len(names)} tensors has a name that contains one of {wanted}, so nothing would be sent; "
             f"give patterns that leave some of {_some(names)}"
         )
-    return replace(evidence, gradients={name: evidence.gradients[name] for name in kept})
+    return evidence.with_tensors({name: tensors[name] for name in kept})
 
 
 def _some(names: list[str]) -> str:

@@ -177,6 +177,14 @@ class GradientEvidence:
         kept = {name: g for name, g in self.gradients.items() if any(pattern in name for pattern in patterns)}
         return self._changed(gradients=kept)
 
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """The gradients by parameter name, as defences change them."""
+        return self.gradients
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> GradientEvidence:
+        """The same update with these gradients."""
+        return self._changed(gradients=tensors)
+
     def to(self, device: str | torch.device) -> GradientEvidence:
         """The same evidence on another device."""
         gradients, adapters = (

@@ -68,6 +68,18 @@ class HiddenEvidence:
                 f"{model.width} with {model.num_blocks} blocks"
             )
 
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """The state of each token, named by its text and position, as defences change them."""
+        return {f"{text:06d}/{position:06d}": self.states[text, position] for text, position in self.mask.nonzero()}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> HiddenEvidence:
+        """The same evidence with these states of its tokens; padding is zero."""
+        states = torch.zeros_like(self.states)
+        for name, state in tensors.items():
+            text, position = map(int, name.split("/"))
+            states[text, position] = state
+        return replace(self, states=states)
+
     def to(self, device: str | torch.device) -> HiddenEvidence:
         """The same states on another device."""
         return replace(self, states=self.states.to(device), mask=self.mask.to(device))

@@ -13,6 +13,7 @@ from unmask.audit.finding import Finding, Outcome
 from unmask.harmless import shown
 from unmask.report.case_names import SEPARATOR, defences_name, is_live, setting
 from unmask.report.numbers import leak, number
+from unmask.specs import split_text
 
 _PROTECTION = ("defences", "protocol", "clients")
 _AMOUNTS = ("token_recall", "exact_rate", "weights_rate", "hidden_size_found", "hidden_size_share")
@@ -123,8 +124,8 @@ def _is_at_most(one: str, part: str) -> bool:
 
 
 def _read(text: str) -> tuple[str, dict[str, str]]:
-    kind, _, settings = text.partition(":")
-    return kind, {key: value for key, _, value in (part.partition("=") for part in settings.split(","))}
+    name, parts = split_text(text)
+    return name, {key: value for key, _, value in (part.partition("=") for part in parts)}
 
 
 def _protects_no_more(key: str, value: str, other: str) -> bool:

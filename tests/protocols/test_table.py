@@ -6,7 +6,7 @@ import torch
 from unmask.errors import InputError
 from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
-from unmask.protocols.specs import PROTOCOLS, Protocol, parse_protocol
+from unmask.protocols.table import PROTOCOLS, Protocol, parse_protocol
 
 TEXTS = [[5, 17, 99, 17], [400, 3, 8]]
 
@@ -51,8 +51,8 @@ def test_a_private_update_has_a_budget(tiny_bert):
         ("fedavg:local_steps", "local_steps"),
         ("fedavg:local_steps=1,local_steps=2", "local_steps=2"),
         ("fedavg:local_steps=many", "must be a whole number"),
-        ("fedsgd:rate=1", "settings are none"),
-        ("fedavg:local_steps=2,epochs=3", "either local_steps steps or epochs passes"),
+        ("fedsgd:rate=1", "it has no settings"),
+        ("fedavg:local_steps=1,epochs=3", "either local_steps steps or epochs passes"),
         ("fedavg:optimizer=adamw,momentum=0.9", "moments of its own"),
         ("fedavg:learning_rate=0", "learning_rate"),
         ("dpsgd:sample_rate=0.1,dataset_size=100", "both were given"),
@@ -64,5 +64,8 @@ def test_mistakes_are_explained(text, part):
         parse_protocol(text)
 
 
-def test_written_settings_stand_in_order():
-    assert str(Protocol("lora", {"rank": 4, "steps": 1})) == "lora:rank=4,steps=1"
+def test_one_protocol_has_one_text():
+    assert str(Protocol("lora", {"steps": 1, "rank": 4})) == "lora:rank=4,steps=1"
+    assert str(parse_protocol("fedavg:momentum=0,local_steps=1")) == "fedavg"
+    assert str(parse_protocol("lora")) == "lora:rank=8"
+    assert str(parse_protocol("dpsgd:steps=1")) == "dpsgd:noise_multiplier=1,max_grad_norm=1,steps=1"
