@@ -29,7 +29,7 @@ from torch import Tensor
 import unmask
 from unmask.attacks.queries.multi_head import MultiHeadAttack
 from unmask.attacks.queries.vector_heads import VectorHeadsAttack
-from unmask.attacks.queries.weights import recover_from_answers
+from unmask.attacks.recover import recover_from_answers
 from unmask.evidence.oracles import FunctionOracle, OracleEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.models.heads import layer_heads

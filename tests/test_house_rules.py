@@ -16,7 +16,6 @@ import unmask
 
 PACKAGE = Path(unmask.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-IDS = [str(path.relative_to(PACKAGE)) for path in FILES]
 
 # Each layer imports only from itself and from layers before it.
 LAYERS = (
@@ -24,6 +23,7 @@ LAYERS = (
         "shapes",
         "errors",
         "arguments",
+        "specs",
         "harmless",
         "recovery",
         "linalg",
@@ -47,8 +47,6 @@ EXTRAS = ("gguf", "accelerate", "matplotlib", "flwr", "opacus", "ray", "peft", "
 NEED_EXTRAS = frozenset(
     {"unmask.integrations.flower", "unmask.protocols.dpsgd", "unmask.protocols.lora", "unmask.audit.ray_engine"}
 )
-
-each_file = pytest.mark.parametrize("path", FILES, ids=IDS)
 
 
 def module_name(path: Path) -> str:
@@ -144,41 +142,39 @@ def _is_false(node: ast.expr) -> bool:
 # The rules
 
 
-@each_file
-def test_layers_import_only_from_above(path):
-    faults = layer_faults(path.read_text(), module_name(path), path.name == "__init__.py")
-    assert not faults, "\n".join(faults)
+def test_layers_import_only_from_above():
+    assert not [
+        fault
+        for path in FILES
+        for fault in layer_faults(path.read_text(), module_name(path), path.name == "__init__.py")
+    ]
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if "attacks" in path.relative_to(PACKAGE).parts], ids=lambda path: path.name
-)
-def test_attacks_never_see_the_secret(path):
-    faults = fence_faults(path.read_text(), module_name(path), path.name == "__init__.py")
-    assert not faults, "\n".join(faults)
+def test_attacks_never_see_the_secret():
+    room = [path for path in FILES if "attacks" in path.relative_to(PACKAGE).parts]
+    assert len(room) > 50
+    assert not [
+        fault
+        for path in room
+        for fault in fence_faults(path.read_text(), module_name(path), path.name == "__init__.py")
+    ]
 
 
-@each_file
-def test_nothing_that_is_read_is_executed(path):
-    assert not dangerous_calls(path.read_text())
+def test_nothing_that_is_read_is_executed():
+    assert not {path.name: calls for path in FILES if (calls := dangerous_calls(path.read_text()))}
 
 
-@each_file
-def test_every_module_says_what_it_is(path):
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
-    assert docstring
-    assert docstring.strip()
+def test_every_module_says_what_it_is():
+    assert not [path for path in FILES if not (ast.get_docstring(ast.parse(path.read_text())) or "").strip()]
 
 
-@each_file
-def test_a_file_is_about_one_thing(path):
-    num_lines = len(path.read_text().splitlines())
-    assert num_lines <= MAX_LINES, f"{num_lines} lines, {MAX_LINES} at the most"
+def test_a_file_is_about_one_thing():
+    lengths = {path.name: len(path.read_text().splitlines()) for path in FILES}
+    assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
 
 
-@each_file
-def test_names_of_modules_say_something(path):
-    assert not VAGUE_NAMES & set(path.relative_to(PACKAGE).with_suffix("").parts)
+def test_names_of_modules_say_something():
+    assert not [path for path in FILES if VAGUE_NAMES & set(path.relative_to(PACKAGE).with_suffix("").parts)]
 
 
 def test_the_core_imports_without_any_extra():
@@ -218,14 +214,14 @@ def run_without(packages: tuple[str, ...], code: str) -> subprocess.CompletedPro
 
 
 def test_the_files_were_found():
-    names = set(IDS)
+    names = {str(path.relative_to(PACKAGE)) for path in FILES}
     assert {"__init__.py", "recovery.py", "linalg/subspace.py", "attacks/gradients/decoder.py"} <= names
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        "from unmask.attacks.text import recover_text",
+        "from unmask.attacks.recover import recover_text",
         "import unmask.attacks",
         "import os, unmask.cli as cli",
         "from unmask import attacks",
@@ -262,7 +258,7 @@ def test_a_module_of_no_layer_is_seen():
 def test_relative_imports_of_packages_are_resolved():
     assert list(imported_modules("from .gap import Gap", "unmask.linalg", is_package=True)) == ["unmask.linalg.gap"]
     assert list(imported_modules("from ..scores import x", "unmask.attacks", is_package=True)) == ["unmask.scores"]
-    assert list(imported_modules("from ..scores import x", "unmask.attacks.text")) == ["unmask.scores"]
+    assert list(imported_modules("from ..scores import x", "unmask.attacks.recover")) == ["unmask.scores"]
 
 
 @pytest.mark.parametrize(
@@ -278,7 +274,7 @@ def test_relative_imports_of_packages_are_resolved():
     ],
 )
 def test_a_hole_in_the_fence_is_seen(source):
-    assert fence_faults(source, "unmask.attacks.text")
+    assert fence_faults(source, "unmask.attacks.recover")
 
 
 @pytest.mark.parametrize(
@@ -286,7 +282,7 @@ def test_a_hole_in_the_fence_is_seen(source):
     ["from unmask.evidence import Task", "num_targets = 3", "# preferences, truthful", "from unmask.linalg import gap"],
 )
 def test_what_the_fence_lets_through(source):
-    assert not fence_faults(source, "unmask.attacks.text")
+    assert not fence_faults(source, "unmask.attacks.recover")
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ _HOME = {
     "parse_oracle_defence": "unmask.defences",
     "parse_protocol": "unmask.protocols.table",
     "read_audit": "unmask.audit.folder",
-    "recover_inputs": "unmask.attacks.outputs.inputs",
-    "recover_text": "unmask.attacks.text",
-    "recover_weights": "unmask.attacks.queries.weights",
+    "recover_inputs": "unmask.attacks.recover",
+    "recover_text": "unmask.attacks.recover",
+    "recover_weights": "unmask.attacks.recover",
     "run_audit": "unmask.audit.run",
     "score_heads": "unmask.scores",
     "score_inputs": "unmask.scores",
@@ -57,10 +57,10 @@ _HOME = {
 __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
-    from unmask.attacks.outputs.inputs import recover_inputs as recover_inputs
     from unmask.attacks.outputs.preimages import Preimages as Preimages
-    from unmask.attacks.queries.weights import recover_weights as recover_weights
-    from unmask.attacks.text import recover_text as recover_text
+    from unmask.attacks.recover import recover_inputs as recover_inputs
+    from unmask.attacks.recover import recover_text as recover_text
+    from unmask.attacks.recover import recover_weights as recover_weights
     from unmask.audit.finding import Finding as Finding
     from unmask.audit.folder import read_audit as read_audit
     from unmask.audit.plan import load_plan as load_plan

@@ -142,7 +142,7 @@ MISTAKES = {
     "wrong size": (GRADIENTS + 'batch_sizes = ["4"]\n', ("batch_sizes of [[gradients]] in line 4", "'4'")),
     "wrong defence": (GRADIENTS + 'defences = ["noise"]\n', ("defences of [[gradients]] in line 4", "needs 'sigma'")),
     "wrong part": (GRADIENTS + 'defences = [["int8", "x"]]\n', ("defences of [[gradients]] in line 4", "'x'")),
-    "wrong protocol": (GRADIENTS + 'protocols = ["fedavg:speed=1"]\n', ("protocols of [[gradients]]", "no setting 'speed'")),
+    "wrong protocol": (GRADIENTS + 'protocols = ["fedavg:speed=1"]\n', ("protocols of [[grad", "no setting 'speed'")),
     "wrong secret": ('[[queries]]\nsecrets = ["x"]\n', ("secrets of [[queries]] in line 4", "'x'")),
     "no data": (GRADIENTS.replace("notes", "memos"), ("[[gradients]] in line 4", "'memos'", "invented, notes")),
     "small data": (GRADIENTS + "batch_sizes = [9]\n", ("line 4", "'notes' has 8 texts", "9")),

@@ -232,7 +232,7 @@ def test_ctrl_c_says_what_becomes_of_the_answers(serve, call, monkeypatch, optio
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("unmask.attacks.queries.weights.recover_from_answers", interrupted)
+    monkeypatch.setattr("unmask.attacks.recover.recover_from_answers", interrupted)
     code, _, err = call(serve(layer()), *options)
     assert code == STOPPED
     assert kept in err

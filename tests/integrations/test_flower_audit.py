@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord
 from tests.integrations.flower_grid import FRAME, TEXTS, audited_model, classifier, initial_arrays, trained, words
 
 import unmask.integrations.flower_audit as flower_audit
-from unmask.attacks.text import recover_text
+from unmask.attacks.recover import recover_text
 from unmask.audit.case import case_id
 from unmask.audit.finding import ERROR, Outcome
 from unmask.audit.folder import read_audit

@@ -10,7 +10,7 @@ import torch
 import transformers
 from tests.tiny_models import TINY, bert_config, random_model, word_tokenizer
 
-from unmask.attacks.text import recover_text
+from unmask.attacks.recover import recover_text
 from unmask.errors import EvidenceError
 from unmask.integrations.flower_update import (
     is_same,

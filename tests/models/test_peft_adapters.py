@@ -10,7 +10,7 @@ import transformers
 from tests.tiny_models import gpt2_config, llama_sizes, random_model
 
 import unmask
-from unmask.attacks.text import recover_text
+from unmask.attacks.recover import recover_text
 from unmask.errors import UnsupportedModelError
 from unmask.evidence import GradientEvidence
 from unmask.models import load_model

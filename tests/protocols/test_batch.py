@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tiny_models import NUM_POSITIONS, VOCAB, bert_config, random_model, word_tokenizer
 
-from unmask.attacks.text import recover_text
+from unmask.attacks.recover import recover_text
 from unmask.errors import InputError
 from unmask.models import adapt
 from unmask.protocols import observe_gradients

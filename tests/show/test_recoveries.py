@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unmask import show
-from unmask.attacks.text import recover_text
+from unmask.attacks.recover import recover_text
 from unmask.evidence import GradientEvidence
 from unmask.protocols import observe_gradients
 from unmask.recovery import (

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unmask.attacks.table import Attack, Secret, attacks_of
 from unmask.audit.secrets import parse_secret
 from unmask.defences.oracles import parse_oracle_defence
 from unmask.defences.table import parse_defence
@@ -57,6 +58,21 @@ def _task(value: Any) -> str:
     )
 
 
+def _attack(channel: str, *secrets: Secret) -> Callable[[Any], str]:
+    """'default', or an attack of the table that findings of the channel can score."""
+    known = [DEFAULT, *attacks_of(channel, *secrets)]
+
+    def read(value: Any) -> str:
+        if value == DEFAULT:
+            return DEFAULT
+        attack = Attack.parse(_name(value))
+        if attack.name not in known:
+            raise InputError(f"expected one of {', '.join(known)}, got {value!r}")
+        return str(attack)
+
+    return read
+
+
 def _layer(value: Any) -> int | str:
     return "last" if value == "last" else _whole(0)(value)
 
@@ -89,7 +105,7 @@ AXES: Mapping[str, Mapping[str, Axis]] = {
         "protocols": Axis("protocol", lambda value: str(parse_protocol(_name(value))), ("fedsgd",)),
         "clients": Axis("clients", _whole(1), (1,)),
         "defences": _DEFENCES,
-        "attacks": Axis("attack", _one_of(DEFAULT, "dager"), (DEFAULT,)),
+        "attacks": Axis("attack", _attack("gradients", Secret.TEXTS, Secret.TOKENS), (DEFAULT,)),
         "seeds": _SEEDS,
     },
     "outputs": {
@@ -100,14 +116,14 @@ AXES: Mapping[str, Mapping[str, Axis]] = {
         "layers": Axis("layer", _layer, ("last",)),
         "sites": Axis("site", _one_of(*(site.value for site in Site)), (Site.STREAM.value,)),
         "defences": _DEFENCES,
-        "attacks": Axis("attack", _one_of(DEFAULT), (DEFAULT,)),
+        "attacks": Axis("attack", _attack("outputs", Secret.TEXTS, Secret.TOKENS), (DEFAULT,)),
         "seeds": _SEEDS,
     },
     "queries": {
         "models": Axis("model", lambda value: value if value == "" else _name(value), ("",)),
         "secrets": Axis("secret", lambda value: str(parse_secret(_name(value)))),
         "defences": Axis("defences", _defences(parse_oracle_defence), (NO_DEFENCE,)),
-        "attacks": Axis("attack", _one_of(DEFAULT), (DEFAULT,)),
+        "attacks": Axis("attack", _attack("queries", Secret.HEADS, Secret.OUTPUT_LAYER), (DEFAULT,)),
         "seeds": _SEEDS,
     },
 }

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from unmask.attacks.gradients.dager import Dager
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.text import as_client_ran_it, recover_text
+from unmask.attacks.recover import recover_text
 from unmask.audit.axes import DEFAULT
 from unmask.audit.case import Case
 from unmask.audit.data import DataSet
@@ -21,12 +20,11 @@ from unmask.audit.result import finding_of
 from unmask.audit.services import interrogate
 from unmask.audit.text_result import text_result
 from unmask.defences.table import defend_states, parse_defence
-from unmask.evidence.gradients import GradientEvidence, Task
+from unmask.evidence.gradients import Task
 from unmask.models.adapter import Model
 from unmask.models.load import load_model
 from unmask.protocols.hidden import observe_hidden
 from unmask.protocols.table import parse_protocol
-from unmask.recovery import RecoveredTexts, Recovery
 
 
 @dataclass
@@ -61,7 +59,7 @@ def audit_gradients(case: Case, desk: Desk) -> Finding:
         task=task,
         seed=case["seed"],
     )
-    recovery = _GRADIENT_ATTACKS[case["attack"]](seen.evidence, model, desk.progress)
+    recovery = recover_text(seen.evidence, model, attack=_attack_of(case), progress=desk.progress)
     scores = text_result(recovery, texts, others, model)
     scores["metrics"]["cosine"] = seen.cosine
     if math.isfinite(seen.epsilon):
@@ -78,14 +76,14 @@ def audit_outputs(case: Case, desk: Desk) -> Finding:
     generator = torch.Generator().manual_seed(case.seed)
     defences = [parse_defence(text) for text in case["defences"]]
     states = functools.reduce(lambda seen, defence: defend_states(seen, defence, generator), defences, states)
-    recovery = recover_text(states, model, progress=desk.progress)
+    recovery = recover_text(states, model, attack=_attack_of(case), progress=desk.progress)
     return finding_of(case, model, recovery, text_result(recovery, texts, others, model))
 
 
 def audit_queries(case: Case, desk: Desk) -> Finding:
     """Weights, a service that answers with them, and the weights that its answers give away."""
     model = desk.model(case["model"]) if case["model"] else None
-    recovery, scores = interrogate(case, model, desk.progress)
+    recovery, scores = interrogate(case, model, _attack_of(case), desk.progress)
     return finding_of(case, model, recovery, scores)
 
 
@@ -96,14 +94,9 @@ STORIES: Mapping[str, Callable[[Case, Desk], Finding]] = {
 }
 
 
-def _dager(evidence: GradientEvidence, model: Model, progress: Progress) -> Recovery[RecoveredTexts]:
-    return Dager()(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), progress)
-
-
-_GRADIENT_ATTACKS: Mapping[str, Callable[[GradientEvidence, Model, Progress], Recovery[RecoveredTexts]]] = {
-    DEFAULT: lambda evidence, model, progress: recover_text(evidence, model, progress=progress),
-    "dager": _dager,
-}
+def _attack_of(case: Case) -> str | None:
+    """The attack that a case names; None for the one that fits."""
+    return None if case["attack"] == DEFAULT else str(case["attack"])
 
 
 def _natural_task(model: Model) -> str:

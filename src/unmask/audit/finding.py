@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from unmask.attacks.table import ATTACKS
 from unmask.audit.case import case_id
 from unmask.errors import UnmaskError
 from unmask.recovery import Status
+from unmask.specs import split_text
 
 SCHEMA = 2  # 2: digest, looked_for, control, near-exact texts, ambiguities
 ERROR = "ERROR"  # the status of a case that raised; all others are names of `Status`
@@ -120,8 +122,9 @@ class Finding:
 
     @property
     def is_baseline(self) -> bool:
-        """Whether a paper's own attack was run, to compare with."""
-        return self.case.get("attack", "default") != "default"
+        """Whether a paper's own attack was run, to compare with; one that this version does not know counts as such."""
+        name, _ = split_text(str(self.case.get("attack", "default")))
+        return name != "default" and (name not in ATTACKS or ATTACKS[name].is_baseline)
 
     @property
     def meaning(self) -> str:

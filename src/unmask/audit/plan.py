@@ -28,7 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unmask.audit.axes import AXES, Axis
+from unmask.attacks.table import Attack, Secret
+from unmask.audit.axes import AXES, DEFAULT, Axis
 from unmask.audit.case import Case
 from unmask.audit.data import DataSet, read_data
 from unmask.audit.gates import Gate, parse_gate
@@ -186,6 +187,8 @@ def _fault(spec: Mapping[str, Any]) -> str | None:
         return f"the defence '{defences['withhold']}' has no meaning for states, which have no names"
     if spec["channel"] == "queries":
         is_logits = spec["secret"] == "output-layer"
+        if spec["attack"] != DEFAULT and is_logits != (Attack.parse(spec["attack"]).kind.secret is Secret.OUTPUT_LAYER):
+            return f"the attack '{spec['attack']}' is not one for '{spec['secret']}'"
         kinds = {name: ORACLE_DEFENCES[name] for name in defences}
         has_meaning = {n: k.changes_logits if is_logits else not k.needs_vectors for n, k in kinds.items()}
         if idle := [text for name, text in defences.items() if not has_meaning[name]]:

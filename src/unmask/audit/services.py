@@ -9,7 +9,7 @@ import torch
 
 from unmask.attacks.progress import Progress
 from unmask.attacks.queries.output_layer import OutputLayerAttack
-from unmask.attacks.queries.weights import recover_weights
+from unmask.attacks.recover import recover_weights
 from unmask.audit.case import Case
 from unmask.audit.secrets import QuerySecret, parse_secret
 from unmask.defences.logits import LogitFunction, defend_logits
@@ -28,7 +28,9 @@ _TOKENS_PER_WIDTH = 1.7  # tokens whose logits are read, for each dimension: mor
 _PROMPTS_PER_WIDTH = 2.7
 
 
-def interrogate(case: Case, model: Model | None, progress: Progress) -> tuple[Recovery[Any], dict[str, Any]]:
+def interrogate(
+    case: Case, model: Model | None, attack: str | None, progress: Progress
+) -> tuple[Recovery[Any], dict[str, Any]]:
     """Ask the service of a case until its weights are known or cannot be."""
     secret = parse_secret(case["secret"])
     defences = [_of_this_case(parse_oracle_defence(text), case) for text in case["defences"]]
@@ -42,7 +44,8 @@ def interrogate(case: Case, model: Model | None, progress: Progress) -> tuple[Re
     for defence in defences:
         oracle = defence(oracle)
     try:
-        recovery = recover_weights(oracle, width=heads.v.shape[1], progress=progress, seed=case["seed"])
+        width, seed = heads.v.shape[1], case["seed"]
+        recovery = recover_weights(oracle, width=width, attack=attack, progress=progress, seed=seed)
     except RateLimited:
         return _refused("the service's limit on queries ended the attack"), _scores(0, 1.0, 0)
     score = score_heads(recovery.value, heads)

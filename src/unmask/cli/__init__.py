@@ -73,6 +73,28 @@ def models(json: JsonOption = False) -> None:
 
 
 @app.command()
+def attacks(json: JsonOption = False) -> None:
+    """List the attacks: what each needs, what it claims, and where it comes from.
+
+    Example: [bold]unmask attacks[/bold]
+    """
+    from unmask.show.tables import print_attacks
+
+    print_attacks(json)
+
+
+@app.command()
+def defences(json: JsonOption = False) -> None:
+    """List the defences of updates, hidden states and services, with their settings.
+
+    Example: [bold]unmask defences --json[/bold]
+    """
+    from unmask.show.tables import print_defences
+
+    print_defences(json)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for findings and report.")] = Path("runs/demo"),
 ) -> None:

@@ -49,6 +49,9 @@ class Side(StrEnum):
     left = "left"
 
 
+AttackOption = Annotated[
+    str | None, typer.Option("--attack", help="Name of an attack (see `unmask attacks`). By default the one that fits.")
+]
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="Catalogue name, folder or Hugging Face name (see `unmask models`).")
 ]

@@ -10,6 +10,7 @@ import typer
 from unmask.cli.options import (
     EXIT_DONE,
     EXIT_INCONCLUSIVE,
+    AttackOption,
     DeviceOption,
     DtypeName,
     JsonOption,
@@ -29,6 +30,7 @@ recover.command("output-layer")(recover_output_layer_command)
 def recover_text_command(
     evidence: Annotated[Path, typer.Argument(help="Evidence file: gradients or hidden states.")],
     model: ModelOption,
+    attack: AttackOption = None,
     device: DeviceOption = "cpu",
     effort: Annotated[
         int, typer.Option(min=1, help="How often to start the search for an encoder's texts, while some are missing.")
@@ -40,9 +42,9 @@ def recover_text_command(
 
     Example: [bold]unmask recover text update.safetensors -m smollm2-135m[/bold]
 
-    Another: [bold]unmask recover text states.safetensors -m smollm2-135m --json[/bold]
+    Another: [bold]unmask recover text states.safetensors -m smollm2-135m --attack stack --json[/bold]
     """
-    from unmask.attacks.text import recover_text
+    from unmask.attacks.recover import recover_text
     from unmask.evidence import load_evidence
     from unmask.show import print_text_recovery, progress_bar, working
 
@@ -50,7 +52,7 @@ def recover_text_command(
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)
     with progress_bar() as progress:
-        recovery = recover_text(seen, loaded, progress=progress, effort=effort, seed=seed)
+        recovery = recover_text(seen, loaded, attack=attack, progress=progress, effort=effort, seed=seed)
     print_text_recovery(recovery, loaded, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
 
@@ -58,6 +60,7 @@ def recover_text_command(
 @recover.command("inputs")
 def recover_inputs_command(
     evidence: Annotated[Path, typer.Argument(help="Evidence file of one attention layer: W, V and its output.")],
+    attack: AttackOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the pre-images (safetensors).")] = None,
     seed: Annotated[int, typer.Option(help="Seeds the starts of the search.")] = 0,
     json: JsonOption = False,
@@ -68,7 +71,7 @@ def recover_inputs_command(
 
     Example: [bold]unmask recover inputs layer.safetensors --out inputs.safetensors[/bold]
     """
-    from unmask.attacks.outputs.inputs import recover_inputs
+    from unmask.attacks.recover import recover_inputs
     from unmask.evidence import AttentionEvidence, load_evidence
     from unmask.show import print_inputs_recovery, progress_bar, write_preimages
 
@@ -79,7 +82,7 @@ def recover_inputs_command(
             "`unmask recover text` for gradients and hidden states"
         )
     with progress_bar() as progress:
-        recovery = recover_inputs(seen, progress=progress, seed=seed)
+        recovery = recover_inputs(seen, attack=attack, progress=progress, seed=seed)
     if out is not None:
         write_preimages(recovery, out)
     print_inputs_recovery(recovery, out, json)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from unmask.cli.options import EXIT_DONE, EXIT_INCONCLUSIVE, JsonOption
+from unmask.cli.options import EXIT_DONE, EXIT_INCONCLUSIVE, AttackOption, JsonOption
 from unmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ LedgerOption = Annotated[
 def recover_weights_command(
     oracle: Annotated[str, typer.Option(help="URL that answers POST {'sequences': …} with {'answers': …}.")],
     width: Annotated[int, typer.Option(min=1, help="Width of a token.")],
+    attack: AttackOption = None,
     ledger: LedgerOption = None,
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Keep no answers; a run that ends is lost.")] = False,
     budget: Annotated[int | None, typer.Option(min=0, help="Most answers to pay for, earlier runs included.")] = None,
@@ -49,7 +50,7 @@ def recover_weights_command(
 
     Another: [bold]unmask recover weights --oracle https://api.example/f --width 64 --budget 50000 --json[/bold]
     """
-    from unmask.attacks.queries.weights import recover_from_answers
+    from unmask.attacks.recover import recover_from_answers
     from unmask.evidence.oracles import OracleEvidence
     from unmask.integrations.http import HttpOracle
     from unmask.show import note, progress_bar, working
@@ -64,13 +65,13 @@ def recover_weights_command(
     with _open_ledger(path, budget, f"{service.name}, tokens of {width}") as book:
         evidence = OracleEvidence(service, width, book, max_norm)
         with working("probing the oracle"):
-            profile = _probed(evidence, seed)
+            profile = _probed(evidence, seed) if attack is None else None
         if path is not None and ledger is None:
             note(f"answers are kept in {path} (--ledger names another file, --no-ledger keeps none)")
         if profile is not None and not json:
             print_oracle_profile(profile)
         with progress_bar() as progress:
-            recovery = recover_from_answers(evidence, profile=profile, progress=progress, seed=seed)
+            recovery = recover_from_answers(evidence, profile=profile, attack=attack, progress=progress, seed=seed)
     written = write_weights(recovery, service.name, out) if out is not None else None
     print_weights_recovery(recovery, profile, book, written, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)

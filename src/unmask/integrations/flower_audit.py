@@ -14,7 +14,7 @@ from typing import Any, Required, TypedDict, Unpack
 
 import torch
 
-from unmask.attacks.text import recover_text
+from unmask.attacks.recover import recover_text
 from unmask.audit.case import Case
 from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import MANIFEST, FindingsFile, read_findings, read_manifest, write_manifest

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unmask.attacks.table import ATTACKS
+from unmask.specs import split_text
+
 
 @dataclass(frozen=True)
 class Threat:
@@ -78,10 +81,6 @@ THREATS: Mapping[str, Threat] = {
 _UNKNOWN = Threat(
     "A channel that this version does not know", "Not known.", "Not known.", "Not known.", (_NEVER_SAFE,), "docs"
 )
-_ATTACKS: Mapping[str, str] = {
-    "dager": "DAGER as its paper has it, kept as a baseline: its thresholds are set by hand, so that very little noise "
-    "stops it. The default attack reads more.",
-}
 
 
 def threat_key(case: Mapping[str, Any]) -> str:
@@ -98,4 +97,9 @@ def threat_of(key: str) -> Threat:
 
 def attack_limit(case: Mapping[str, Any]) -> str | None:
     """What is particular about the attack that was chosen."""
-    return _ATTACKS.get(str(case.get("attack")))
+    name, _ = split_text(str(case.get("attack")))
+    kind = ATTACKS.get(name)
+    if kind is None:
+        return None
+    role = "a baseline, as published" if kind.is_baseline else "chosen by the plan"
+    return f"The attack '{name}' ({role}; {kind.source}). Its limits: {kind.limits}."

@@ -13,7 +13,7 @@ from tests.wide_models import as_counter, certain, found, random_texts, wide_mod
 
 from unmask.attacks.gradients.decoder import DecoderAttack
 from unmask.attacks.gradients.sites import prefix_sites
-from unmask.attacks.text import recover_text
+from unmask.attacks.recover import recover_text
 from unmask.defences import secure_aggregate
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence import AttentionEvidence, GradientEvidence

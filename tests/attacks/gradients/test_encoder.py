@@ -29,7 +29,7 @@ from tests.contracts.recipes import stranger
 from tests.tiny_models import WIDTH, bert_config, random_model
 
 from unmask.attacks.gradients.encoder import EncoderAttack
-from unmask.attacks.text import recover_text
+from unmask.attacks.recover import recover_text
 from unmask.evidence import GradientEvidence
 from unmask.models import Model, adapt
 from unmask.recovery import RecoveredTexts, Recovery, Status

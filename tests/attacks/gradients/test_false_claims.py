@@ -14,7 +14,7 @@ from tests.wide_models import as_counter, certain, found, wide_model
 from torch import Tensor
 from torch.nn import functional
 
-from unmask.attacks.text import recover_text
+from unmask.attacks.recover import recover_text
 from unmask.defences import keep_largest, secure_aggregate
 from unmask.evidence import GradientEvidence
 from unmask.models import Model, adapt

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unmask.attacks.outputs.equal_tokens import equal_tokens, equal_tokens_ambiguity
-from unmask.attacks.text import recover_text
+from unmask.attacks.recover import recover_text
 from unmask.evidence import Site
 from unmask.models import Model
 from unmask.protocols import observe_hidden

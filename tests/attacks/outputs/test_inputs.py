@@ -7,7 +7,7 @@ import torch
 from tests.attacks.outputs.attention_layers import random_layer
 
 from unmask.attacks.outputs.attention import AttentionAttack
-from unmask.attacks.outputs.inputs import recover_inputs
+from unmask.attacks.recover import recover_inputs
 from unmask.evidence.outputs import AttentionEvidence
 from unmask.linalg.softmax_attention import AttentionMap
 from unmask.recovery import Status

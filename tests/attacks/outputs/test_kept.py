@@ -7,7 +7,7 @@ import torch
 
 from unmask.attacks.outputs import kept
 from unmask.attacks.outputs.kept import once
-from unmask.attacks.text import as_client_ran_it
+from unmask.attacks.recover import as_client_ran_it
 from unmask.models import Model
 
 

@@ -6,8 +6,8 @@ from tests.attacks.queries.layers import vector_layer
 from tests.attacks.queries.one_head import added, oracle_of, random_head, rounded
 
 import unmask
-from unmask.attacks.queries import weights
-from unmask.attacks.queries.weights import recover_from_answers
+from unmask.attacks import recover as weights
+from unmask.attacks.recover import recover_from_answers
 from unmask.evidence import OracleEvidence
 from unmask.evidence.oracles import Refused
 from unmask.linalg.heads import HeadWeights

@@ -1,0 +1,221 @@
+"""The three front doors, for texts, inputs and weights: each runs the attack that is named, or the one that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unmask.arguments import require_count
+from unmask.attacks.outputs.preimages import Preimages
+from unmask.attacks.progress import Progress, silent
+from unmask.attacks.queries.membership import MembershipAttack
+from unmask.attacks.queries.multi_head import MultiHeadAttack
+from unmask.attacks.queries.noisy import NoisyAttack
+from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.repetition import RepetitionAttack
+from unmask.attacks.queries.single_head import SingleHeadAttack
+from unmask.attacks.queries.vector_heads import VectorHeadsAttack
+from unmask.attacks.queries.verdict import fresh_sequences, no_heads, refused, started
+from unmask.attacks.table import Attack, Secret, attacks_of
+from unmask.errors import InputError
+from unmask.evidence.gradients import GradientEvidence
+from unmask.evidence.ledger import BudgetSpent, Ledger
+from unmask.evidence.oracles import Oracle, OracleEvidence
+from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
+from unmask.linalg.heads import HeadWeights
+from unmask.models.adapter import Model
+from unmask.models.load import require_model
+from unmask.recovery import RecoveredTexts, Recovery, Status
+
+AttackChoice = str | Callable[..., Recovery[Any]] | None
+
+_NUM_NEW = 4  # questions to a service whose answers were kept from an earlier run
+_ADDED = 20  # times what the oracle adds to an answer
+_CHANGED = 0.1  # of an answer: another layer is off by the order of one
+
+
+def recover_text(
+    evidence: GradientEvidence | HiddenEvidence,
+    model: Model,
+    *,
+    attack: AttackChoice = None,
+    progress: Progress = silent,
+    effort: int = 1,
+    seed: int = 0,
+) -> Recovery[RecoveredTexts]:
+    """Recover the texts behind an update or behind hidden states, of decoders and encoders.
+
+    The model must be the one that the client started from, or that the service runs; evidence of another one is
+    refused. `attack`: a name of the table of attacks, with settings if it has any ('dager:rank_margin=0'), or an
+    attack; by default the one that fits. `effort`: how often the search for an encoder's texts is started anew while
+    some are missing.
+    """
+    require_model(model)
+    require_count("effort", effort)
+    if not isinstance(evidence, (GradientEvidence, HiddenEvidence)):
+        raise InputError(
+            f"texts can be recovered from gradients or hidden states, got {type(evidence).__name__}; "
+            "for one attention layer use recover_inputs"
+        )
+    channel = "gradients" if isinstance(evidence, GradientEvidence) else "outputs"
+    chosen = fitting_attack(evidence, model) if attack is None else attack
+    run = _choose(chosen, channel, (Secret.TEXTS, Secret.TOKENS), seed=seed, effort=effort)
+    evidence.check(model)
+    return run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), progress)
+
+
+def fitting_attack(evidence: GradientEvidence | HiddenEvidence, model: Model) -> str:
+    """The name of the attack for this kind of evidence, site and model."""
+    if isinstance(evidence, GradientEvidence):
+        return "decoder" if model.causal else "encoder"
+    if evidence.site is Site.ATTENTION:
+        return "first-attention"
+    if evidence.site is Site.MEAN:
+        return "pooled"
+    return "prompt" if model.causal else "encoder-prompt"
+
+
+def as_client_ran_it(model: Model, compute_dtype: torch.dtype) -> Model:
+    """The model with the weights that the client had, in a precision that distances can be measured in.
+
+    A client in bfloat16 has rounded weights: they are rounded here too, then used in float32.
+    """
+    precise = torch.float64 if compute_dtype is torch.float64 else torch.float32
+    if model.dtype is compute_dtype is precise:
+        return model
+    return model.to(dtype=compute_dtype).to(dtype=precise)
+
+
+def recover_inputs(
+    evidence: AttentionEvidence, *, attack: AttackChoice = None, progress: Progress = silent, seed: int = 0
+) -> Recovery[Preimages]:
+    """All inputs X that the layer may have had: softmax(scale·X W Xᵀ)·X·V = output.
+
+    `recovery.value.X` is the first pre-image, `recovery.value.preimages` all that were found; the status is RECOVERED
+    only if there is one, and no sign of another. `attack` as for texts; `seed` is that of the search's starts.
+    """
+    run = _choose("attention" if attack is None else attack, "outputs", (Secret.INPUTS,), seed=seed)
+    recovery: Recovery[Preimages] = run(evidence, progress)
+    return recovery
+
+
+def recover_weights(
+    oracle: Oracle,
+    *,
+    width: int,
+    ledger: str | Path | None = None,
+    budget: int | None = None,
+    max_norm: float | None = None,
+    attack: AttackChoice = None,
+    progress: Progress = silent,
+    seed: int = 0,
+) -> Recovery[Any]:
+    """The heads of an attention layer that may only be asked: `recovery.value.W` (H, d, d), `.v` (H, d).
+
+    `attack`: a name of the table of attacks, with settings if it has any ('low-rank:rank=4'), or an attack; by default
+    the oracle is probed, and the one that fits its answers is run. `ledger` is a file that keeps every answer, so that
+    a killed run goes on where it was and pays nothing twice; `budget` the number of answers that may be paid for;
+    `max_norm` a bound on tokens, if one is known.
+    """
+    book = Ledger(ledger, budget=budget, about=f"{oracle.name}, tokens of {width}")
+    try:
+        evidence = OracleEvidence(oracle, width, book, max_norm)
+        return recover_from_answers(evidence, attack=attack, progress=progress, seed=seed)
+    finally:
+        book.close()
+
+
+def recover_from_answers(
+    evidence: OracleEvidence,
+    *,
+    profile: OracleProfile | None = None,
+    attack: AttackChoice = None,
+    progress: Progress = silent,
+    seed: int = 0,
+) -> Recovery[Any]:
+    """The same, of evidence; with a `profile` if the oracle was probed before.
+
+    Signs go to bisection, vectors and numbers to gating and isolation. Where tokens may not be as long as these need,
+    a single head that answers with numbers is read with averaged passes, and up to three by repeated tokens. Where the
+    ledger was used before, a few new questions tell whether it is still the same layer.
+    """
+    if attack is not None:
+        return _choose(attack, "queries", (Secret.HEADS, Secret.NETWORK), seed=seed)(evidence, progress)
+    before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
+    bill = started(evidence, 0)
+    try:
+        profile = profile or probe_oracle(evidence, torch.Generator().manual_seed(seed))
+    except BudgetSpent as ending:
+        reason = f"The budget ended while the oracle was probed: {ending}."
+        return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+    recovery = _ask_by_profile(evidence, profile, progress, seed)
+    if is_resumed and recovery.status is Status.RECOVERED:
+        recovery = _ask_again(evidence, profile, recovery)
+    cost = replace(recovery.cost, queries=evidence.ledger.num_asked - before)  # those of attacks that failed included
+    return replace(recovery, cost=cost)
+
+
+def _ask_by_profile(
+    evidence: OracleEvidence, profile: OracleProfile, progress: Progress, seed: int
+) -> Recovery[HeadWeights]:
+    """The recovery of the attack that fits."""
+    if profile.signs_only:
+        return MembershipAttack(seed=seed)(evidence, progress)
+    if profile.num_outputs:
+        return VectorHeadsAttack(seed=seed)(evidence, progress, profile)
+    one_head = NoisyAttack(seed=seed) if profile.absolute_error else SingleHeadAttack(seed)
+    if evidence.width == 1:
+        return one_head(evidence, progress)
+    recovery = MultiHeadAttack(seed=seed)(evidence, progress, profile)
+    if recovery.status is not Status.NOTHING_FOUND or profile.max_norm == float("inf"):
+        return recovery
+    for attack in (one_head, RepetitionAttack(seed=seed)):
+        recovery = attack(evidence, progress)
+        if recovery.status.conclusive or recovery.status is Status.BUDGET_EXHAUSTED:
+            break
+    return recovery
+
+
+def _ask_again(
+    evidence: OracleEvidence, profile: OracleProfile, recovery: Recovery[HeadWeights]
+) -> Recovery[HeadWeights]:
+    """Ask a used ledger's service a few new questions: the answers that were kept may be those of another layer.
+
+    Limits: tells nothing where what the oracle adds is larger than its answers, or where the budget has no room.
+    """
+    heads, generator = recovery.value, torch.Generator().manual_seed(len(evidence.ledger))
+    new = fresh_sequences(heads, 1.0, min(profile.max_norm, 1e12), generator)[:_NUM_NEW]
+    try:
+        answers = evidence.ask(new)
+    except BudgetSpent:
+        return recovery
+    expected = heads(new).sign() if profile.signs_only else heads(new)
+    size = max(float(answers.square().mean().sqrt()), float(expected.square().mean().sqrt()))
+    off = float((answers - expected).abs().max()) / size
+    if off <= max(_CHANGED, 10 * recovery.certificate.tolerance, _ADDED * profile.absolute_error / size):
+        return recovery
+    reason = (
+        f"The ledger holds the answers of another layer: {_NUM_NEW} new questions are answered otherwise now, by "
+        f"{off:.1e} of an answer. Name another ledger."
+    )
+    return replace(recovery, value=no_heads(evidence), status=Status.NOTHING_FOUND, reason=reason)
+
+
+def _choose(
+    attack: str | Callable[..., Recovery[Any]], channel: str, secrets: tuple[Secret, ...], **settings: Any
+) -> Callable[..., Recovery[Any]]:
+    """The attack that was named, which must be one for this evidence; `settings` where its text leaves them open."""
+    if not isinstance(attack, str):
+        return attack
+    spec = Attack.parse(attack)
+    if spec.name not in attacks_of(channel, *secrets):
+        known = ", ".join(attacks_of(channel, *secrets))
+        raise InputError(
+            f"the attack '{spec.name}' recovers {spec.kind.secret.value} from {spec.kind.needs}; choose one of {known}"
+        )
+    made: Callable[..., Recovery[Any]] = spec.make(**settings)
+    return made

@@ -1,0 +1,260 @@
+"""The table of attacks: what each needs, what it claims, where it must fail, and where it comes from.
+
+The API (`recover_text(…, attack="dager")`), the commands (`--attack`, `unmask attacks`), the `attacks` of a plan, the
+contract tests and the documentation read it. A new attack is a class in a file of its own, and one line here. Classes
+are imported when they are used, so that the table itself costs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from importlib import import_module
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from unmask.specs import REQUIRED, Setting, Spec, flag, number, one_of, whole_number
+
+
+class Secret(Enum):
+    """What an attack recovers."""
+
+    TEXTS = "texts"
+    TOKENS = "tokens"
+    INPUTS = "inputs of a layer"
+    HEADS = "attention heads"
+    NETWORK = "a network"
+    OUTPUT_LAYER = "an output layer"
+
+
+@dataclass(frozen=True)
+class AttackKind:
+    """A line of the table.
+
+    `needs` is the evidence, `works_on` the models or layers that it is for, `claims` what a RECOVERED or a certain part
+    of it means, `limits` where it must fail, `source` the paper. A `is_baseline` attack is a paper's as published: it
+    holds no gate.
+    """
+
+    path: str  # module:class, below unmask.attacks
+    secret: Secret
+    example: str
+    needs: str
+    works_on: str
+    claims: str
+    limits: str
+    source: str
+    is_baseline: bool = False
+
+    @property
+    def channel(self) -> str:
+        """The room that it lives in."""
+        return self.path.partition(".")[0]
+
+    @cached_property
+    def make(self) -> Callable[..., Any]:
+        """The class; its settings are what the text of an attack may give."""
+        module, _, name = self.path.partition(":")
+        return getattr(import_module(f"unmask.attacks.{module}"), name)
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """The fields of the class that can be written as text."""
+        return tuple(_settings_of(self.make))
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one sentence."""
+        return f"{self.secret.value} from {self.needs}"
+
+    @property
+    def usage(self) -> str:
+        """How it is written."""
+        settings = ", ".join(map(str, self.settings))
+        return f"its settings are {settings}" if settings else "it has no settings"
+
+    def check(self, **settings: Any) -> None:
+        """Settings check each other where the attack is made."""
+
+
+_UPDATE = "a client's update"
+_STATES = "hidden states of all positions"
+_LAYER = "W, V and the output of one attention layer"
+_ANSWERS = "answers to sequences of vectors"
+_DAGER = "DAGER, arXiv 2405.15586"
+_UNMASKING = "arXiv 2310.12462"
+_QUERIES = "arXiv 2601.16873"
+
+# fmt: off
+ATTACKS: Mapping[str, AttackKind] = {
+    "decoder": AttackKind("gradients.decoder:DecoderAttack", Secret.TEXTS,
+        "decoder", _UPDATE, "decoders",
+        "the client, run again on the texts, sends this update",
+        "clean float32 or float64 updates of one SGD step; else the bag of words or a part of it",
+        f"ours, after {_DAGER}"),
+    "encoder": AttackKind("gradients.encoder:EncoderAttack", Secret.TEXTS,
+        "encoder:effort=4", _UPDATE, "encoders",
+        "the client, run again on the texts, sends this update",
+        "fewer rows than the width; clean float32 or float64 updates of some SGD steps; else the bag of words",
+        f"ours, after {_DAGER}"),
+    "bag-of-words": AttackKind("gradients.bag_of_words:BagOfWordsAttack", Secret.TOKENS,
+        "bag-of-words", _UPDATE, "decoders and encoders",
+        "every token listed occurs in the batch; under noise with a stated number of false ones",
+        "the order of tokens is not tried",
+        f"{_DAGER}, Algorithm 1; rows of embeddings and the test under noise are ours"),
+    "dager": AttackKind("gradients.dager:Dager", Secret.TEXTS,
+        "dager:rank_margin=20", "the query gradients of the first two blocks", "decoders and encoders",
+        "sequences within the paper's tolerances",
+        "thresholds are set by hand, so that very little noise stops it; encoders by products of tokens",
+        f"{_DAGER}, Algorithms 1 to 3", is_baseline=True),
+    "dager-sweep": AttackKind("gradients.dager_sweep:DagerSweep", Secret.TEXTS,
+        "dager-sweep", "the query gradients of the first two blocks", "decoders and encoders",
+        "sequences within the paper's tolerances, at the best of many rank tolerances",
+        "as dager, and as many times slower as there are settings",
+        f"{_DAGER}, tuned as its authors tune it", is_baseline=True),
+    "prompt": AttackKind("outputs.prompt:PromptAttack", Secret.TEXTS,
+        "prompt:max_candidates=512", _STATES, "decoders",
+        "the forward pass of the text gives these states",
+        "a first token that noise hides ends the reading",
+        "ours; SipIt, arXiv 2510.15511, reads the same states"),
+    "encoder-prompt": AttackKind("outputs.encoder_prompt:EncoderPromptAttack", Secret.TEXTS,
+        "encoder-prompt", _STATES, "encoders",
+        "the forward pass of the text gives these states",
+        "added noise leaves guesses",
+        "ours"),
+    "first-attention": AttackKind("outputs.first_attention:FirstAttentionAttack", Secret.TEXTS,
+        "first-attention", "the output of the first attention module", "decoders and encoders",
+        "the module gives this output for the text, and for no other token at any position",
+        "the first block only",
+        f"ours, for the layer of {_UNMASKING}"),
+    "pooled": AttackKind("outputs.pooled:PooledAttack", Secret.TOKENS,
+        "pooled", "the mean of a text's states", "decoders and encoders",
+        "the bag of words gives this mean",
+        "exact at the embeddings only; guesses deeper",
+        "ours"),
+    "stack": AttackKind("outputs.stack:StackAttack", Secret.TEXTS,
+        "stack", _STATES, "decoders",
+        "each block's equation is solved row by row, and the text gives these states",
+        "errors grow with every block; few blocks",
+        f"ours, after {_UNMASKING}, Thm 1.3"),
+    "attention": AttackKind("outputs.attention:AttentionAttack", Secret.INPUTS,
+        "attention:num_starts=160", _LAYER, "one bare attention layer",
+        "the only input known to give this output; uniqueness is searched, seldom proved",
+        "an indefinite W beyond 8 tokens; outputs with noise, where V is square, have an input too",
+        f"ours, for the problem of {_UNMASKING}"),
+    "attention-newton": AttackKind("outputs.paper:PaperNewton", Secret.INPUTS,
+        "attention-newton:gamma=0.1", _LAYER, "one bare attention layer",
+        "nothing: where Newton's method ended",
+        "the paper's regularisation swamps the data; without it the start decides",
+        f"{_UNMASKING}, Algorithm 1", is_baseline=True),
+    "single-head": AttackKind("queries.single_head:SingleHeadAttack", Secret.HEADS,
+        "single-head", _ANSWERS, "one head",
+        "fresh sequences are answered as the learned head answers",
+        "v = 0 leaves W open",
+        f"{_QUERIES}, Thm 4.1; probes are ours"),
+    "noisy-head": AttackKind("queries.noisy:NoisyAttack", Secret.HEADS,
+        "noisy-head:passes=16", "noisy or rounded answers", "one head",
+        "W up to the error that the spread of passes tells",
+        "errors that are the same in every pass",
+        f"{_QUERIES}, Thm 6.1; passes are ours"),
+    "signs": AttackKind("queries.membership:MembershipAttack", Secret.HEADS,
+        "signs:bits=40", "signs of answers", "one head",
+        "W, and v up to its length",
+        "token norms must be free",
+        f"{_QUERIES}, Thm B.1; bisection of v is ours"),
+    "low-rank": AttackKind("queries.low_rank:LowRankAttack", Secret.HEADS,
+        "low-rank:rank=4", _ANSWERS, "one head of low rank",
+        "fresh sequences are answered as the learned head answers",
+        "a rank near the width gains nothing",
+        f"{_QUERIES}, Thm 5.1; adaptive queries are ours"),
+    "many-heads": AttackKind("queries.multi_head:MultiHeadAttack", Secret.HEADS,
+        "many-heads:polish=true", _ANSWERS, "any number of heads up to the width",
+        "fresh sequences are answered as the learned heads answer",
+        "tokens must be as long as turning heads off takes",
+        "ours"),
+    "vector-heads": AttackKind("queries.vector_heads:VectorHeadsAttack", Secret.HEADS,
+        "vector-heads", "answers that are vectors", "any number of heads up to the width",
+        "fresh sequences are answered as the learned heads answer",
+        "tokens must be as long as turning heads off takes",
+        "ours"),
+    "repeated-tokens": AttackKind("queries.repetition:RepetitionAttack", Secret.HEADS,
+        "repeated-tokens:max_heads=2", "answers to repeated tokens", "up to three heads behind a bound on token norms",
+        "fresh sequences are answered as the learned heads answer",
+        "each head costs 1.7 decades of conditioning",
+        "after arXiv 2608.03294"),
+    "orthogonal-heads": AttackKind("queries.orthogonal_heads:OrthogonalHeadsAttack", Secret.HEADS,
+        "orthogonal-heads", _ANSWERS, "heads that read orthogonal subspaces",
+        "fresh sequences are answered as the learned heads answer",
+        "subspaces must be orthogonal between heads",
+        f"{_QUERIES}, App. C"),
+    "unit-probes": AttackKind("queries.paper_single_head:PaperSingleHeadAttack", Secret.HEADS,
+        "unit-probes:probes=basis", _ANSWERS, "one head",
+        "fresh sequences are answered as the learned head answers",
+        "digits are lost to the smallest entry of v; what saturates is lost",
+        f"{_QUERIES}, Thm 4.1", is_baseline=True),
+    "nuclear-norm": AttackKind("queries.paper_single_head:NuclearNormAttack", Secret.HEADS,
+        "nuclear-norm:num_measurements=100", _ANSWERS, "one head of low rank",
+        "fresh sequences are answered as the learned head answers",
+        "about 2.5 times as many queries as weights",
+        f"{_QUERIES}, Thm 5.1", is_baseline=True),
+    "relu-network": AttackKind("queries.relu_network:ReluNetworkAttack", Secret.NETWORK,
+        "relu-network:biases=true", "answers to single vectors", "a two-layer ReLU network",
+        "fresh inputs are answered as the learned network answers",
+        "neurons' kinks come as close as 1/m²",
+        f"{_QUERIES}, §4.1; the learner is ours, after arXiv 2003.04884"),
+    "transformer": AttackKind("queries.transformer:TransformerAttack", Secret.NETWORK,
+        "transformer:many_heads=true", _ANSWERS, "one attention layer and a ReLU network behind it",
+        "fresh sequences are answered as the learned transformer answers",
+        "biases in the network are refused",
+        f"{_QUERIES}, §4.1; homogeneity and routing are ours"),
+    "output-layer": AttackKind("queries.output_layer:OutputLayerAttack", Secret.OUTPUT_LAYER,
+        "output-layer", "logits or log-probabilities of a language model", "any language model",
+        "the hidden size, and the output layer up to a linear map; fresh prompts agree",
+        "noise above the weakest direction leaves 'at least'",
+        "Carlini et al., arXiv 2403.06634; Finlayson et al., arXiv 2403.09539"),
+}
+# fmt: on
+
+
+class Attack(Spec):
+    """An attack with its settings, by name; `make()` gives the object that is called with evidence."""
+
+    noun: ClassVar[str] = "attack"
+    table: ClassVar[Mapping[str, Any]] = ATTACKS
+
+    @property
+    def kind(self) -> AttackKind:  # type: ignore[override]
+        """Its line of the table."""
+        return ATTACKS[self.name]
+
+    def make(self, **settings: Any) -> Any:
+        """The attack; `settings` (a seed) are used where its text leaves them open and its class has them."""
+        known = {each.name for each in self.kind.settings}
+        usual = {name: value for name, value in settings.items() if name in known and name not in self.given}
+        return self.kind.make(**{**self.given, **usual})
+
+
+def attacks_of(channel: str, *secrets: Secret) -> list[str]:
+    """Names of the attacks on a channel that recover one of these."""
+    return [name for name, kind in ATTACKS.items() if kind.channel == channel and kind.secret in secrets]
+
+
+def _settings_of(attack: Callable[..., Any]) -> Iterator[Setting]:
+    """Numbers, flags and words among the fields of an attack; what else it takes has no text."""
+    kinds = get_type_hints(attack)
+    for field in dataclasses.fields(attack):  # type: ignore[arg-type]
+        if not field.init:
+            continue
+        default = REQUIRED if field.default is dataclasses.MISSING else field.default
+        parts = [part for part in get_args(kinds[field.name]) if part is not type(None)] or [kinds[field.name]]
+        if get_origin(kinds[field.name]) is Literal:
+            yield one_of(field.name, get_args(kinds[field.name]), default=default)
+        elif parts == [bool]:
+            yield flag(field.name, default=default)
+        elif parts == [int]:
+            yield whole_number(field.name, 0, default=default)
+        elif parts == [float]:
+            yield number(field.name, "a number", math.isfinite, default=default)
