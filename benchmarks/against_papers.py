@@ -38,10 +38,10 @@ from queries_single import learned, random_head, raw
 from synthetic import gpt2_shape, zipf_batch
 
 import unmask
-from unmask.attacks.gradients.dager import Dager
-from unmask.attacks.gradients.dager_sweep import DagerSweep, certificate_merit
-from unmask.attacks.queries.paper_single_head import PaperSingleHeadAttack
-from unmask.attacks.queries.single_head import SingleHeadAttack
+from unmask.attacks.baselines.dager import Dager
+from unmask.attacks.baselines.dager_sweep import DagerSweep, certificate_merit
+from unmask.attacks.baselines.query_papers import PaperSingleHeadAttack
+from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.evidence import GradientEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.models import Model, Role

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, fields
 import torch
 from encoder_cases import Attack, Tokens
 
-from unmask.attacks.gradients.dager import Dager, Frame
-from unmask.attacks.gradients.dager_spans import SequenceCheck
-from unmask.attacks.gradients.dager_sweep import DagerSweep
-from unmask.attacks.gradients.dager_verdict import Accepted, TokenSets
+from unmask.attacks.baselines.dager import Dager, Frame
+from unmask.attacks.baselines.dager_claim import Accepted, TokenSets
+from unmask.attacks.baselines.dager_spans import SequenceCheck
+from unmask.attacks.baselines.dager_sweep import DagerSweep
 from unmask.attacks.progress import Progress
 from unmask.evidence import GradientEvidence
 from unmask.models import Model

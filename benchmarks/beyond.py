@@ -14,7 +14,7 @@ import torch
 from machine import machine
 from synthetic import gpt2_shape, zipf_batch
 
-from unmask.attacks.gradients.decoder import DecoderAttack
+from unmask.attacks.gradients.decoder.attack import DecoderAttack
 from unmask.protocols import observe_gradients
 
 

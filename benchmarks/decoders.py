@@ -23,9 +23,9 @@ from machine import machine
 from paper_tables import PAPERS_HEAD_SCALE, draw_head
 from synthetic import gpt2_shape, zipf_batch
 
-from unmask.attacks.gradients.dager import Dager
-from unmask.attacks.gradients.dager_sweep import DagerSweep
-from unmask.attacks.gradients.decoder import DecoderAttack
+from unmask.attacks.baselines.dager import Dager
+from unmask.attacks.baselines.dager_sweep import DagerSweep
+from unmask.attacks.gradients.decoder.attack import DecoderAttack
 from unmask.evidence import GradientEvidence
 from unmask.models import Model, load_model
 from unmask.protocols import observe_gradients

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from synthetic import llama_2_7b_shape, zipf_batch
 
-from unmask.attacks.gradients.decoder import DecoderAttack
+from unmask.attacks.gradients.decoder.attack import DecoderAttack
 from unmask.protocols import observe_gradients
 
 

@@ -19,8 +19,8 @@ from synthetic import bert_shape
 from transformers import AutoTokenizer
 
 import unmask
-from unmask.attacks.gradients import encoder
-from unmask.attacks.gradients.encoder_search import EncoderSearch
+from unmask.attacks.gradients.encoder import attack as encoder
+from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.evidence import GradientEvidence
 from unmask.models import Model, load_model
 from unmask.models.catalog import resolve

@@ -16,7 +16,7 @@ from encoder_cases import ROWS, Attack, Result, Tokens, attacked, code, key_of, 
 from machine import machine
 from paper_tables import append, open_results, progress_bar
 
-from unmask.attacks.gradients.encoder import EncoderAttack
+from unmask.attacks.gradients.encoder.attack import EncoderAttack
 from unmask.models import Model
 from unmask.protocols import observe_gradients
 

@@ -18,7 +18,7 @@ from paper_tables import SETS, UNKNOWN, append, mean_with_interval, open_results
 from published import published
 
 from unmask import observe_gradients
-from unmask.attacks.gradients.encoder import EncoderAttack
+from unmask.attacks.gradients.encoder.attack import EncoderAttack
 from unmask.models import Model
 
 WHOLE = "all"

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unmask.attacks.outputs.continuation import Continuation
+from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.models import Model
 
 AGREES = 1e-4

@@ -23,9 +23,9 @@ from leak_map_show import show
 from machine import machine
 
 import unmask
-from unmask.attacks.gradients.dager import Dager, Frame
-from unmask.attacks.gradients.dager_spans import SequenceCheck
-from unmask.attacks.gradients.dager_verdict import Accepted, TokenSets
+from unmask.attacks.baselines.dager import Dager, Frame
+from unmask.attacks.baselines.dager_claim import Accepted, TokenSets
+from unmask.attacks.baselines.dager_spans import SequenceCheck
 from unmask.attacks.progress import Progress
 from unmask.defences import measure_distortion, parse_defence, secure_aggregate
 from unmask.evidence import GradientEvidence

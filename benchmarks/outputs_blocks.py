@@ -22,8 +22,8 @@ from machine import machine
 from synthetic import gpt2_shape
 
 from unmask.attacks.outputs.block_step import BlockStep
-from unmask.attacks.outputs.blocks import BlockInverter
-from unmask.attacks.outputs.first_attention import FirstAttentionAttack
+from unmask.attacks.outputs.first_attention.attack import FirstAttentionAttack
+from unmask.attacks.outputs.layer_inputs.blocks import BlockInverter
 from unmask.evidence import HiddenEvidence, Site
 from unmask.models import Model, load_model
 from unmask.models.output_projection import OutputProjection

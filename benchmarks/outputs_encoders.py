@@ -20,9 +20,9 @@ import torch
 from invented import invented
 from machine import machine
 
-from unmask.attacks.outputs.encoder_prompt import EncoderPromptAttack
-from unmask.attacks.outputs.encoder_templates import encoder_templates_for
-from unmask.attacks.outputs.pooled import PooledAttack
+from unmask.attacks.outputs.prompts.encoder_attack import EncoderPromptAttack
+from unmask.attacks.outputs.prompts.encoder_templates import encoder_templates_for
+from unmask.attacks.outputs.vectors.pooled import PooledAttack
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models import Model, load_model
 from unmask.protocols.hidden import observe_hidden

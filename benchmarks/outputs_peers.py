@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor
 
-from unmask.attacks.outputs.attention_problem import AttentionProblem
+from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem
 
 
 def scipy_least_squares(problem: AttentionProblem, method: str) -> Tensor:

@@ -32,12 +32,12 @@ from invented import invented
 from machine import machine
 from torch import Tensor
 
-from unmask.attacks.outputs import prompt_reader
-from unmask.attacks.outputs.continuation import Continuation
-from unmask.attacks.outputs.position_search import FoundToken, Sighting
-from unmask.attacks.outputs.prompt import PromptAttack
-from unmask.attacks.outputs.prompt_reader import PromptReader, ReadText
-from unmask.attacks.outputs.templates import templates_for
+from unmask.attacks.outputs.prompts import reader as prompt_reader
+from unmask.attacks.outputs.prompts.attack import PromptAttack
+from unmask.attacks.outputs.prompts.continuation import Continuation
+from unmask.attacks.outputs.prompts.position_search import FoundToken, Sighting
+from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText
+from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.evidence import HiddenEvidence
 from unmask.models import Model, load_model
 from unmask.protocols.hidden import observe_hidden

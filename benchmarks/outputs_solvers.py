@@ -28,9 +28,9 @@ from machine import machine
 from outputs_peers import PEERS
 from torch import Tensor
 
-from unmask.attacks.outputs.attention import AttentionAttack
-from unmask.attacks.outputs.attention_problem import pose
-from unmask.attacks.outputs.preimages import Preimages
+from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack
+from unmask.attacks.outputs.layer_inputs.preimages import Preimages
+from unmask.attacks.outputs.layer_inputs.problem import pose
 from unmask.recovery import Recovery, Status
 from unmask.scores.inputs import relative_error
 

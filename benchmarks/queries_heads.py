@@ -27,8 +27,8 @@ from machine import machine
 from torch import Tensor
 
 import unmask
-from unmask.attacks.queries.multi_head import MultiHeadAttack
-from unmask.attacks.queries.vector_heads import VectorHeadsAttack
+from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
+from unmask.attacks.queries.many_heads.vector_heads import VectorHeadsAttack
 from unmask.attacks.recover import recover_from_answers
 from unmask.evidence.oracles import FunctionOracle, OracleEvidence
 from unmask.linalg.heads import HeadWeights

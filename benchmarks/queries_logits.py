@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from machine import machine
 
-from unmask.attacks.queries.output_layer import OutputLayerAttack
+from unmask.attacks.queries.output_layer.attack import OutputLayerAttack
 from unmask.evidence.logits import LogitEvidence
 from unmask.integrations.openai import connect
-from unmask.integrations.openai_client import OpenAIClient
+from unmask.integrations.openai.client import OpenAIClient
 from unmask.models import Model, load_model
 from unmask.scores.weights import score_up_to_linear_map
 

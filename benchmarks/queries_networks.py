@@ -24,8 +24,8 @@ from machine import machine
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "attacks" / "queries"))
 from networks import oracle_of_network, random_layers, random_transformer
 
-from unmask.attacks.queries.relu_network import ReluNetworkAttack
-from unmask.attacks.queries.transformer import TransformerAttack
+from unmask.attacks.queries.networks.relu_network import ReluNetworkAttack
+from unmask.attacks.queries.networks.transformer import TransformerAttack
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Recovery
 from unmask.scores import score_heads

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from unmask.attacks.queries.orthogonal_heads import OrthogonalHeadsAttack
-from unmask.attacks.queries.repeated_tokens import even_copies
-from unmask.attacks.queries.repetition import RepetitionAttack
+from unmask.attacks.queries.many_heads.orthogonal_heads import OrthogonalHeadsAttack
+from unmask.attacks.queries.many_heads.repeated_tokens import even_copies
+from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
 from unmask.evidence.oracles import FunctionOracle, OracleEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Status

@@ -28,11 +28,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from unmask.attacks.queries.low_rank import LowRankAttack
-from unmask.attacks.queries.membership import MembershipAttack
-from unmask.attacks.queries.noisy import NoisyAttack
-from unmask.attacks.queries.paper_single_head import NuclearNormAttack, PaperSingleHeadAttack
-from unmask.attacks.queries.single_head import SingleHeadAttack
+from unmask.attacks.baselines.query_papers import NuclearNormAttack, PaperSingleHeadAttack
+from unmask.attacks.queries.one_head.low_rank import LowRankAttack
+from unmask.attacks.queries.one_head.noisy_head import NoisyAttack
+from unmask.attacks.queries.one_head.signs import MembershipAttack
+from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.evidence.oracles import FunctionOracle, OracleEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.scores.inputs import relative_error

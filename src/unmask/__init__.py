@@ -23,7 +23,7 @@ _HOME = {
     "Ledger": "unmask.evidence",
     "ModuleOracle": "unmask.evidence",
     "OracleEvidence": "unmask.evidence",
-    "Preimages": "unmask.attacks.outputs.preimages",
+    "Preimages": "unmask.attacks.outputs.layer_inputs.preimages",
     "RecoveredText": "unmask.recovery",
     "RecoveredTexts": "unmask.recovery",
     "Recovery": "unmask.recovery",
@@ -57,7 +57,7 @@ _HOME = {
 __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
-    from unmask.attacks.outputs.preimages import Preimages as Preimages
+    from unmask.attacks.outputs.layer_inputs.preimages import Preimages as Preimages
     from unmask.attacks.recover import recover_inputs as recover_inputs
     from unmask.attacks.recover import recover_text as recover_text
     from unmask.attacks.recover import recover_weights as recover_weights

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from tests.attacks.queries.layers import vector_layer
-from tests.attacks.queries.one_head import added, oracle_of, random_head, rounded
+from tests.attacks.queries.random_heads import added, oracle_of, random_head, rounded
 
 import unmask
 from unmask.attacks import recover as weights

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.attacks.outputs.attention_layers import random_layer
-from tests.attacks.queries.one_head import random_head
+from tests.attacks.queries.random_heads import random_head
 
 import unmask
 from unmask.attacks.table import ATTACKS, Attack, Secret, attacks_of

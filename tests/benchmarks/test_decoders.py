@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from unmask.attacks.gradients.dager import Dager
+from unmask.attacks.baselines.dager import Dager
 from unmask.models import adapt
 from unmask.protocols import observe_gradients
 

@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from unmask import observe_gradients
-from unmask.attacks.gradients.dager import Dager
+from unmask.attacks.baselines.dager import Dager
 from unmask.models import Model, adapt
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -13,7 +13,7 @@ import torch
 import transformers
 from tests.tiny_models import llama_sizes, random_model, word_tokenizer
 
-from unmask.attacks.outputs.continuation import Continuation
+from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.models import Model, adapt
 from unmask.protocols.hidden import observe_hidden
 

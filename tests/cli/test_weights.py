@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tests.attacks.queries.one_head import random_head
+from tests.attacks.queries.random_heads import random_head
 from tests.integrations.test_http import Scripted, always, error
 
 from unmask import cli

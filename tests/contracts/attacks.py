@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from unmask.attacks.gradients.bag_of_words import BagOfWordsAttack
-from unmask.attacks.gradients.dager import Dager
-from unmask.attacks.gradients.decoder import DecoderAttack
-from unmask.attacks.gradients.encoder import EncoderAttack
-from unmask.attacks.outputs.encoder_prompt import EncoderPromptAttack
-from unmask.attacks.outputs.first_attention import FirstAttentionAttack
-from unmask.attacks.outputs.pooled import PooledAttack
-from unmask.attacks.outputs.prompt import PromptAttack
-from unmask.attacks.outputs.stack import StackAttack
+from unmask.attacks.baselines.dager import Dager
+from unmask.attacks.gradients.bag_of_words.attack import BagOfWordsAttack
+from unmask.attacks.gradients.decoder.attack import DecoderAttack
+from unmask.attacks.gradients.encoder.attack import EncoderAttack
+from unmask.attacks.outputs.first_attention.attack import FirstAttentionAttack
+from unmask.attacks.outputs.layer_inputs.stack import StackAttack
+from unmask.attacks.outputs.prompts.attack import PromptAttack
+from unmask.attacks.outputs.prompts.encoder_attack import EncoderPromptAttack
+from unmask.attacks.outputs.vectors.pooled import PooledAttack
 from unmask.evidence import GradientEvidence, HiddenEvidence
 from unmask.models import Model
 from unmask.protocols import observe_gradients, observe_hidden

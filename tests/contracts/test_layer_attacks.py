@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import unmask
-from unmask.attacks.outputs.attention import AttentionAttack
-from unmask.attacks.outputs.paper import PaperNewton
+from unmask.attacks.baselines.attention_newton import PaperNewton
+from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack
 from unmask.evidence import AttentionEvidence
 from unmask.recovery import Recovery, Status
 

@@ -13,23 +13,23 @@ from typing import Any
 
 import pytest
 import torch
-from tests.attacks.queries.networks import random_layers, random_transformer
-from tests.attacks.queries.one_head import added, random_head, rounded
+from tests.attacks.queries.random_heads import added, random_head, rounded
+from tests.attacks.queries.random_networks import random_layers, random_transformer
 from tests.contracts import replay_answers
 from tests.contracts.replay_answers import ABOUT, document, job_of
 from torch import Tensor
 
-from unmask.attacks.queries.low_rank import LowRankAttack
-from unmask.attacks.queries.membership import MembershipAttack
-from unmask.attacks.queries.multi_head import MultiHeadAttack
-from unmask.attacks.queries.noisy import NoisyAttack
-from unmask.attacks.queries.orthogonal_heads import OrthogonalHeadsAttack
-from unmask.attacks.queries.paper_single_head import NuclearNormAttack, PaperSingleHeadAttack
-from unmask.attacks.queries.relu_network import ReluNetworkAttack
-from unmask.attacks.queries.repetition import RepetitionAttack
-from unmask.attacks.queries.single_head import SingleHeadAttack
-from unmask.attacks.queries.transformer import TransformerAttack
-from unmask.attacks.queries.vector_heads import VectorHeadsAttack
+from unmask.attacks.baselines.query_papers import NuclearNormAttack, PaperSingleHeadAttack
+from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
+from unmask.attacks.queries.many_heads.orthogonal_heads import OrthogonalHeadsAttack
+from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
+from unmask.attacks.queries.many_heads.vector_heads import VectorHeadsAttack
+from unmask.attacks.queries.networks.relu_network import ReluNetworkAttack
+from unmask.attacks.queries.networks.transformer import TransformerAttack
+from unmask.attacks.queries.one_head.low_rank import LowRankAttack
+from unmask.attacks.queries.one_head.noisy_head import NoisyAttack
+from unmask.attacks.queries.one_head.signs import MembershipAttack
+from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.oracles import OracleEvidence, question_keys
 from unmask.linalg.heads import HeadWeights

@@ -13,7 +13,7 @@ from typing import Any
 import transformers
 from tests.tiny_models import llama_sizes, random_model, word_tokenizer
 
-from unmask.integrations.openai_client import OpenAIClient
+from unmask.integrations.openai.client import OpenAIClient
 from unmask.models import Model, adapt
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_service.py"

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.queries.layers import joined, one, vector_layer
-from tests.attacks.queries.networks import normal
-from tests.attacks.queries.one_head import random_head
+from tests.attacks.queries.random_heads import random_head
+from tests.attacks.queries.random_networks import normal
 
 from unmask.errors import InputError
 from unmask.linalg.heads import HeadWeights, canonical_heads

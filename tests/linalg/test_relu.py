@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.attacks.queries.networks import even_layers, normal, random_layers, relative
+from tests.attacks.queries.random_networks import even_layers, normal, random_layers, relative
 
 from unmask.errors import InputError
 from unmask.linalg.relu import ReluNetwork, canonical_relu, relu_network

@@ -13,7 +13,7 @@ from tests.tiny_models import bert_config, gpt2_config, random_model
 from torch import Tensor
 from torch.nn import functional
 
-from unmask.attacks.gradients.embedding_rows import tokens_from_rows
+from unmask.attacks.gradients.bag_of_words.embedding_rows import tokens_from_rows
 from unmask.errors import InputError
 from unmask.evidence import Task, Update, load_evidence
 from unmask.models import Model, adapt

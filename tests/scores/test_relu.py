@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.attacks.queries.networks import random_layers
+from tests.attacks.queries.random_networks import random_layers
 
 from unmask.errors import InputError
 from unmask.linalg.relu import ReluNetwork, relu_network

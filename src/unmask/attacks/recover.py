@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from unmask.arguments import require_count
-from unmask.attacks.outputs.preimages import Preimages
+from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.membership import MembershipAttack
-from unmask.attacks.queries.multi_head import MultiHeadAttack
-from unmask.attacks.queries.noisy import NoisyAttack
+from unmask.attacks.queries.claims import fresh_sequences, no_heads, refused, started
+from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
+from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
+from unmask.attacks.queries.many_heads.vector_heads import VectorHeadsAttack
+from unmask.attacks.queries.one_head.noisy_head import NoisyAttack
+from unmask.attacks.queries.one_head.signs import MembershipAttack
+from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
-from unmask.attacks.queries.repetition import RepetitionAttack
-from unmask.attacks.queries.single_head import SingleHeadAttack
-from unmask.attacks.queries.vector_heads import VectorHeadsAttack
-from unmask.attacks.queries.verdict import fresh_sequences, no_heads, refused, started
 from unmask.attacks.table import Attack, Secret, attacks_of
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence

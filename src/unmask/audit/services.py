@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from unmask.attacks.progress import Progress
-from unmask.attacks.queries.output_layer import OutputLayerAttack
+from unmask.attacks.queries.output_layer.attack import OutputLayerAttack
 from unmask.attacks.recover import recover_weights
 from unmask.audit.case import Case
 from unmask.audit.secrets import QuerySecret, parse_secret

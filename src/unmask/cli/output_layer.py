@@ -11,8 +11,8 @@ from unmask.cli.options import EXIT_DONE, EXIT_INCONCLUSIVE, JsonOption
 from unmask.errors import InputError
 
 if TYPE_CHECKING:
-    from unmask.attacks.queries.logit_spectrum import OutputLayer
-    from unmask.integrations.openai_probe import Support
+    from unmask.attacks.queries.output_layer.logit_spectrum import OutputLayer
+    from unmask.integrations.openai.probe import Support
     from unmask.recovery import Recovery
 
 
@@ -37,11 +37,11 @@ def recover_output_layer_command(
 
     Example: [bold]unmask recover output-layer --server http://127.0.0.1:8000 --model smollm2-135m[/bold]
     """
-    from unmask.attacks.queries.output_layer import OutputLayerAttack
+    from unmask.attacks.queries.output_layer.attack import OutputLayerAttack
     from unmask.evidence.ledger import Ledger
     from unmask.evidence.logits import LogitEvidence
     from unmask.integrations.openai import connect
-    from unmask.integrations.openai_client import OpenAIClient
+    from unmask.integrations.openai.client import OpenAIClient
     from unmask.show import progress_bar, working
 
     if out is not None and not out.parent.is_dir():

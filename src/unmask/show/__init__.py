@@ -21,7 +21,7 @@ from unmask.attacks.progress import Progress as Report
 from unmask.harmless import shown as printable
 
 if TYPE_CHECKING:
-    from unmask.attacks.outputs.preimages import Preimages
+    from unmask.attacks.outputs.layer_inputs.preimages import Preimages
     from unmask.models import Model
     from unmask.models.catalog import ModelListing
     from unmask.recovery import RecoveredText, RecoveredTexts, Recovery

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unmask.attacks.gradients.candidates import find_candidates
-from unmask.attacks.gradients.encoder_problem import Problem, set_up
-from unmask.attacks.gradients.places import Places, Text
+from unmask.attacks.gradients.bag_of_words.candidates import find_candidates
+from unmask.attacks.gradients.encoder.position_candidates import Places, Text
+from unmask.attacks.gradients.encoder.problem import Problem, set_up
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
 from unmask.protocols import observe_gradients

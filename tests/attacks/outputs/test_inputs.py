@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.attacks.outputs.attention_layers import random_layer
 
-from unmask.attacks.outputs.attention import AttentionAttack
+from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack
 from unmask.attacks.recover import recover_inputs
 from unmask.evidence.outputs import AttentionEvidence
 from unmask.linalg.softmax_attention import AttentionMap

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from tests.attacks.queries.networks import normal
-from tests.attacks.queries.one_head import oracle_of, random_head
+from tests.attacks.queries.random_heads import oracle_of, random_head
+from tests.attacks.queries.random_networks import normal
 from torch import Tensor
 
-from unmask.attacks.queries.isolation import Isolation
+from unmask.attacks.queries.many_heads.head_units import Units
+from unmask.attacks.queries.many_heads.isolation import Isolation
 from unmask.attacks.queries.pairs import Pairs
 from unmask.attacks.queries.resolution import Resolution
-from unmask.attacks.queries.units import Units
 from unmask.linalg.heads import HeadWeights
 
 EXACT = Resolution(1.1e-16)  # float64

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 from tests.attacks.queries.layers import generator, vector_layer
-from tests.attacks.queries.networks import evidence_of, normal, relative
-from tests.attacks.queries.one_head import added, oracle_of, random_head, rounded
+from tests.attacks.queries.random_heads import added, oracle_of, random_head, rounded
+from tests.attacks.queries.random_networks import evidence_of, normal, relative
 
 from unmask.attacks.queries.opening import not_applicable, opened_layer
 from unmask.attacks.queries.profile import probe_oracle

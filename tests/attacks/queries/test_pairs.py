@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.queries.layers import pairs_of, two_token_signal, vector_layer
-from tests.attacks.queries.networks import normal, relative
-from tests.attacks.queries.one_head import oracle_of, random_head, rounded
+from tests.attacks.queries.random_heads import oracle_of, random_head, rounded
+from tests.attacks.queries.random_networks import normal, relative
 
 from unmask.attacks.queries.pairs import Pairs, logit
 from unmask.attacks.queries.resolution import NoPlane

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 from tests.attacks.queries.layers import generator, vector_layer
-from tests.attacks.queries.networks import evidence_of
-from tests.attacks.queries.one_head import oracle_of, random_head, rounded
+from tests.attacks.queries.random_heads import oracle_of, random_head, rounded
+from tests.attacks.queries.random_networks import evidence_of
 
 from unmask.attacks.queries.profile import probe_oracle
 from unmask.evidence.oracles import Refused

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.queries.claims import is_zero
 from unmask.attacks.queries.pairs import Pairs
 from unmask.attacks.queries.profile import OracleProfile
 from unmask.attacks.queries.resolution import Resolution
-from unmask.attacks.queries.verdict import is_zero
 from unmask.evidence.oracles import OracleEvidence
 from unmask.recovery import Status
 

@@ -1,0 +1,1 @@
+"""The papers as they are: attacks to measure against."""

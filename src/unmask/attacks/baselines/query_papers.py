@@ -1,0 +1,154 @@
+"""The paper's own learners of a single head, to compare with: random or unit probes, and the nuclear norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.attacks.progress import Progress, silent
+from unmask.attacks.queries.claims import Bill, is_zero, judged, refused, started
+from unmask.attacks.queries.one_head.boosted_probes import columns_at_once
+from unmask.attacks.queries.one_head.single_head import out_of_budget, unknown_head
+from unmask.attacks.queries.opening import not_applicable, silence
+from unmask.attacks.queries.pairs import Pairs, logit
+from unmask.attacks.queries.profile import probe_oracle
+from unmask.errors import InputError
+from unmask.evidence.ledger import BudgetSpent
+from unmask.evidence.oracles import OracleEvidence, Refused
+from unmask.linalg.heads import HeadWeights
+from unmask.linalg.low_rank import least_nuclear_norm
+from unmask.recovery import Recovery, Status
+
+_ROUNDING = 1e-14  # of the largest |v_i|: what float64 leaves of a zero
+_MOST_READABLE = 12.0  # |t|: beyond it fewer than ten digits are left, and one bad measurement spoils all
+
+
+@dataclass(frozen=True)
+class PaperSingleHeadAttack:
+    """W and v of a single head as the paper has them.
+
+        v_i = f([e_i]);   y = κe_j;   t_i = logit((f([y + u_i; y]) − v·y)/(v·u_i));   W y = U⁻¹t
+
+    Notation: rows of U are κe_i, and κ(e_i + e_p) where v_i = 0, with v_p ≠ 0 ('basis'), or Gaussian with entries of
+    deviation κ ('random').
+    Limits: v·u_i has no lower bound: unit probes lose digits to the smallest |v_i| that is not 0, random ones to the
+    smallest v·u_i and to the condition of U, which grows with d. Nothing is asked again: what saturates is lost, so κ
+    must suit the size of W. Which p the second probe takes is free; here |v_p| is the largest, the best choice.
+    Cost: d + d² learning queries.
+    Source: arXiv 2601.16873, Thm 4.1; κ = B^(−½) with |W_ij| ≤ B is Thm 6.1's.
+    """
+
+    probes: Literal["random", "basis"] = "basis"
+    kappa: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.probes not in ("random", "basis"):
+            raise InputError(f"probes must be 'random' or 'basis', got {self.probes!r}")
+        if not self.kappa > 0:
+            raise InputError(f"kappa must be positive, got {self.kappa}")
+
+    def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
+        """Learn, and check on fresh sequences."""
+        d = evidence.width
+        bill = started(evidence, d * d + d)
+        return _learned(evidence, bill, self.seed, lambda v, generator: self.weights(evidence, v, generator))
+
+    def weights(
+        self, evidence: OracleEvidence, v: Float[Tensor, " d"], generator: torch.Generator
+    ) -> Float[Tensor, "d d"]:
+        """W as it comes out, whatever it is worth."""
+        d = evidence.width
+        unit = torch.eye(d, dtype=torch.float64, device=v.device)
+        drawn = torch.randn(d, d, generator=generator, dtype=torch.float64).to(v)
+        U = self.kappa * (unit_probes(v) if self.probes == "basis" else drawn)
+        pairs, images = Pairs(evidence, v), []
+        for Y in unit.split(columns_at_once(evidence, d)):
+            asked = U.repeat(len(Y), 1)
+            t = logit(pairs(asked, self.kappa * Y.repeat_interleave(d, 0)) / (asked @ v))
+            images.append(torch.linalg.solve(U, t.reshape(len(Y), d).T))
+        return torch.cat(images, dim=1) / self.kappa
+
+
+def unit_probes(v: Float[Tensor, " d"]) -> Float[Tensor, "d d"]:
+    """Rows e_i, and e_i + e_p where v_i is zero up to rounding; |v_p| is the largest."""
+    probes = torch.eye(len(v), dtype=torch.float64, device=v.device)
+    largest = int(v.abs().argmax())
+    probes[v.abs() <= _ROUNDING * v.abs()[largest], largest] = 1
+    return probes
+
+
+@dataclass(frozen=True)
+class NuclearNormAttack:
+    """W of low rank and v of a single head, from random measurements and the nuclear norm.
+
+        t_k = u_kᵀ W y_k = logit(F(u_k, y_k)/(v·u_k)),   Ŵ = argmin ‖Z‖_* subject to u_kᵀ Z y_k = t_k
+
+    Notation: u_k, y_k Gaussian vectors of deviation κ.
+    Limits: exact, up to the solver's 10⁻⁷ or so, from about 2.5·r(2d − r) measurements on. Measurements that saturate
+    are left out. `LowRankAttack` needs r(2d − r), and no solver.
+    Cost: d + num_measurements learning queries; memory num_measurements².
+    Source: arXiv 2601.16873, Thm 5.1.
+    """
+
+    num_measurements: int
+    kappa: float = 0.5
+    seed: int = 0
+    max_steps: int = 3000
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.num_measurements < 1:
+            raise InputError(f"num_measurements must be 1 or more, got {self.num_measurements}")
+
+    def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
+        """Learn, and check on fresh sequences."""
+        d = evidence.width
+        if self.num_measurements > d * d:
+            raise InputError(f"num_measurements must be at most {d * d}, as many as W has entries")
+        bill = started(evidence, d * d + d)
+        return _learned(evidence, bill, self.seed, lambda v, generator: self.weights(evidence, v, generator))
+
+    def weights(
+        self, evidence: OracleEvidence, v: Float[Tensor, " d"], generator: torch.Generator
+    ) -> Float[Tensor, "d d"]:
+        """W as it comes out, whatever it is worth."""
+        shape = (2, self.num_measurements, evidence.width)
+        U, Y = self.kappa * torch.randn(shape, generator=generator, dtype=torch.float64).to(v)
+        t = logit(Pairs(evidence, v)(U, Y) / (U @ v))
+        kept = t.isfinite() & (t.abs() < _MOST_READABLE)
+        return least_nuclear_norm(U[kept], Y[kept], t[kept], self.max_steps)[0]
+
+
+def _learned(
+    evidence: OracleEvidence,
+    bill: Bill,
+    seed: int,
+    weights: Callable[[Float[Tensor, " d"], torch.Generator], Float[Tensor, "d d"]],
+) -> Recovery[HeadWeights]:
+    """v from unit tokens, W from what a method makes of it, judged as any learner is."""
+    generator = torch.Generator().manual_seed(seed)
+    heads = unknown_head(evidence)
+    try:
+        profile = probe_oracle(evidence, generator)
+        bill = replace(bill, probing=profile.num_queries)
+        if profile.num_outputs or profile.signs_only or not profile.is_linear:
+            return refused(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
+        heads.v[0] = evidence.ask(torch.eye(evidence.width, dtype=torch.float64, device=evidence.device)[:, None])
+        if is_zero(heads.v[0], profile):
+            return refused(evidence, bill, *silence(profile))
+        heads.W[0] = weights(heads.v[0], generator)
+        if not heads.W.isfinite().all():
+            reason = "Some scores saturated or met v·u = 0, so that the linear system has no finite right side."
+            return refused(evidence, bill, Status.NOTHING_FOUND, reason)
+        return judged(evidence, profile, heads, bill, 1.0, generator, "v from unit tokens, W by the paper's method.")
+    except BudgetSpent as spent:
+        return out_of_budget(evidence, heads, bill, spent)
+    except Refused as seen:
+        return refused(evidence, bill, Status.NOTHING_FOUND, str(seen))

@@ -1,0 +1,198 @@
+"""The bag of words by the strongest evidence that an update holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from unmask.attacks.gradients.bag_of_words.embedding_rows import positions_from_rows, tokens_from_rows
+from unmask.attacks.gradients.bag_of_words.lora_tokens import lora_tokens
+from unmask.attacks.gradients.bag_of_words.noisy_tokens import NoisyTokens, is_adaptive, noisy_tokens
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates, filter_tokens, merge_equal
+from unmask.attacks.gradients.sites import first_input_site
+from unmask.evidence.gradients import GradientEvidence
+from unmask.linalg.coarse import Coarseness, storage_of
+from unmask.linalg.gap import FLOAT32_FLOOR, Gap
+from unmask.models.adapter import Model
+from unmask.models.linear import Role
+from unmask.recovery import Status
+
+_ROUNDINGS = 4.0
+_COARSE_GAP_DECADES = 0.15
+
+
+@dataclass(frozen=True)
+class BagOfWords:
+    """Candidates with the tensors they rest on; or, if there are none, the status and reason why.
+
+    `expected_false` is how many of them are false on average, where a statistical test chose them: then none is
+    certain, and no text may be called so. None where the choice is exact. `details` are numbers for the certificate.
+    """
+
+    candidates: Candidates | None
+    used: tuple[str, ...]
+    status: Status = Status.PARTIAL
+    reason: str = ""
+    expected_false: float | None = None
+    details: Mapping[str, float] = field(default_factory=dict)
+
+
+@torch.no_grad()
+def find_candidates(
+    evidence: GradientEvidence,
+    model: Model,
+    *,
+    num_probes: int,
+    min_gap_decades: float,
+    generator: torch.Generator,
+) -> BagOfWords:
+    """Tokens from embedding rows if they tell, else from the span of block 0's queries, keys and values.
+
+    Where neither is exact, because of noise or coarse numbers, by a statistical test.
+    """
+    exact = _exactly(evidence, model, num_probes, min_gap_decades, generator)
+    if exact.candidates is not None or evidence.adapters:
+        return exact
+    return _statistically(evidence, model, exact, generator)
+
+
+def _exactly(
+    evidence: GradientEvidence, model: Model, num_probes: int, min_gap_decades: float, generator: torch.Generator
+) -> BagOfWords:
+    rows = tokens_from_rows(evidence, model)
+    if rows is not None:
+        positions = positions_from_rows(evidence, model)
+        everywhere = [-1] if positions is None and not model.learned_positions else _list(positions, model)
+        unseen = frozenset() if model.gradient_free_token is None else frozenset([model.gradient_free_token])
+        tokens = torch.cat([rows, torch.tensor(sorted(unseen - set(rows.tolist())), dtype=torch.long).to(rows)])
+        candidates = Candidates(dict.fromkeys(everywhere, tokens), Gap(0.0, 1.0), model.vocab_size, unseen)
+        candidates = merge_equal(candidates, model, told_apart=True)
+        read = [model.token_embedding] if positions is None else [model.token_embedding, model.position_embedding]
+        return BagOfWords(candidates, tuple(name for name in read if name is not None))
+    site = first_input_site(evidence, model)
+    if site is None and evidence.adapters:
+        return _from_adapters(evidence, model, num_probes, min_gap_decades, generator)
+    if site is None:
+        return BagOfWords(None, (), Status.MISSING_EVIDENCE, _missing(evidence, model))
+    if site.span.rank == 0:
+        return BagOfWords(None, site.parameters, Status.NOTHING_FOUND, "the gradients of block 0 are zero")
+    if site.span.is_saturated:
+        return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, _full(site.span.width, site.span.gap_decades))
+    if _has_lost_entries(evidence, site.parameters):
+        reason = "most entries of block 0's gradients were not sent, or lie on a few levels: no span is exact"
+        return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, reason)
+    floor, needed = _precision(evidence, min_gap_decades)
+    span = site.span if model.num_token_types < 2 else site.span.joined(model.token_type_directions)
+    candidates = filter_tokens(model, span, num_probes=num_probes, generator=generator, floor=floor)
+    return _judged(merge_equal(candidates, model, told_apart=False), site.parameters, needed)
+
+
+def _statistically(
+    evidence: GradientEvidence, model: Model, exact: BagOfWords, generator: torch.Generator
+) -> BagOfWords:
+    """Tokens under the noise that the update has; if none stands out, why neither way tells any."""
+    found = noisy_tokens(evidence, model, generator)
+    used = tuple(found.noise)
+    details = {
+        f"{kind} of {name}": value for kind in ("noise", "signal") for name, value in getattr(found, kind).items()
+    }
+    if len(found.tokens):
+        everywhere = range(model.max_positions) if model.learned_positions else [-1]
+        gap = Gap(found.expected_false, 1.0)
+        candidates = Candidates(dict.fromkeys(everywhere, found.tokens.to(model.device)), gap, found.num_tested)
+        return BagOfWords(candidates, used, expected_false=found.expected_false, details=details)
+    if not used:
+        return _why_not(evidence, model, exact)
+    status = Status.NOT_APPLICABLE if found.rank == 0 else exact.status
+    return BagOfWords(None, used, status, _noise_floor(evidence, found, exact.reason), details=details)
+
+
+def _why_not(evidence: GradientEvidence, model: Model, exact: BagOfWords) -> BagOfWords:
+    """The exact test's answer; where an adaptive optimiser has made the update, that nothing else can be read."""
+    gradient = evidence.linear(model, Role.VALUE, 0)
+    if gradient is None or not is_adaptive(evidence, gradient):
+        return exact
+    reason = (
+        "an adaptive optimiser (Adam) made this weight delta: it divides every entry by its own size, so that its "
+        "columns are no combinations of the inputs, and no embedding rows tell which tokens occur"
+    )
+    return BagOfWords(None, exact.used, Status.NOT_APPLICABLE, reason)
+
+
+def _noise_floor(evidence: GradientEvidence, found: NoisyTokens, reason: str) -> str:
+    """The reason of the exact test, and the numbers of the statistical one."""
+    sizes = ", ".join(f"'{name}' {sigma:.1e} on {found.signal[name]:.1e}" for name, sigma in found.noise.items())
+    steps = "" if evidence.learning_rate is None else f", at a learning rate of {evidence.learning_rate:g}"
+    return (
+        f"{reason}. No token stands out of the noise either: {found.rank} directions of block 0's gradients are above "
+        f"it (noise on signal, root mean square of an entry: {sizes}{steps})"
+    )
+
+
+def _from_adapters(
+    evidence: GradientEvidence, model: Model, num_probes: int, min_gap_decades: float, generator: torch.Generator
+) -> BagOfWords:
+    """The same behind low-rank adapters. What they do not show may be there: they show few directions, and blurred."""
+    found = lora_tokens(evidence, model, num_probes, generator)
+    if found.candidates is None:
+        status = Status.NOT_IDENTIFIABLE if found.used else Status.MISSING_EVIDENCE
+        return BagOfWords(None, found.used, status, found.reason)
+    judged = _judged(found.candidates, found.used, min_gap_decades)
+    return judged if judged.candidates else replace(judged, status=Status.NOT_IDENTIFIABLE)
+
+
+def _judged(candidates: Candidates, used: tuple[str, ...], min_gap_decades: float) -> BagOfWords:
+    """Candidates whose distances stand apart from all others; else none."""
+    if not candidates.searched:
+        reason = (
+            "no token of the vocabulary lies in the span of block 0's gradients: they are of other weights, or of a "
+            "client that trained with dropout"
+        )
+        return BagOfWords(None, used, Status.NOT_APPLICABLE, reason)
+    if candidates.gap.decades < min_gap_decades:
+        return BagOfWords(
+            None,
+            used,
+            Status.NOT_APPLICABLE,
+            f"no token's vector stands out: the span test's distances have a gap of only {candidates.gap.decades:.1f} "
+            f"decades where {min_gap_decades:.1f} are asked for; the update may be noisy, of a client with "
+            "dropout, or of other weights",
+        )
+    return BagOfWords(candidates, used)
+
+
+def _has_lost_entries(evidence: GradientEvidence, names: tuple[str, ...]) -> bool:
+    """Whether gradients of a client with few digits were pruned or put on a grid as well: then any gap is chance."""
+    if torch.finfo(evidence.compute_dtype).eps <= 1e-4:
+        return False  # a float32 client's span is full then, and says so
+    kinds = {storage_of(evidence.gradients[name]).kind for name in names}
+    return bool(kinds & {Coarseness.EVEN, Coarseness.LARGEST, Coarseness.THINNED})
+
+
+def _precision(evidence: GradientEvidence, min_gap_decades: float) -> tuple[float, float]:
+    """The distance that the client's rounding leaves of a zero, and how wide a gap must then be.
+
+    In bfloat16 a true vector is some roundings (2⁻⁸) away from the span, a wrong one about 0.2: no room for more.
+    """
+    eps = torch.finfo(evidence.compute_dtype).eps
+    return (_ROUNDINGS * eps, _COARSE_GAP_DECADES) if eps > 1e-4 else (FLOAT32_FLOOR, min_gap_decades)
+
+
+def _list(positions: torch.Tensor | None, model: Model) -> list[int]:
+    return list(range(model.max_positions)) if positions is None else positions.tolist()
+
+
+def _missing(evidence: GradientEvidence, model: Model) -> str:
+    return (
+        f"the update holds {len(evidence.gradients)} tensors, but neither block 0's query, key or value gradients nor "
+        f"embedding rows ('{model.token_embedding}') that tell which tokens occur"
+    )
+
+
+def _full(width: int, gap_decades: float) -> str:
+    return (
+        f"the rank of block 0's gradients equals the width {width} (largest fall of the spectrum: {gap_decades:.1f} "
+        "decades), so every token passes the span test: the batch holds too many different tokens, or noise was added"
+    )

@@ -1,0 +1,1 @@
+"""A decoder's batch, prefix by prefix."""

@@ -1,0 +1,127 @@
+"""What an update leaves open about a decoder's text, as classes of texts that explain it equally well."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from unmask.attacks.gradients.bag_of_words.token_filter import EQUAL
+from unmask.attacks.gradients.decoder.endings import Ending
+from unmask.attacks.gradients.decoder.prefix_search import Node
+from unmask.linalg.near_rows import near_rows
+from unmask.models.adapter import Model
+from unmask.recovery import Ambiguity, AmbiguityKind, run_length
+
+_SAME_ROWS = 5e-2  # later rows that differ by less do not tell how long a run is
+
+
+@dataclass(frozen=True)
+class EqualTokens:
+    """Classes of tokens that no forward pass tells apart, and which member the labels name where they do.
+
+    `by_input`: a token that stands for several, with all of them; `names`: labels read for the last token of a prefix.
+    """
+
+    model: Model
+    by_input: Mapping[int, tuple[int, ...]]
+    names: Mapping[Node, frozenset[int]]
+    by_output: Mapping[int, tuple[int, ...]]
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        by_input: Mapping[int, tuple[int, ...]],
+        names: Mapping[Node, frozenset[int]],
+        endings: Sequence[Ending],
+    ) -> EqualTokens:
+        """Compare the output rows of every label that may be alone in naming a token."""
+        output = model.unembedding
+        asked = {ending.node[1][-1] for ending in endings}.union(*by_input.values())
+        by_output = {} if output is None else near_rows(output.detach(), sorted(asked), EQUAL)
+        return cls(model, by_input, names, by_output)
+
+    def resolve(self, ending: Ending, labelled: bool) -> tuple[tuple[int, ...], list[Ambiguity]]:
+        """The text's tokens with those that labels name, and a class for each that nothing names."""
+        start, tokens = ending.node
+        found = list(tokens)
+        classes: list[Ambiguity] = []
+        for place, token in enumerate(tokens):
+            members = self.by_input.get(token, (token,))
+            named = self.names.get((start, tokens[: place + 1]), frozenset()) & set(members)
+            if labelled and place and len(named) == 1:
+                found[place] = next(iter(named))
+                members = self.by_output.get(found[place], (found[place],))
+                if place < len(tokens) - 1 and token in self.by_input:
+                    members = tuple(member for member in members if member in self.by_input[token])
+            elif labelled and place == len(tokens) - 1:
+                members = tuple(sorted({*members, *self.by_output.get(token, ())}))
+            if len(members) > 1:
+                classes.append(_equal_tokens(self.model, place, members))
+        return tuple(found), classes
+
+
+def equal_tokens(model: Model, tokens: Sequence[int], equal: Mapping[int, tuple[int, ...]]) -> list[Ambiguity]:
+    """A class for every token of a text that stands for several."""
+    members = {member: others for others in equal.values() for member in others}
+    return [_equal_tokens(model, place, members[token]) for place, token in enumerate(tokens) if token in members]
+
+
+def _equal_tokens(model: Model, place: int, members: Sequence[int]) -> Ambiguity:
+    words = ", ".join(repr(model.decode([member])) for member in members)
+    reason = f"token {place + 1} is one of {words}: their embeddings are equal, and nothing in the update tells which"
+    return Ambiguity(AmbiguityKind.EQUAL_TOKENS, reason, place, tuple(members))
+
+
+def leading_run(token: int) -> Ambiguity:
+    """How often the first token is repeated."""
+    reason = "how often the first token is repeated at the start leaves no trace in a model of relative positions"
+    return Ambiguity(AmbiguityKind.LEADING_RUN, reason, 0, (token,))
+
+
+def open_end(why: str) -> Ambiguity:
+    """The text may go on."""
+    return Ambiguity(AmbiguityKind.OPEN_END, f"the text may go on behind its last token: {why}")
+
+
+def open_count(why: str) -> Ambiguity:
+    """How often the text occurs."""
+    return Ambiguity(AmbiguityKind.COUNT, f"it may occur more often than said: {why}")
+
+
+@torch.no_grad()
+def texts_of_any_run(model: Model, endings: Sequence[Ending], labelled: bool) -> frozenset[Node]:
+    """Texts whose rows hardly change when their first token is repeated once more, or once less.
+
+    Labels count the repetitions of all texts together, so with labels only the runs of texts that share a first token
+    with a run can be traded. A text of one repeated token has no later rows, so nothing tells its length.
+    """
+    if model.learned_positions:
+        return frozenset()
+    runs = {ending.node: run_length(ending.node[1]) for ending in endings}
+    firsts = Counter(ending.node[1][0] for ending in endings for _ in range(ending.count))
+    risky = {node[1][0] for node, run in runs.items() if not labelled or (run > 1 and firsts[node[1][0]] > 1)}
+    return frozenset(
+        node for node, run in runs.items() if node[1][0] in risky and _is_any_run(model, node[1], run, labelled)
+    )
+
+
+def _is_any_run(model: Model, tokens: tuple[int, ...], run: int, labelled: bool) -> bool:
+    inputs = tokens[:-1] if labelled else tokens  # the last token of a next-token text has no row
+    rest = inputs[run:]
+    if not rest or len(inputs) + 1 > model.max_positions:
+        return True
+    own = _last_states(model, inputs)[run:]
+    lengths = [run + 1] if run == 1 else [run + 1, run - 1]
+    for length in lengths:
+        other = _last_states(model, (*(tokens[:1] * length), *rest))[length:]
+        if float(((own - other).norm(dim=1) / own.norm(dim=1)).max()) < _SAME_ROWS:
+            return True
+    return False
+
+
+def _last_states(model: Model, tokens: tuple[int, ...]) -> torch.Tensor:
+    return model.hidden_states(torch.tensor([tokens], device=model.device))[-1][0].double()

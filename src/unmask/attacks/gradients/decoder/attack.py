@@ -1,0 +1,258 @@
+"""Decoders: exact texts from the gradients of the first block and the last one.
+
+    tokens   ← embedding rows that moved, or all tokens in the span of block 0's query/key/value gradients
+    prefixes ← grown token by token at the cheapest layer whose gradient the update holds
+    texts    ← where prefixes end, their last token and how often they occur, from the last block
+
+Up to d distinct prefixes the test is exact from the start; beyond, the span of a wider layer is completed first
+(`beyond.py`).
+Source: DAGER, arXiv 2405.15586, with the deviations that each module states.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from unmask.attacks.gradients.bag_of_words.attack import statistical_bag
+from unmask.attacks.gradients.bag_of_words.candidates import find_candidates
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
+from unmask.attacks.gradients.decoder.beyond_width import Completion, complete, dependencies, wide_site
+from unmask.attacks.gradients.decoder.claim import Findings, bag_of_words, verdict
+from unmask.attacks.gradients.decoder.confirm import arrivals_of, confirm_classification, confirm_next_token
+from unmask.attacks.gradients.decoder.endings import (
+    Ending,
+    endings_at_leaves,
+    endings_of_classification,
+    endings_of_next_token,
+    last_down_projection,
+)
+from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows, site_rows
+from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixSearch, is_repetition
+from unmask.attacks.gradients.replay.arrivals import Arrivals, highest_layer
+from unmask.attacks.gradients.sites import Site, prefix_sites
+from unmask.attacks.no_result import no_result
+from unmask.attacks.progress import Progress, silent
+from unmask.evidence.gradients import GradientEvidence, Task, Update
+from unmask.models.adapter import Model
+from unmask.recovery import Aim, RecoveredText, RecoveredTexts, Recovery
+
+_FAR = 0.1  # relative distance that only a wrong row has
+_TYPICAL_LENGTH = 16  # tokens a text, to guess how many texts a batch holds when nobody says
+
+
+@dataclass(frozen=True)
+class DecoderAttack:
+    """Recover a batch from a causal model's update.
+
+    `min_gap_decades`: how clearly zero distances must stand apart from all others before anything is called certain.
+    `memory_budget_bytes`: the size of the largest temporary; more is faster.
+    """
+
+    num_probes: int = 32
+    min_gap_decades: float = 1.0
+    memory_budget_bytes: int = 2**30
+    seed: int = 0
+
+    def __call__(
+        self, evidence: GradientEvidence, model: Model, progress: Progress = silent
+    ) -> Recovery[RecoveredTexts]:
+        """Run the attack; the evidence and the model are left as they are."""
+        started = time.perf_counter()
+        generator = torch.Generator().manual_seed(self.seed)
+        progress("reading the bag of words", 0, 1)
+        bag = find_candidates(
+            evidence,
+            model,
+            num_probes=self.num_probes,
+            min_gap_decades=self.min_gap_decades,
+            generator=generator,
+        )
+        if bag.candidates is None:
+            return no_result(bag.status, bag.reason, bag.used, started, frozenset([Aim.TOKENS]))
+        if bag.expected_false is not None:
+            return statistical_bag(bag, started)
+        working = as_gradient(evidence)
+        found = self._search_sites(working, model, bag.candidates, generator, progress)
+        wide = None
+        if found is None:
+            wide = wide_site(working, model)
+            completion = self._complete(wide, working, model, bag.candidates, generator, progress)
+            if completion.site is None:
+                reason = _why_no_site(evidence, model)
+                return bag_of_words(bag.candidates, bag.used, reason, started, _guesses(model, completion, evidence))
+            found = completion.site, self._search(completion.site, model, bag.candidates, generator, progress)
+        site, forest = found
+        if not forest.leaves:
+            why = f"no prefix passed at the {site.name}"
+            return bag_of_words(bag.candidates, bag.used, why, started)
+        progress("reading endings", 0, 1)
+        read = self._read_endings(working, model, site, forest, bag.candidates, generator)
+        progress("running the client again", 0, 1)
+        if read.labelled and read.has_ends:
+            confirmation = confirm_next_token(evidence, working, model, forest, read.endings, bag.candidates.equal)
+        else:
+            confirmation = confirm_classification(working, model, forest, read.endings, read.arrivals)
+        doubtful = self._seen_to_go_on(model, site, forest, confirmation.endings)
+        doubtful |= frozenset() if wide is None else self._unverified(model, forest, wide)
+        used = (*bag.used, *site.parameters, *read.used)
+        if confirmation.agreement is not None:
+            used = (*used, *sorted(evidence.gradients))
+        findings = Findings(
+            model=model,
+            candidates=bag.candidates,
+            site=site,
+            forest=forest,
+            confirmation=confirmation,
+            used=tuple(dict.fromkeys(used)),
+            min_gap_decades=self.min_gap_decades,
+            labelled=read.labelled,
+            has_ends=read.has_ends,
+            has_masked_labels=read.has_masked_labels,
+            reads_inside=read.reads_inside,
+            names=read.names,
+            doubtful=doubtful,
+        )
+        return verdict(evidence, findings, started)
+
+    def _search_sites(
+        self,
+        evidence: GradientEvidence,
+        model: Model,
+        candidates: Candidates,
+        generator: torch.Generator,
+        progress: Progress,
+    ) -> tuple[Site, Forest] | None:
+        """The first site whose search separates; else the last one tried; None if every span is full."""
+        found = None
+        for site in prefix_sites(evidence, model):
+            if not site.span.is_saturated:
+                found = site, self._search(site, model, candidates, generator, progress)
+                if found[1].leaves and found[1].is_clear(self.min_gap_decades):
+                    break
+        return found
+
+    def _search(
+        self, site: Site, model: Model, candidates: Candidates, generator: torch.Generator, progress: Progress
+    ) -> Forest:
+        budget = self.memory_budget_bytes
+        return PrefixSearch(model, site, candidates, self.num_probes, budget, generator, progress).run()
+
+    def _seen_to_go_on(self, model: Model, site: Site, forest: Forest, endings: list[Ending]) -> frozenset[Node]:
+        """Endings whose last token is no prefix of the search, but has a row in the span: a branch that was missed."""
+        beyond = [ending.node for ending in endings if ending.node not in forest.nodes]
+        if not beyond:
+            return frozenset()
+        nodes, rows = site_rows(model, beyond, site.rows, self.memory_budget_bytes)
+        distances = dict(zip(nodes, site.span.distance(rows).tolist(), strict=True))
+        return frozenset(
+            node for node in beyond if distances[node] <= forest.gap.threshold and not is_repetition(model, node)
+        )
+
+    def _complete(
+        self,
+        wide: Site | None,
+        evidence: GradientEvidence,
+        model: Model,
+        candidates: Candidates,
+        generator: torch.Generator,
+        progress: Progress,
+    ) -> Completion:
+        """More tokens than the width: a wider layer, its span completed by prefixes that verify each other."""
+        if wide is None:
+            return Completion(None)
+        num_texts = evidence.num_texts or max(1, wide.span.rank // _TYPICAL_LENGTH)
+        budget = self.memory_budget_bytes
+        return complete(wide, model, candidates, num_texts, budget, generator, progress)
+
+    def _unverified(self, model: Model, forest: Forest, wide: Site) -> frozenset[Node]:
+        """Prefixes of the final result that take part in no dependency with the others."""
+        nodes, rows = site_rows(model, forest.leaves, wide.rows, self.memory_budget_bytes)
+        own = [index for index, node in enumerate(nodes) if not is_repetition(model, node)]
+        verified = dependencies(rows[own], wide.span).verified
+        return frozenset(nodes[index] for index, holds in zip(own, verified.tolist(), strict=True) if not holds)
+
+    def _read_endings(
+        self,
+        evidence: GradientEvidence,
+        model: Model,
+        site: Site,
+        forest: Forest,
+        candidates: Candidates,
+        generator: torch.Generator,
+    ) -> _Read:
+        """Texts with their last tokens; one for each leaf where the update does not hold what tells."""
+        labelled = evidence.task is not Task.CLASSIFICATION and model.unembedding is not None
+        leaves = endings_at_leaves(model, forest.leaves)
+        if not forest.is_clear(self.min_gap_decades):
+            return _Read(leaves, labelled, has_ends=False)
+        if not labelled:
+            nodes, arrivals = arrivals_of(evidence, model, forest, candidates.equal)
+            top = highest_layer(evidence, model)
+            ends = None
+            if arrivals is not None and top is not None and top.is_last(model):
+                ends = endings_of_classification(model, nodes, arrivals.sizes, evidence.pooling)
+            used = () if arrivals is None else (arrivals.parameter,)
+            known = ends is not None or evidence.num_texts == len(forest.leaves)  # then every text ends at a leaf
+            is_seen = arrivals is not None and top is not None and top.is_last(model)
+            inside = is_seen and ends is None and evidence.pooling is None
+            ends = leaves if ends is None else ends
+            return _Read(ends, False, known, reads_inside=inside, arrivals=arrivals, used=used)
+        gradient, layer = last_down_projection(evidence, model)
+        if gradient is None or len(forest.nodes) > gradient.shape[0]:
+            return _Read(leaves, True, has_ends=False)
+        rows = last_block_rows(model, forest, self.memory_budget_bytes)
+        reading = endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes, candidates.equal)
+        if not reading.endings:
+            return _Read(leaves, True, has_ends=False, used=(layer,))
+        return _Read(reading.endings, True, True, reading.has_masked_labels, names=reading.names, used=(layer,))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Endings of texts, and what tells or does not tell them."""
+
+    endings: list[Ending]
+    labelled: bool
+    has_ends: bool
+    has_masked_labels: bool = False
+    reads_inside: bool = False  # the loss of a classification reads most tokens, and nobody said that it takes a mean
+    names: Mapping[Node, frozenset[int]] = field(default_factory=dict)
+    arrivals: Arrivals | None = None
+    used: tuple[str, ...] = ()
+
+
+def as_gradient(evidence: GradientEvidence) -> GradientEvidence:
+    """One plain step of gradient descent as its gradient, −Δ/learning rate; everything else as it is.
+
+    Where the learning rate is not known, the gradient is right up to a factor.
+    """
+    plain = evidence.optimizer in (None, "sgd") and not evidence.weight_decay and not evidence.momentum
+    if evidence.update is not Update.DELTA or evidence.num_steps not in (None, 1) or not plain:
+        return evidence
+    rate = evidence.learning_rate or 1.0
+    gradients = {name: delta / -rate for name, delta in evidence.gradients.items()}
+    return replace(evidence, gradients=gradients, update=Update.GRADIENT)
+
+
+def _guesses(model: Model, completion: Completion, evidence: GradientEvidence) -> tuple[RecoveredText, ...]:
+    """The best unverified prefixes, as many as there are texts, as texts that claim nothing."""
+    return tuple(
+        RecoveredText(tokens, model.decode(tokens), certain=False, residual=distance)
+        for tokens, distance in completion.hypotheses[: evidence.num_texts]
+    )
+
+
+def _why_no_site(evidence: GradientEvidence, model: Model) -> str:
+    sites = list(prefix_sites(evidence, model))
+    if not sites:
+        return (
+            "the order of the tokens needs the gradient of block 0's output projection or MLP, or of block 1's "
+            "attention, and the update holds none of them"
+        )
+    ranks = ", ".join(f"{site.name}: rank {site.span.rank} of {site.span.width}" for site in sites)
+    why = "too many tokens for its width, or rounding and noise fill it"
+    return f"every span that could check a prefix is full ({ranks}): {why}"

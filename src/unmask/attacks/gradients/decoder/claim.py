@@ -1,0 +1,317 @@
+"""From what a search on a decoder found to what may be claimed.
+
+A text is *certain* if a replay confirms it (`confirm.py`) and nothing about it is open but how often it occurs. The
+batch is *recovered* if the replay explains the whole update, every text is certain, and there are as many as the batch
+holds. All of it is computed without the secret.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
+from unmask.attacks.gradients.decoder.ambiguity import EqualTokens, leading_run, open_count, open_end, texts_of_any_run
+from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof
+from unmask.attacks.gradients.decoder.endings import Ending
+from unmask.attacks.gradients.decoder.labels import EXPLAINED
+from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
+from unmask.attacks.gradients.sites import Site
+from unmask.evidence.gradients import GradientEvidence
+from unmask.models.adapter import Model
+from unmask.recovery import (
+    Aim,
+    Ambiguity,
+    AmbiguityKind,
+    Certificate,
+    Cost,
+    RecoveredText,
+    RecoveredTexts,
+    Recovery,
+    Status,
+)
+
+_EXPLAINED_WHILE_MISSING = 1e-3  # of δ: rounding to few digits leaves more, and then a wrong label may explain the rest
+_NO_TASK = (
+    "the task is not stated, and tokens behind the last one with a gradient leave no trace; state "
+    "task='classification' if every text has one label"
+)
+_READS_INSIDE = (
+    "the loss reads most tokens, so its last label may stand behind the text; state pooling='mean' if it takes a mean"
+)
+_MASKED = "labels may be masked, and what they hide leaves no trace; state all_tokens_predicted=True if none are"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that the stages of an attack on a decoder found."""
+
+    model: Model
+    candidates: Candidates
+    site: Site
+    forest: Forest
+    confirmation: Confirmation
+    used: tuple[str, ...]
+    min_gap_decades: float
+    labelled: bool  # next-token training: every token behind the first is a label
+    has_ends: bool = True  # whether ends of texts inside longer ones, and last tokens, could be read
+    has_masked_labels: bool = False
+    reads_inside: bool = False  # a classification whose loss reads most tokens, and nobody said that it takes a mean
+    names: Mapping[Node, frozenset[int]] = field(default_factory=dict)  # labels read for a prefix's last token
+    doubtful: frozenset[Node] = frozenset()  # prefixes that the others do not verify, where that is the proof
+
+    @property
+    def num_distinct_rows(self) -> int:
+        """Prefixes with a row of their own."""
+        return self.forest.num_rows(self.model)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the distances of accepted and refused prefixes stand far apart."""
+        return self.forest.is_clear(self.min_gap_decades)
+
+    @property
+    def endings(self) -> list[Ending]:
+        """The texts."""
+        return self.confirmation.endings
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the client was run again and sends this update."""
+        return self.confirmation.proof in (Proof.CLIENT, Proof.SCALED_CLIENT)
+
+    @property
+    def explains_everything(self) -> bool:
+        """Whether a replay leaves nothing of the update unexplained."""
+        return self.is_replayed or self.confirmation.proof is Proof.ARRIVALS
+
+
+def verdict(evidence: GradientEvidence, findings: Findings, started: float) -> Recovery[RecoveredTexts]:
+    """Texts, status, reason and certificate of a finished search."""
+    texts = _texts(evidence, findings)
+    status, reason = _status(evidence, findings, texts)
+    value = RecoveredTexts(tuple(texts), *_bag(findings, texts))
+    cost = Cost(
+        seconds=time.perf_counter() - started,
+        candidates=findings.candidates.num_tested + findings.forest.num_tested,
+        forward_passes=len(findings.forest.leaves) + findings.confirmation.num_passes,
+    )
+    aims = findings.confirmation.proof.aims
+    return Recovery(value, status, reason, _certificate(findings, texts), cost, findings.used, aims)
+
+
+def _bag(findings: Findings, texts: Sequence[RecoveredText]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:
+    """The bag of words, and classes of equal tokens that are left; a replay may have told which of a class occurs."""
+    if not findings.confirmation.tells_equal_tokens:
+        return findings.candidates.tokens, findings.candidates.classes
+    occurring = {token for text in texts for token in text.tokens}
+    left = tuple(members for members in findings.candidates.classes if not occurring & set(members))
+    told = {token for members in findings.candidates.classes for token in members if token in occurring}
+    return findings.candidates.tokens | told, left
+
+
+def _certificate(findings: Findings, texts: Sequence[RecoveredText]) -> Certificate:
+    gap, agreement = findings.forest.gap, findings.confirmation.agreement
+    details = {
+        "rank": float(findings.site.span.rank),
+        "explained_rank": float(findings.num_distinct_rows),
+        "gap_decades": gap.decades,
+        "token_gap_decades": findings.candidates.gap.decades,
+        "noise_floor": findings.site.span.noise_floor,
+        "span_distance": max((text.residual for text in texts), default=float("inf")),
+    }
+    if agreement is not None:
+        details |= {"replay_misfit": agreement.misfit_as_is, "replayed_tensors": float(agreement.num_tensors)}
+    certain = [text.residual for text in texts if text.certain]
+    if agreement is None or not findings.explains_everything:
+        residual = max(certain, default=float("inf"))
+        return Certificate(findings.confirmation.proof.value, residual, gap.threshold, gap.rejected, details)
+    misfit = agreement.misfit if findings.confirmation.proof is Proof.SCALED_CLIENT else agreement.misfit_as_is
+    residual = misfit if certain else float("inf")
+    return Certificate(findings.confirmation.proof.value, residual, agreement.tolerance, None, details)
+
+
+def bag_of_words(
+    candidates: Candidates,
+    used: Sequence[str],
+    reason: str,
+    started: float,
+    guesses: tuple[RecoveredText, ...] = (),
+) -> Recovery[RecoveredTexts]:
+    """The tokens are known, their order is not; guesses at texts claim nothing.
+
+    Nothing follows about texts: the order was never tried, or it was and nothing confirms that it could be found.
+    """
+    certificate = Certificate(
+        claim="every token listed occurs: its vector lies in the span of block 0's gradients, or its embedding moved",
+        residual=candidates.gap.accepted,
+        tolerance=candidates.gap.threshold,
+        rejected=candidates.gap.rejected,
+        details={"token_gap_decades": candidates.gap.decades},
+    )
+    cost = Cost(seconds=time.perf_counter() - started, candidates=candidates.num_tested)
+    reason = f"the bag of words ({len(candidates.tokens)} tokens) was recovered, the texts were not: {reason}"
+    value = RecoveredTexts(guesses, candidates.tokens, candidates.classes)
+    return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), frozenset([Aim.TOKENS]))
+
+
+def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText]:
+    """Every ending as a text, with what is open about it; the certain ones first."""
+    equal = {} if findings.confirmation.tells_equal_tokens else findings.candidates.equal
+    classes = EqualTokens.of(findings.model, equal, findings.names, findings.endings)
+    any_run = texts_of_any_run(findings.model, findings.endings, findings.labelled)
+    too_many = evidence.num_texts is not None and len(findings.endings) > evidence.num_texts
+    counts = _why_counts_are_open(evidence, findings, any_run)
+    texts = []
+    for ending in findings.endings:
+        tokens, open_points = classes.resolve(ending, findings.labelled)
+        is_covered = (
+            not too_many and _is_covered(findings, ending) and not _is_part_of_another(evidence, findings, ending)
+        )
+        open_points += _open_points(evidence, findings, ending, ending.node in any_run)
+        certain = is_covered and not open_points
+        # While texts are missing, what is open about one may lie in what is missing: then it is a guess.
+        is_covered = certain or (is_covered and findings.explains_everything)
+        if counts is not None:
+            open_points.append(open_count(counts))
+        is_run = len(set(ending.node[1])) == 1 and not findings.model.learned_positions
+        count = ending.count if _counts_are_told(evidence, findings) and not is_run else 1
+        distance = _worst(findings.forest, ending.node)
+        text = findings.model.decode(tokens)
+        # What is a mere guess stands for no class of texts.
+        said = tuple(open_points) if is_covered else ()
+        texts.append(RecoveredText(tokens, text, certain, distance, count if is_covered else 1, said))
+    return sorted(texts, key=lambda text: (not text.certain, text.residual))
+
+
+def _open_points(evidence: GradientEvidence, findings: Findings, ending: Ending, of_any_run: bool) -> list[Ambiguity]:
+    """What is open about where a text begins and ends."""
+    points = []
+    is_unstated = findings.labelled and evidence.all_tokens_predicted is not True
+    # With masked labels, nothing counts the repetitions of a first token that only labels follow.
+    hides_run = is_unstated and not findings.model.learned_positions and len(set(ending.node[1][:-1])) == 1
+    if ending.has_open_run or of_any_run or hides_run:
+        points.append(leading_run(ending.node[1][0]))
+    if is_unstated:
+        points.append(open_end(_MASKED))
+    elif not findings.labelled and evidence.task is None:
+        points.append(open_end(_NO_TASK))
+    elif findings.reads_inside:
+        points.append(open_end(_READS_INSIDE))
+    elif findings.labelled and not findings.has_ends:
+        points.append(open_end("its last token is only a label, and the update does not hold what tells labels"))
+    elif findings.has_masked_labels and not findings.is_replayed:
+        points.append(open_end("some labels were masked"))
+    elif ending.node in findings.confirmation.open_ends:
+        points.append(open_end("the model is sure of the next token, whose label would leave no trace"))
+    return points
+
+
+def _counts_are_told(evidence: GradientEvidence, findings: Findings) -> bool:
+    """Whether the weights of labels are counts: in a plain mean over one client's batch, which the replay confirms."""
+    plain = evidence.num_clients == 1 and findings.confirmation.proof is Proof.CLIENT
+    total = sum(ending.count for ending in findings.endings)
+    return plain and (evidence.num_texts is None or total <= evidence.num_texts)
+
+
+def _why_counts_are_open(
+    evidence: GradientEvidence, findings: Findings, any_run: frozenset[Node] = frozenset()
+) -> str | None:
+    """Why it is open how often texts occur; None where it is known.
+
+    Where runs of a first token are open, so is the number of texts that start with it.
+    """
+    num_found = len(findings.endings)
+    if evidence.num_texts is None:
+        return "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
+    runs = any(ending.has_open_run or ending.node in any_run for ending in findings.endings)
+    everyone = all(_is_covered(findings, ending) for ending in findings.endings) and not runs
+    if num_found == evidence.num_texts and findings.explains_everything and everyone:
+        return None  # each of them occurs, so each occurs once
+    if not _counts_are_told(evidence, findings):
+        return f"{num_found} of {evidence.num_texts} texts were found, and the weights of texts need not be counts"
+    total = sum(ending.count for ending in findings.endings)
+    if total == evidence.num_texts and not runs:
+        return None
+    return f"{total} of {evidence.num_texts} texts were found, and the others repeat these or leave no trace"
+
+
+def _is_covered(findings: Findings, ending: Ending) -> bool:
+    """Whether the proof covers a text: the replay of the client does; else its own prefixes must be clear as well."""
+    if findings.confirmation.proof is Proof.NONE or ending.node in findings.confirmation.refuted:
+        return False
+    if findings.is_replayed:
+        return True
+    start, tokens = ending.node
+    prefixes = {(start, tokens[:length]) for length in range(1, len(tokens) + 1)}
+    if ending.is_traceless:
+        return False
+    explained = EXPLAINED if findings.explains_everything else _EXPLAINED_WHILE_MISSING
+    return findings.is_clear and ending.residual <= explained and not prefixes & findings.doubtful
+
+
+def _is_part_of_another(evidence: GradientEvidence, findings: Findings, ending: Ending) -> bool:
+    """Whether what seems to be a text of its own may be the start of another one.
+
+    A text of one repeated token may be the run at another's start; an end inside a longer text may be a masked label.
+    """
+    start, tokens = ending.node
+    others = [other.node for other in findings.endings if other is not ending]
+    ends_are_open = evidence.all_tokens_predicted is not True if findings.labelled else evidence.task is None
+    if ends_are_open:
+        return any(other[0] == start and other[1][: len(tokens)] == tokens for other in others)
+    if findings.model.learned_positions or len(set(tokens)) > 1 or not ending.has_open_run:
+        return False
+    return any(other[1][0] == tokens[0] for other in others)
+
+
+def _worst(forest: Forest, node: Node) -> float:
+    """The largest distance of a text's prefixes; a last token that is only a label has none."""
+    offset, tokens = node
+    prefixes = ((offset, tokens[:length]) for length in range(1, len(tokens) + 1))
+    return max((forest.nodes[prefix] for prefix in prefixes if prefix in forest.nodes), default=float("inf"))
+
+
+def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
+    rank = findings.site.span.rank
+    num_found, num_certain = len(texts), sum(text.certain for text in texts)
+    total = sum(text.count for text in texts)
+    if not findings.is_clear and not findings.is_replayed:
+        why = (
+            f"more prefixes pass at the {findings.site.name} than its rank {rank} allows"
+            if findings.forest.overflow
+            else f"distances at the {findings.site.name} have a gap of only {findings.forest.gap.decades:.1f} decades"
+        )
+        return Status.PARTIAL, f"the bag of words is certain, the {num_found} texts are a best effort: {why}"
+    problems = []
+    if not findings.has_ends:
+        problems.append(_no_ends(findings))
+    if not findings.explains_everything:
+        problems.append(_unexplained(findings, rank))
+    if evidence.num_texts is not None and len(texts) > evidence.num_texts:
+        problems.append(f"the batch holds {evidence.num_texts} texts, so these are too many, and none is certain")
+    open_counts = {p.reason for text in texts for p in text.ambiguities if p.kind is AmbiguityKind.COUNT}
+    problems += sorted(open_counts)
+    points = [point for text in texts for point in text.ambiguities if point.kind is not AmbiguityKind.COUNT]
+    problems += {point.kind: point.reason for point in points}.values()
+    if num_certain < num_found and len(problems) == 0:
+        problems.append(f"{num_found - num_certain} others are a best effort: the replay does not cover them")
+    if problems:
+        return Status.PARTIAL, f"{num_certain} of {num_found} different texts are certain; " + "; ".join(problems)
+    return Status.RECOVERED, f"all {total} texts: {findings.confirmation.proof.value}"
+
+
+def _no_ends(findings: Findings) -> str:
+    what = "last tokens are missing" if findings.labelled else "ends inside longer texts are not visible"
+    return f"the last block's down projection does not tell ends (missing, too narrow, or not of one step), so {what}"
+
+
+def _unexplained(findings: Findings, rank: int) -> str:
+    explained = findings.num_distinct_rows
+    if explained != rank:
+        return (
+            f"they explain {explained} of {rank} directions of the gradient: something else left a trace as well "
+            "(a text that was missed, or padding that predicts)"
+        )
+    return "no replay of them explains the whole update: texts are missing, or the client did what is not stated"

@@ -1,0 +1,186 @@
+"""Decoders: grow every text token by token, keeping a prefix only if its row lies in the span of a check site.
+
+    prefixes ← tokens whose one-token row is in the span
+    repeat: for every prefix × candidate token at the next position
+                row ← attention of the candidate over the prefix's cached keys and values
+                keep the extension if ‖row − UUᵀrow‖ / ‖row‖ is on the zero side of the gap
+
+Notation: U basis of the site's span; a prefix of length i holds keys and values (i, heads, d_head).
+Limits: needs fewer distinct prefixes than the width. A text that is a prefix of another ends invisibly here, and a
+text counts once however often it occurs (`endings.py` tells both).
+Cost: an extension costs one attention row and k probes of width d; only survivors get a float64 distance.
+Source: DAGER, arXiv 2405.15586, Algorithm 2. Deviation: the check is at block 0's output projection, not at block 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
+from unmask.attacks.gradients.decoder.prefix_rows import Growth, NextTokens, Prefixes
+from unmask.attacks.gradients.sites import Site
+from unmask.attacks.progress import Progress
+from unmask.linalg.gap import Gap, widest_gap
+from unmask.models.adapter import Model
+
+# A wrong extension's relative distance is of order 0.1 to 1; nearer ones are looked at in float64.
+_SHORTLIST = 0.1
+# Probes estimate a distance up to a factor: one that seems more than this far above the gap cannot narrow it.
+_ESTIMATE_MARGIN = 2.0
+# How long a prefix that only repeats its first token is carried while nothing else grows (see `_close`).
+_REPETITION_PATIENCE = 8
+
+
+Node = tuple[int, tuple[int, ...]]  # a prefix: where it starts, and its tokens
+
+
+@dataclass(frozen=True)
+class Forest:
+    """All accepted prefixes. `nodes` maps a prefix to its distance; leaves end a branch."""
+
+    nodes: dict[Node, float]
+    leaves: list[Node]
+    gap: Gap
+    num_tested: int
+    overflow: bool = False  # more prefixes passed than the rank allows: the test does not separate
+
+    def is_clear(self, min_gap_decades: float) -> bool:
+        """Whether the distances of accepted and refused prefixes stand far apart."""
+        return not self.overflow and self.gap.decades >= min_gap_decades
+
+    def num_rows(self, model: Model) -> int:
+        """Prefixes with a row of their own."""
+        return sum(not is_repetition(model, node) for node in self.nodes)
+
+    def explains(self, rank: int, model: Model) -> bool:
+        """Whether the prefixes account for every direction of a gradient: then nothing that left a trace is missing."""
+        return not self.overflow and self.num_rows(model) == rank
+
+
+def is_repetition(model: Model, node: Node) -> bool:
+    """Whether a prefix 't t … t' of a model without absolute positions has the very rows of 't', at every layer."""
+    tokens = node[1]
+    return not model.learned_positions and len(tokens) > 1 and len(set(tokens)) == 1
+
+
+@dataclass
+class PrefixSearch:
+    """One search; settings first, then what it has seen so far."""
+
+    model: Model
+    site: Site
+    candidates: Candidates
+    num_probes: int
+    memory_budget_bytes: int
+    generator: torch.Generator
+    progress: Progress
+    gap: Gap = field(default_factory=lambda: Gap(0.0, _SHORTLIST))
+    num_tested: int = 0
+    nodes: dict[Node, float] = field(default_factory=dict)
+    leaves: list[Node] = field(default_factory=list)
+
+    @torch.no_grad()
+    def run(self) -> Forest:
+        """Grow from every position at which a text starts: 0, or later ones under left padding."""
+        span = self.site.span
+        null = span.probes(self.num_probes, self.generator)
+        whole = torch.randn(span.width, self.num_probes, generator=self.generator, dtype=torch.float64)
+        whole = span.measured(whole.to(null).T).T / self.num_probes**0.5  # ‖wholeᵀx‖ estimates ‖x‖ as it is measured
+        self.probes = torch.cat([null, whole], dim=1).to(self.model.device, self.model.dtype)
+        self.growth = Growth(self.model, self.site.rows, span.width, self.memory_budget_bytes)
+        for position in sorted(max(position, 0) for position in self.candidates.by_position):
+            started = self._starts(position)
+            if len(started) and not self._grow(started):
+                return self._forest(overflow=True)
+            if self._forest(overflow=False).explains(span.rank, self.model):
+                break  # later starts, which only left padding has, would have left a trace
+        self._drop_ghost_starts()
+        inner = {(start, tokens[:length]) for start, tokens in self.nodes for length in range(1, len(tokens))}
+        self.leaves = [leaf for leaf in self.leaves if leaf not in inner]  # 't' in front of 't t x' ends no branch
+        return self._forest(overflow=False)
+
+    def _forest(self, overflow: bool) -> Forest:
+        return Forest(self.nodes, self.leaves, self.gap, self.num_tested, overflow)
+
+    def _drop_ghost_starts(self) -> None:
+        """Take out first tokens that lead nowhere, if they are exactly as many as the prefixes exceed the rank.
+
+        With learned positions, token + position is a sum: where texts start at several positions (left padding), the
+        first token of one may pass at the start of another. Its row depends on theirs, so it adds nothing to the rank.
+        """
+        surplus = self._forest(overflow=False).num_rows(self.model) - self.site.span.rank
+        alone = [leaf for leaf in self.leaves if len(leaf[1]) == 1]
+        if 0 < surplus == len(alone):
+            self.leaves = [leaf for leaf in self.leaves if leaf not in alone]
+            for leaf in alone:
+                del self.nodes[leaf]
+
+    def _starts(self, position: int) -> Prefixes:
+        """First tokens at a position."""
+        first = self.growth.at(position, self.candidates.at(position).to(self.model.device))
+        distances = self.site.span.distance(self.growth.first_rows(first))
+        self.num_tested += len(first)
+        self.gap = self.gap.narrowed(distances) if self.nodes else widest_gap(distances, ceiling=_SHORTLIST)
+        keep = (distances <= self.gap.threshold).nonzero()[:, 0]
+        for token, distance in zip(first.tokens[keep].tolist(), distances[keep].tolist(), strict=True):
+            self.nodes[position, (token,)] = distance
+        return self.growth.begin(first, keep)
+
+    def _grow(self, alive: Prefixes) -> bool:
+        """Extend until nothing passes; False if more passes than the span's rank can explain."""
+        idle = 0
+        while len(alive):
+            following = self._following(alive)
+            if len(following) == 0:
+                self._close(alive, set())
+                return True
+            parents, columns, distances = self._extensions(alive, following)
+            extended = self.growth.extend(alive, following, parents, columns)
+            children = [(alive.start, tuple(row)) for row in extended.tokens.tolist()]
+            own = [not is_repetition(self.model, child) for child in children]
+            self.nodes.update((child, d) for child, d, is_own in zip(children, distances, own, strict=True) if is_own)
+            self._close(alive, {parent for parent, is_own in zip(parents.tolist(), own, strict=True) if is_own})
+            idle = 0 if any(own) else idle + 1
+            if idle > _REPETITION_PATIENCE or len(self.nodes) > 2 * self.site.span.rank + 2:
+                return idle > _REPETITION_PATIENCE
+            self.progress("growing prefixes", len(self.nodes), self.site.span.rank)
+            alive = extended
+        return True
+
+    def _close(self, alive: Prefixes, extended: set[int]) -> None:
+        """Prefixes that nothing extends are leaves; a repetition with a child becomes a prefix in its own right.
+
+        The values of 't t … t' are all equal, so without absolute positions every position has the very row of 't':
+        no test can tell how often t stands there until another token follows. Such prefixes are carried along.
+        """
+        for index, row in enumerate(alive.tokens.tolist()):
+            key = alive.start, tuple(row)
+            if index not in extended and key in self.nodes:
+                self.leaves.append(key)
+            elif index in extended and key not in self.nodes:
+                for length in range(2, len(row) + 1):
+                    self.nodes.setdefault((alive.start, tuple(row[:length])), self.nodes[alive.start, (row[0],)])
+
+    def _following(self, alive: Prefixes) -> NextTokens:
+        tokens = self.candidates.at(alive.next_position).to(self.model.device)
+        fits = alive.next_position < self.model.max_positions
+        return self.growth.at(alive.next_position if fits else 0, tokens if fits else tokens[:0])
+
+    def _extensions(self, alive: Prefixes, following: NextTokens) -> tuple[Tensor, Tensor, list[float]]:
+        """Accepted pairs (prefix, column of the token), with their float64 distances."""
+        cut = min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected)
+        pairs, distances = [], []
+        for begin, rows in self.growth.extension_rows(alive, following):
+            projected = rows @ self.probes
+            null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
+            near = (null.norm(dim=-1) < cut * whole.norm(dim=-1)).nonzero()
+            pairs.append(near + torch.tensor([begin, 0], device=near.device))
+            distances.append(self.site.span.distance(rows[near[:, 0], near[:, 1]]))
+            self.num_tested += rows.shape[0] * rows.shape[1]
+        found, far = torch.cat(pairs), torch.cat(distances)
+        self.gap = self.gap.narrowed(far)
+        keep = far <= self.gap.threshold
+        return found[keep, 0], found[keep, 1], far[keep].tolist()

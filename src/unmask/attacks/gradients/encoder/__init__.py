@@ -1,0 +1,1 @@
+"""An encoder's batch, text by text."""

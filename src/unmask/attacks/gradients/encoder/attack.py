@@ -1,0 +1,112 @@
+"""Encoders: exact texts from the gradients of the first block, in polynomial time.
+
+    tokens  ← embedding rows that moved, or all tokens in the span of block 0's query/key/value gradients
+    shares  ← at which position each token's gradient arrives                                        (`shares.py`)
+    texts   ← from an anchor, a token whose position is clear: weights on all places by Gauss–Newton (`relaxation.py`),
+              rounded to a text, single tokens exchanged while that helps                            (`exchange.py`)
+    accept  ← if every row of the text lies in the gradients' spans, in float64; its unique tokens are set aside
+
+until the texts' rows are as many as the gradient's rank. After masked-token training, what was hidden is then read off
+the gradient that arrives at the last block (`masked.py`).
+
+Deviation: DAGER (arXiv 2405.15586, Algorithm 3) enumerates products of token sets, which is exponential in the length.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from unmask.attacks.gradients.bag_of_words.attack import statistical_bag
+from unmask.attacks.gradients.bag_of_words.candidates import find_candidates
+from unmask.attacks.gradients.decoder.claim import bag_of_words
+from unmask.attacks.gradients.decoder.confirm import Proof
+from unmask.attacks.gradients.decoder.endings import last_down_projection
+from unmask.attacks.gradients.encoder.claim import Findings, encoder_verdict
+from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confirm_encoder
+from unmask.attacks.gradients.encoder.masked_tokens import find_originals
+from unmask.attacks.gradients.encoder.problem import Problem, set_up
+from unmask.attacks.gradients.encoder.search import EncoderSearch
+from unmask.attacks.no_result import no_result
+from unmask.attacks.progress import Progress, silent
+from unmask.evidence.gradients import GradientEvidence
+from unmask.models.adapter import Model
+from unmask.recovery import Aim, RecoveredTexts, Recovery
+
+_MAY_BE_MASKED = (
+    "the task is not stated, and gradients arrive at some tokens only: words may have been masked; state the task"
+)
+
+
+@dataclass(frozen=True)
+class EncoderAttack:
+    """Recover a batch from an encoder's update.
+
+    `frame`: the tokens that open and close every text; the tokenizer's [CLS] and [SEP] if None.
+    `num_equations`: equations a row; more is slower and needs fewer steps. `max_steps`: Gauss–Newton steps an anchor.
+    `max_anchors`: the budget, in anchors tried; None for all. `effort`: how often the search is started with fresh
+    random probes while texts are missing.
+    """
+
+    frame: tuple[int, int] | None = None
+    num_probes: int = 32
+    min_gap_decades: float = 1.0
+    num_equations: int = 192
+    max_steps: int = 8
+    max_anchors: int | None = None
+    effort: int = 1
+    seed: int = 0
+
+    @torch.no_grad()
+    def __call__(
+        self, evidence: GradientEvidence, model: Model, progress: Progress = silent
+    ) -> Recovery[RecoveredTexts]:
+        """Run the attack; the evidence and the model are left as they are."""
+        started = time.perf_counter()
+        generator = torch.Generator().manual_seed(self.seed)
+        progress("reading the bag of words", 0, 1)
+        bag = find_candidates(
+            evidence,
+            model,
+            num_probes=self.num_probes,
+            min_gap_decades=self.min_gap_decades,
+            generator=generator,
+        )
+        if bag.candidates is None:
+            return no_result(bag.status, bag.reason, bag.used, started, frozenset([Aim.TOKENS]))
+        if bag.expected_false is not None:
+            return statistical_bag(bag, started)
+        problem = set_up(evidence, model, bag.candidates, self.frame)
+        if not isinstance(problem, Problem):
+            return bag_of_words(bag.candidates, bag.used, problem, started)
+        search = EncoderSearch(
+            problem,
+            num_texts=evidence.num_texts,
+            num_equations=self.num_equations,
+            max_steps=self.max_steps,
+            max_anchors=self.max_anchors,
+            generator=generator,
+            progress=progress,
+        )
+        search.run(self.effort)
+        originals = find_originals(evidence, problem, list(search.found), generator)
+        told = [last_down_projection(evidence, model)[1]] if isinstance(originals, dict) else []
+        confirmation = EncoderConfirmation(Proof.NONE)
+        if search.found:
+            progress("running the client again", 0, 1)
+            confirmation = confirm_encoder(evidence, problem, list(search.found), list(bag.candidates.equal.values()))
+        if evidence.task is None and originals is None and not confirmation.is_pooled:
+            originals = _MAY_BE_MASKED
+        replayed = sorted(evidence.gradients) if confirmation.agreement is not None else []
+        findings = Findings(
+            search=search,
+            candidates=bag.candidates,
+            min_gap_decades=self.min_gap_decades,
+            used=tuple(dict.fromkeys((*bag.used, *problem.parameters, *told, *replayed))),
+            confirmation=confirmation,
+            originals=originals,
+            counts_told=evidence.num_clients == 1,
+        )
+        return encoder_verdict(evidence, findings, started)

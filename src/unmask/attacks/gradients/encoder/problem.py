@@ -1,0 +1,133 @@
+"""What a search for an encoder's texts works on: the places that may be filled, and the layers that can tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
+from unmask.attacks.gradients.encoder.attention_shares import position_shares, type_shares
+from unmask.attacks.gradients.encoder.position_candidates import Frame, Places, Text
+from unmask.attacks.gradients.sites import Site, down_site, first_input_site, output_site
+from unmask.evidence.gradients import GradientEvidence, Update
+from unmask.models.adapter import Model
+from unmask.models.bert import Bert
+
+_LEAST_ROOM = 6  # directions that a span must leave free to tell rows apart
+_OUTSIDE = 1e-3  # a distance that no row of the batch has
+_DRIFT_FLOOR = 1e-5  # of the largest singular value: rows of float32 weights that have moved a little stay above
+_INPUT_FLOOR = 2e-4  # the same of first inputs, which hardly move: a lower cut lets everything in
+_OUTSIDE_DRIFT = 2e-2  # a distance that no row has after some local steps; others are beyond 0.1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Places, and the layers of block 0 whose gradients leave room: `output` and `down`, one of them at least."""
+
+    model: Model
+    precise: Bert  # its first block in float64
+    places: Places
+    inputs: Site
+    output: Site | None
+    down: Site | None
+    drifts: bool = False  # the weights moved while the update was made, so that rows are only near their spans
+
+    @property
+    def sites(self) -> list[Site]:
+        """The layers that test a text."""
+        return [site for site in (self.output, self.down) if site is not None]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The tensors that the texts rest on."""
+        return tuple(name for site in (self.inputs, *self.sites) for name in site.parameters)
+
+    @property
+    def rank(self) -> int:
+        """The number of independent rows that the batch has."""
+        return max(site.span.rank for site in self.sites)
+
+    def distance(self, text: Text) -> float:
+        """The largest distance of a text's rows to the spans, in float64, by the model's own forward pass."""
+        places = torch.tensor(text, device=self.precise.device)
+        positions = self.places.position[places][None]
+        states = self.precise.embed(self.places.token[places][None], positions, self.places.kind[places][None])
+        mixed = self.precise.mixed_values(0, states, positions, torch.ones_like(positions, dtype=torch.bool))
+        rows = (site.rows(self.precise, states, mixed).flatten(0, 1) for site in self.sites)
+        return max(float(site.span.distance(row).max()) for site, row in zip(self.sites, rows, strict=True))
+
+
+def set_up(
+    evidence: GradientEvidence, model: Model, candidates: Candidates, frame_tokens: tuple[int, int] | None
+) -> Problem | str:
+    """The problem, or why it cannot be set up."""
+    frame_tokens = frame_tokens or model.frame_tokens
+    if not isinstance(model, Bert) or frame_tokens is None:
+        return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the tokens that frame a text"
+    if not set(frame_tokens) <= candidates.searched:
+        return f"the tokens that frame a text, {frame_tokens}, are not in the bag of words"
+    drifts = evidence.update is Update.DELTA
+    if drifts and evidence.optimizer == "adamw":
+        return "an adaptive optimiser (Adam) made this weight delta, so that its columns are no combinations of inputs"
+    floor = _DRIFT_FLOOR if drifts else None
+    inputs = first_input_site(evidence, model, _INPUT_FLOOR if drifts else None)
+    if inputs is None:
+        return "where tokens stand needs the gradient of block 0's queries, keys or values, and the update has none"
+    output, down = output_site(evidence, model, floor), down_site(evidence, model, floor)
+    if not _has_room(output) and not _has_room(down):
+        return _why_no_room(output, down)
+    precise = model.to(dtype=torch.float64, num_blocks=1)
+    assert isinstance(precise, Bert)
+    tokens = torch.tensor(sorted(candidates.searched), device=model.device)
+    frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, frame_tokens[1], candidates))
+    num_positions = _num_positions(precise, inputs, tokens, candidates, _OUTSIDE_DRIFT if drifts else _OUTSIDE)
+    if num_positions < 2:
+        return "no token of the bag lies in the span of block 0's gradients"
+    shares = position_shares(evidence, precise, tokens, num_positions)
+    by_type = type_shares(evidence, precise, tokens, num_positions) if frame.end_type else None
+    places = Places.of(precise, tokens, shares, frame, by_type)
+    room = (output if _has_room(output) else None, down if _has_room(down) else None)
+    return Problem(model, precise, places, inputs, *room, drifts)
+
+
+def _has_room(site: Site | None) -> bool:
+    """Whether rows outside of a span can be told; the LayerNorm behind takes one direction from every gradient."""
+    if site is None or site.span.rank == 0 or site.span.rank >= site.span.max_rank - 1:
+        return False
+    return site.span.width - site.span.rank >= _LEAST_ROOM
+
+
+def _why_no_room(output: Site | None, down: Site | None) -> str:
+    sites = [site for site in (output, down) if site is not None]
+    if not sites:
+        return (
+            "the order of the tokens needs the gradient of block 0's output projection or down projection, and the "
+            "update holds neither"
+        )
+    ranks = ", ".join(f"{site.name}: rank {site.span.rank} of at most {site.span.max_rank}" for site in sites)
+    why = "too many tokens for its width, or rounding and noise fill it"
+    return f"every span that could check a text is full ({ranks}): {why}"
+
+
+def _end_type(model: Bert, inputs: Site, last: int, candidates: Candidates) -> int:
+    """1 if the batch holds pairs of texts: only then the last token of type 1 lies in the span, where a pair ends."""
+    longest = max(candidates.by_position) + 1
+    if model.num_token_types < 2 or longest <= 2:
+        return 0
+    positions = torch.arange(2, longest, device=model.device)
+    ends = model.first_input(torch.full_like(positions, last), positions, torch.ones_like(positions))
+    return int(float(inputs.span.distance(ends).min()) < _OUTSIDE)
+
+
+def _num_positions(model: Bert, inputs: Site, tokens: Int[Tensor, " t"], candidates: Candidates, outside: float) -> int:
+    """The length of the longest text: positions from 0 on at which some token of the bag lies in the span."""
+    limit = max(candidates.by_position) + 1
+    span = inputs.span.joined(model.token_type_directions)  # a position may hold tokens of type 1 only
+    for position in range(limit):
+        distances = span.distance(model.first_input(tokens, torch.full_like(tokens, position)))
+        if float(distances.min()) > outside:
+            return position
+    return limit

@@ -1,0 +1,300 @@
+"""A text as a weight on every place, found by Gauss–Newton: which places put a row into the gradient's span?
+
+Fix a place of the text, the anchor, and give every place j a weight w_j: 1 if it is in the text, 0 if not. Attention of
+row i over the weighted places is o_h = Σ_j w_j·e^{q_i·k_j}·v_j / Σ_j w_j·e^{q_i·k_j}, head by head. From o follow the
+rows that enter the output projection and the MLP's down projection, and all probes of these layers' gradients vanish on
+them if w is the text. Rows that are surely in the text are the anchor's and the first token's. Relaxed to 0 ≤ w ≤ 1
+this is a smooth system of equations in w, and a sparse non-negative solution is unique long before there are as many
+equations as places. The down projection alone gives up to d independent equations a row, however full the batch.
+
+Every position is filled once until the text has ended: Σ_{j at p} w_j + Σ_{ends before p} w_j = 1. Of a pair, this
+holds for the first text, and the second one starts where the first has ended: Σ_{j of type 1 at p} w_j +
+Σ_{ends before p} w_j − Σ_{first ends before p} w_j = 0.
+
+Notation: c chosen places; w (c,) weights; r (i, k) values of k probes at rows i; J = ∂r/∂w.
+Limits: at most d rows in the batch. Positions that hardly any row attends to are the last to settle.
+Cost: a step costs rows·k·d·(c + f) for J, then a least-squares problem in a box with rows·k + positions equations.
+Deviation: DAGER enumerates products of token sets, others optimise embeddings; weights on known places are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unmask.attacks.gradients.encoder.position_candidates import Places, Text
+from unmask.attacks.gradients.sites import Site
+from unmask.linalg.box_least_squares import box_least_squares
+from unmask.models.adapter import Model
+from unmask.shapes import Probes
+
+_FILL_WEIGHT = 2.0
+_HALVINGS = 4
+_MOST_ANCHOR_ROWS = 5
+_LEAST_PROGRESS = 1e-2  # of the squared residual; less in a step means that it has settled
+
+
+@dataclass(frozen=True)
+class Probed:
+    """A layer and directions of the orthogonal complement of its gradient's span."""
+
+    site: Site
+    probes: Probes
+
+
+@dataclass(frozen=True)
+class Relaxation:
+    """The system over some of the places (`chosen`, in order; the start is among them), in the model's precision."""
+
+    model: Model
+    places: Places
+    chosen: Int[Tensor, " c"]
+    probed: Sequence[Probed]
+
+    @cached_property
+    def position(self) -> Int[Tensor, " c"]:
+        """The position of each chosen place."""
+        return self.places.position[self.chosen]
+
+    @cached_property
+    def is_end(self) -> Bool[Tensor, " c"]:
+        """Chosen places that end a text."""
+        return self.places.is_end[self.chosen]
+
+    @cached_property
+    def kind(self) -> Int[Tensor, " c"]:
+        """The type of each chosen place."""
+        return self.places.kind[self.chosen]
+
+    @cached_property
+    def closes(self) -> Bool[Tensor, " c"]:
+        """Chosen places that close a part of a text."""
+        return self.places.closes[self.chosen]
+
+    @cached_property
+    def _keys(self) -> Float[Tensor, "c h e"]:
+        return self.places.keys[self.chosen].to(self.model.dtype)
+
+    @cached_property
+    def _values(self) -> Float[Tensor, "c h e"]:
+        return self.places.values[self.chosen].to(self.model.dtype)
+
+    @cached_property
+    def _fill(self) -> Float[Tensor, "p c"]:
+        """Row p, type by type: what stands at position p or has ended before it, less what opened it by ending."""
+        positions = torch.arange(self.places.num_positions, device=self.chosen.device)[:, None]
+        ended = self.closes & (self.position < positions)
+        here = (self.position == positions) | ended
+        rows = [
+            (here & (self.kind == kind)).to(self.model.dtype) - (ended & (self.kind == kind - 1)).to(self.model.dtype)
+            for kind in range(self.places.num_types)
+        ]
+        return _FILL_WEIGHT * torch.cat(rows)
+
+    @cached_property
+    def _filled(self) -> Float[Tensor, " p"]:
+        """What the rows of `_fill` give of a text: 1 for type 0, and 0 for a type that an end opened."""
+        filled = torch.zeros_like(self._fill[:, 0])
+        filled[: self.places.num_positions] = _FILL_WEIGHT
+        return filled
+
+    def has(self, place: int) -> bool:
+        """Whether a place is chosen."""
+        return bool((self.chosen == place).any())
+
+    def index_of(self, place: int) -> int:
+        """Where a chosen place lies among the chosen."""
+        return int((self.chosen == place).nonzero()[0, 0])
+
+    def bounds(
+        self, anchors: Sequence[int], removed: Bool[Tensor, " j"]
+    ) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+        """The box of the weights: the anchors and the start are in the text, what excludes an anchor is not."""
+        upper = (~removed[self.chosen]).to(self.model.dtype)
+        for anchor in anchors:
+            here, kind = self.places.position[anchor], self.places.kind[anchor]
+            same, before, after = self.kind == kind, self.position < here, self.position > here
+            upper[(self.position == here) | (same & self.closes & before)] = 0.0
+            upper[(before & (self.kind > kind)) | (after & (self.kind < kind))] = 0.0
+            if bool(self.places.closes[anchor]):
+                upper[same & after] = 0.0
+        lower = torch.zeros_like(upper)
+        for place in (self.places.start, *anchors):
+            lower[self.index_of(place)] = upper[self.index_of(place)] = 1.0
+        return lower, upper
+
+    def descend(
+        self, anchors: Sequence[int], removed: Bool[Tensor, " j"], prior: float, max_steps: int
+    ) -> Iterator[tuple[Text, Float[Tensor, " j"]]]:
+        """The text and the weights of all places after each Gauss–Newton step, until the residual has settled.
+
+        It starts from weights `prior` everywhere.
+        """
+        lower, upper = self.bounds(anchors, removed)
+        free = replace(self, chosen=self.chosen[upper > 0])
+        weights = torch.full_like(upper, prior).clamp(lower, upper)[upper > 0]
+        for moved in free._descend(anchors, lower[upper > 0], weights, max_steps):
+            everywhere = torch.zeros(self.places.num_places).to(moved)
+            everywhere[free.chosen] = moved
+            yield free.rounded(moved), everywhere
+
+    def _descend(
+        self, anchors: Sequence[int], lower: Float[Tensor, " c"], weights: Float[Tensor, " c"], max_steps: int
+    ) -> Iterator[Float[Tensor, " c"]]:
+        rows = self.rows([self.places.start, *anchors[:_MOST_ANCHOR_ROWS]])
+        upper = torch.ones_like(lower)
+        for _ in range(max_steps):
+            residual, jacobian = rows.linearised(weights)
+            unit = jacobian.norm() / len(weights) ** 0.5  # columns of norm 1 on average
+            system = torch.cat([jacobian / unit, self._fill])
+            wanted = torch.cat([(jacobian @ weights - residual) / unit, self._filled])
+            aim = box_least_squares(system, wanted, weights, lower, upper)
+            before = self._cost(residual / unit, weights)
+            for halving in range(_HALVINGS):
+                moved = weights + 0.5**halving * (aim - weights)
+                after = self._cost(rows.residual(moved) / unit, moved)
+                if after < before:
+                    break
+            weights = moved
+            yield weights
+            if before - after < _LEAST_PROGRESS * before:
+                return
+
+    def _cost(self, residual: Float[Tensor, " m"], weights: Float[Tensor, " c"]) -> float:
+        return float(residual.square().sum() + (self._fill @ weights - self._filled).square().sum())
+
+    def rows(self, places: Sequence[int]) -> AttendingRows:
+        """The rows of some places, attending to all chosen ones."""
+        own = torch.tensor(list(places), device=self.chosen.device)
+        queries = self.places.queries[own].to(self._keys)
+        scores = torch.einsum("ihe,che->ihc", queries, self._keys)
+        attention = (scores - scores.amax(-1, keepdim=True)).exp()
+        return AttendingRows(self, self.places.rows[own].to(self._keys), attention)
+
+    def rounded(self, weights: Float[Tensor, " c"]) -> Text:
+        """The text that the weights say, as places: the heaviest end, and before it the heaviest place a position."""
+        first = self.places.frame.end_type == 0
+        can_end = self.is_end & (self.position <= self._first_gap)
+        can_end = can_end if first else can_end & (self.position > self._first_middle)
+        end = int(weights.masked_fill(~can_end, -1.0).argmax())
+        length = int(self.position[end])
+        heaviest = [self._heaviest(weights, kind) for kind in range(self.places.num_types)]
+        best = heaviest[0][1][:length] if first else self._joined(weights, heaviest, length)
+        return (*self.chosen[best].tolist(), int(self.chosen[end]))
+
+    @cached_property
+    def _first_gap(self) -> int:
+        """The first position that no inner place can fill: no text is longer."""
+        fillable = torch.zeros(self.places.num_positions + 1, dtype=torch.bool, device=self.chosen.device)
+        fillable[self.position[~self.is_end]] = True
+        return int((~fillable).nonzero()[0, 0])
+
+    @cached_property
+    def _first_middle(self) -> int:
+        """The first position at which the first text of a pair may end."""
+        middles = self.closes & ~self.is_end
+        return int(self.position[middles].min())
+
+    def _heaviest(self, weights: Float[Tensor, " c"], kind: int) -> tuple[Float[Tensor, " p"], Int[Tensor, " p"]]:
+        """The heaviest chosen place of a type at each position that closes nothing, and its weight (−1: none)."""
+        by_position = torch.full((self.places.num_positions, len(weights)), -1.0).to(weights)
+        inner = weights.masked_fill(self.closes | (self.kind != kind), -1.0)
+        by_position[self.position, torch.arange(len(weights), device=weights.device)] = inner
+        heaviest = by_position.max(1)
+        return heaviest.values, heaviest.indices
+
+    def _joined(
+        self, weights: Float[Tensor, " c"], heaviest: Sequence[tuple[Tensor, Tensor]], length: int
+    ) -> Int[Tensor, " p"]:
+        """Two texts of a pair, joined where the first one's places, its end and the second one's weigh most."""
+        middles = (self.closes & ~self.is_end & (self.position < length)).nonzero()[:, 0]
+        (before, first), (after, second) = heaviest
+        if len(middles) == 0:  # no end leaves room for a pair: any text will do, it is refused
+            return first[:length]
+        totals = [
+            before[: self.position[m]].sum() + weights[m] + after[self.position[m] + 1 : length].sum() for m in middles
+        ]
+        middle = middles[torch.stack(totals).argmax()]
+        split = int(self.position[middle])
+        return torch.cat([first[:split], middle[None], second[split + 1 : length]])
+
+
+@dataclass(frozen=True)
+class AttendingRows:
+    """Rows with their streams and e^{q·k} to every chosen place, up to a factor for each row and head."""
+
+    relaxation: Relaxation
+    states: Float[Tensor, "i d"]
+    attention: Float[Tensor, "i h c"]
+
+    def residual(self, weights: Float[Tensor, " c"]) -> Float[Tensor, " m"]:
+        """Values of all probes at all rows, row by row."""
+        _, mixed = self._mixed(weights)
+        return self._probed(self.states, mixed.flatten(1)).flatten()
+
+    def linearised(self, weights: Float[Tensor, " c"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m c"]]:
+        """The residual and ∂r/∂w_j = Σ_h e_ij·∂r/∂o_h·(v_j − o_h)/denominator."""
+        scaled, mixed = self._mixed(weights)
+        values = self.relaxation._values
+        residuals, jacobians = [], []
+        for state, share, output in zip(self.states, scaled, mixed, strict=True):
+            residual, slope = self._slopes(state, output)  # (k,), (k, h, e)
+            weighted = (values * share.T[:, :, None]).flatten(1)  # (c, h·e)
+            centre = torch.einsum("khe,he->kh", slope, output)
+            residuals.append(residual)
+            jacobians.append(slope.flatten(1) @ weighted.T - centre @ share)
+        return torch.cat(residuals), torch.cat(jacobians)
+
+    def _mixed(self, weights: Float[Tensor, " c"]) -> tuple[Float[Tensor, "i h c"], Float[Tensor, "i h e"]]:
+        """Attention over its denominators, and the attention outputs."""
+        scaled = self.attention / (self.attention * weights).sum(-1, keepdim=True).clamp_min(1e-30)
+        return scaled, torch.einsum("ihc,che->ihe", scaled * weights, self.relaxation._values)
+
+    def _slopes(
+        self, state: Float[Tensor, " d"], output: Float[Tensor, "h e"]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k h e"]]:
+        """All probes at a row, and their derivatives by its attention output."""
+        # Each layer alone: the output projection's probes need no way through the MLP.
+        residuals, slopes = zip(*(self._slope(layer, state, output) for layer in self.relaxation.probed), strict=True)
+        return torch.cat(residuals), torch.cat(slopes)
+
+    def _slope(
+        self, layer: Probed, state: Float[Tensor, " d"], output: Float[Tensor, "h e"]
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k h e"]]:
+        def row_of(mixed: Tensor) -> Tensor:
+            return self._row(layer, state, mixed.flatten())
+
+        row, pull_back = torch.func.vjp(row_of, output)[:2]
+        (slope,) = torch.func.vmap(pull_back)(layer.probes.T)
+        return row.detach() @ layer.probes, slope
+
+    def _probed(self, states: Float[Tensor, "i d"], mixed: Float[Tensor, "i o"]) -> Float[Tensor, "i k"]:
+        return torch.cat([self._row(layer, states, mixed) @ layer.probes for layer in self.relaxation.probed], dim=-1)
+
+    def _row(self, layer: Probed, states: Float[Tensor, "*i d"], mixed: Float[Tensor, "*i o"]) -> Float[Tensor, "*i f"]:
+        """The rows that enter a layer."""
+        return layer.site.rows(self.relaxation.model, states, mixed)
+
+
+def whitened(relaxation: Relaxation, rows: Sequence[int], prior: float, max_probes: int) -> Relaxation:
+    """The same system with combinations of each layer's probes that all tell places apart equally well.
+
+    Second moments of ∂r/∂w over some rows and all places; their strongest eigenvectors, scaled to 1.
+    """
+    weights = torch.full((len(relaxation.chosen),), prior).to(relaxation.model.dtype).to(relaxation.chosen.device)
+    weights[relaxation.index_of(relaxation.places.start)] = 1.0
+    probed = []
+    for layer in relaxation.probed:
+        alone = Relaxation(relaxation.model, relaxation.places, relaxation.chosen, [layer])
+        jacobians = [alone.rows([row]).linearised(weights)[1].double() for row in rows]
+        moments = sum((j @ j.T for j in jacobians), torch.zeros_like(jacobians[0] @ jacobians[0].T))
+        eigenvalues, vectors = torch.linalg.eigh(moments / (len(rows) * len(weights)))
+        kept = (eigenvalues > 1e-8 * eigenvalues[-1]).nonzero()[-max_probes:, 0]
+        combine = (vectors[:, kept] / eigenvalues[kept].sqrt()).flip(1)
+        probed.append(Probed(layer.site, (layer.probes.double() @ combine).to(layer.probes.dtype)))
+    return Relaxation(relaxation.model, relaxation.places, relaxation.chosen, probed)

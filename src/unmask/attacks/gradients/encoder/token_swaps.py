@@ -1,0 +1,131 @@
+"""Coordinate moves: exchange one token of a text at a time, wherever that lowers the residual of its rows most.
+
+Probes of the output projection's gradient vanish on the attention outputs of the batch; the residual of a text is what
+they leave on all its rows. Exchanging the token at position p changes one key and value for every
+row, and all of row p; with the denominators and numerators of attention kept, all tokens of the batch are tried at p in
+one pass.
+
+Notation: L rows of a text, c candidates, h heads, k probes; e (i, j, h) = e^{q_i·k_j}.
+Cost: c·L·h·k for all candidates of a position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from unmask.attacks.gradients.encoder.position_candidates import Places, Text
+from unmask.shapes import Probes
+
+_HIGHEST_SCORE = 60.0  # e^60 is still far from float32's end
+_LEAST_GAIN = 1e-4
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Moves on texts; `values` are the probes of every place's value vector, head by head."""
+
+    places: Places
+    values: Float[Tensor, "j h k"]
+
+    @classmethod
+    def of(cls, places: Places, probes: Probes) -> Exchange:
+        """With probes of the output projection's gradient, in their precision."""
+        by_head = probes.unflatten(0, places.values.shape[1:])
+        return cls(places, torch.einsum("jhe,hek->jhk", places.values.to(probes), by_head))
+
+    def cost(self, text: Text) -> float:
+        """Mean squared residual of a text's rows."""
+        return float(self.row_costs(text).mean())
+
+    def row_costs(self, text: Text) -> Float[Tensor, " i"]:
+        """Squared residual of each row."""
+        state = _State.of(self, text)
+        return (state.sums / state.totals[..., None]).sum(1).square().sum(1)
+
+    def improved(self, text: Text, max_sweeps: int) -> tuple[Text, float]:
+        """The text after moves that each lower the cost, and its cost; frame tokens stay."""
+        cost = self.cost(text)
+        for _ in range(max_sweeps * len(text)):
+            best = None
+            for position in self._inner(text):
+                candidates, costs = self.moves(text, position)
+                if len(costs) and (best is None or float(costs.min()) < best[0]):
+                    best = float(costs.min()), position, int(candidates[costs.argmin()])
+            if best is None or not best[0] < cost * (1 - _LEAST_GAIN):
+                break
+            cost, position, place = best
+            text = (*text[:position], place, *text[position + 1 :])
+        return text, cost
+
+    def runner_up(self, text: Text) -> Text | None:
+        """The best text that differs in one token."""
+        best: tuple[float, Text] | None = None
+        for position in self._inner(text):
+            candidates, costs = self.moves(text, position)
+            costs = costs.masked_fill(candidates == text[position], float("inf"))
+            if len(costs) and (best is None or float(costs.min()) < best[0]):
+                other = int(candidates[costs.argmin()])
+                best = float(costs.min()), (*text[:position], other, *text[position + 1 :])
+        return None if best is None else best[1]
+
+    def _inner(self, text: Text) -> list[int]:
+        """Positions of tokens that frame nothing."""
+        return [position for position, place in enumerate(text) if not bool(self.places.is_frame[place])]
+
+    def moves(self, text: Text, position: int) -> tuple[Int[Tensor, " c"], Float[Tensor, " c"]]:
+        """Candidates for a position, and the cost of the text with each of them there."""
+        state = _State.of(self, text)
+        candidates = self.places.alternatives(text[position])
+        queries, keys, values = self.tables(candidates)
+        old, new = state.attention[:, position], _exponentials(keys, state.queries)  # (L, h), (c, L, h)
+        totals = (state.totals - old + new).reciprocal()
+        rest = state.sums - old[..., None] * state.values[position]
+        residual = torch.einsum("cih,ihk->cik", totals, rest) + torch.einsum("cih,chk->cik", new * totals, values)
+        residual[:, position] = self._own_row(state, position, queries, keys, values)
+        return candidates, residual.square().sum((1, 2)) / len(text)
+
+    @staticmethod
+    def _own_row(state: _State, position: int, queries: Tensor, keys: Tensor, values: Tensor) -> Float[Tensor, "c k"]:
+        """The row of the exchanged position itself: another query, its own new key and value."""
+        attention = _exponentials(queries, state.keys)  # (c, L, h)
+        attention[:, position] = _clipped((queries * keys).sum(-1)).exp()
+        others = torch.cat([state.values[:position], torch.zeros_like(state.values[:1]), state.values[position + 1 :]])
+        sums = torch.einsum("cjh,jhk->chk", attention, others) + attention[:, position, :, None] * values
+        return (sums / attention.sum(1)[..., None]).sum(1)
+
+    def tables(self, places: Int[Tensor, " n"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys (n, h, e) and probed values (n, h, k) of some places."""
+        queries, keys = (table[places].to(self.values) for table in (self.places.queries, self.places.keys))
+        return queries, keys, self.values[places]
+
+
+@dataclass(frozen=True)
+class _State:
+    """Attention of a text's rows, with its denominators and numerators."""
+
+    queries: Float[Tensor, "i h e"]
+    keys: Float[Tensor, "i h e"]
+    values: Float[Tensor, "i h k"]
+    attention: Float[Tensor, "i j h"]
+    totals: Float[Tensor, "i h"]
+    sums: Float[Tensor, "i h k"]
+
+    @classmethod
+    def of(cls, exchange: Exchange, text: Text) -> _State:
+        places = torch.tensor(text, device=exchange.values.device)
+        queries, keys, values = exchange.tables(places)
+        attention = _exponentials(queries, keys)
+        sums = torch.einsum("ijh,jhk->ihk", attention, values)
+        return cls(queries, keys, values, attention, attention.sum(1), sums)
+
+
+def _exponentials(left: Float[Tensor, "c h e"], right: Float[Tensor, "i h e"]) -> Float[Tensor, "c i h"]:
+    return _clipped(torch.einsum("che,ihe->cih", left, right)).exp()
+
+
+def _clipped(scores: Tensor) -> Tensor:
+    return scores.clamp(-_HIGHEST_SCORE, _HIGHEST_SCORE)

@@ -1,0 +1,1 @@
+"""What runs the model again on recovered texts, and compares."""

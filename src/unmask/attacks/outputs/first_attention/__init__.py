@@ -1,0 +1,1 @@
+"""Texts from the output of the first attention module."""

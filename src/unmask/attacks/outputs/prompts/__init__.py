@@ -1,0 +1,1 @@
+"""Texts from hidden states of all positions."""

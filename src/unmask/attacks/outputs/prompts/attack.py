@@ -1,0 +1,76 @@
+"""Exact prompts from a decoder's hidden states: position by position, each token proven by its own recomputed state.
+
+    for each position:  guess a few tokens ahead, keep those whose states agree;  search the first that does not
+
+The state of layer l at position i is a function of tokens 0 … i alone, and no two tokens were ever seen to give the
+same one (the nearest wrong token is some hundredths of the norm away). So a token whose recomputed state agrees to the
+last digits *is* the token, whatever the guess was made from; the art is to guess well (ranking.py), so that few
+candidates are tested.
+
+The model helps twice: what it would have said next is a prior, and it comes for free at every layer, as the states that
+were seen need only be sent through the blocks that they have not passed.
+
+Notation: l the layer seen, d the width, V the vocabulary; distance = ‖h(v) − h‖/‖h‖.
+Limits: all positions of a text must be seen. Noise beyond half of a state's norm leaves guesses. Tokens with equal
+embeddings have equal states: a class of them is reported, and the text is not certain (equal_tokens.py).
+Cost: some 20 seconds to fit a layer of SmolLM2 (templates.py; kept in the process), then a few candidates a token, some
+tens at the last layer.
+Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, prior and tables: research notes, section 4, and
+new here: the linear map with its covariance, and the prior at every layer.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.attacks.outputs.prompts.claim import prompt_recovery, unreadable
+from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
+from unmask.attacks.outputs.prompts.position_search import SearchSettings
+from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText
+from unmask.attacks.outputs.prompts.templates import templates_for
+from unmask.attacks.outputs.state_noise import computing_error
+from unmask.attacks.progress import Progress, silent
+from unmask.evidence.outputs import HiddenEvidence, Site
+from unmask.models.adapter import Model
+from unmask.recovery import RecoveredTexts, Recovery
+
+
+@dataclass(frozen=True)
+class PromptAttack:
+    """Settings: candidates tested first, after each linearisation, and at most at a position (None: all tokens)."""
+
+    first: int = 8
+    refined: int = 16
+    max_linearisations: int = 8
+    max_candidates: int | None = None
+
+    def __call__(self, evidence: HiddenEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:
+        """Read every text of the evidence."""
+        started = time.perf_counter()
+        if not model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
+            return unreadable(evidence, model, started)
+        normed = evidence.site is Site.FINAL_NORM
+        templates = templates_for(model, evidence.layer, normed, progress)
+        reader = PromptReader(
+            model=model,
+            layer=evidence.layer,
+            normed=normed,
+            templates=templates,
+            settings=SearchSettings(self.first, self.refined, self.max_linearisations, self.max_candidates),
+            computing_error=computing_error(model, evidence.compute_dtype, evidence.layer),
+            equal=equal_tokens(model),
+        )
+        texts: list[ReadText] = []
+        pairs = zip(evidence.states, evidence.mask, strict=True)
+        for number, (states, mask) in enumerate((states, mask) for states, mask in pairs if mask.any()):
+            texts.append(reader.read(_real(states, mask, model), int(mask.int().argmax()), number, progress))
+        return prompt_recovery(texts, model, evidence, time.perf_counter() - started)
+
+
+def _real(states: Float[Tensor, "length d"], mask: Tensor, model: Model) -> Float[Tensor, "n d"]:
+    """States of a text's own tokens, in the precision that they are compared in."""
+    return states[mask].to(device=model.device, dtype=model.dtype)

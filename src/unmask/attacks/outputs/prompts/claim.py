@@ -1,0 +1,102 @@
+"""What is said of prompts that were read: status, certificate, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unmask.attacks.no_result import no_result
+from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
+from unmask.attacks.outputs.prompts.position_search import LOUDEST
+from unmask.attacks.outputs.prompts.reader import ReadText
+from unmask.evidence.outputs import HiddenEvidence, Site
+from unmask.models.adapter import Model
+from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+
+_CLAIM = (
+    "The state of every certain token, recomputed from the recovered tokens alone, equals the one that was seen; the "
+    "closest other token that was tested is `rejected` away."
+)
+
+
+def prompt_recovery(
+    texts: Sequence[ReadText], model: Model, evidence: HiddenEvidence, seconds: float
+) -> Recovery[RecoveredTexts]:
+    """The recovery of a batch, certain texts first."""
+    recovered = sorted((_recovered(text, model) for text in texts if text.tokens), key=lambda text: not text.certain)
+    certain_tokens = [token for text in texts for token in text.tokens if token.certain]
+    proven_tokens = [token for text in texts for token in text.tokens if token.proven]
+    classes = tuple(dict.fromkeys(token.equals for token in proven_tokens if token.equals))
+    status = _status(texts)
+    return Recovery(
+        value=RecoveredTexts(tuple(recovered), frozenset(token.token for token in certain_tokens), classes),
+        status=status,
+        reason=_reason(texts, evidence),
+        certificate=_certificate(texts) if status.conclusive else Certificate.none("no token is alone with its state"),
+        cost=Cost(seconds=seconds, candidates=sum(text.num_candidates for text in texts)),
+        used=("states",),
+    )
+
+
+def unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recovery[RecoveredTexts]:
+    """Evidence that this attack does not apply to."""
+    why = (
+        f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model are not "
+        f"read position by position; this attack needs the stream of a causal model ('{Site.STREAM.value}' or "
+        f"'{Site.FINAL_NORM.value}')"
+    )
+    return no_result(Status.NOT_APPLICABLE, why, ("states",), started)
+
+
+def _recovered(text: ReadText, model: Model) -> RecoveredText:
+    tokens = tuple(token.token for token in text.tokens)
+    worst = max(token.distance for token in text.tokens)
+    ambiguities = tuple(
+        equal_tokens_ambiguity(model, position, token.equals)
+        for position, token in enumerate(text.tokens)
+        if token.equals and text.proven
+    )
+    return RecoveredText(tokens, model.decode(tokens), text.certain, worst, ambiguities=ambiguities)
+
+
+def _status(texts: Sequence[ReadText]) -> Status:
+    if texts and all(text.certain for text in texts):
+        return Status.RECOVERED
+    if any(token.certain for text in texts for token in text.tokens):
+        return Status.PARTIAL
+    return Status.NOT_IDENTIFIABLE if any(text.proven for text in texts) else Status.NOTHING_FOUND
+
+
+def _certificate(texts: Sequence[ReadText]) -> Certificate:
+    certain = [token for text in texts for token in text.tokens if token.certain]
+    worst = max(certain, key=lambda token: token.distance / token.tolerance)
+    refused = [token.runner_up for token in certain if token.runner_up is not None]
+    details = {
+        "noise": max(text.noise for text in texts),
+        "jacobians": float(sum(text.num_jacobians for text in texts)),
+        "candidates_a_token": sum(text.num_candidates for text in texts) / len(certain),
+    }
+    return Certificate(_CLAIM, worst.distance, worst.tolerance, min(refused, default=None), details)
+
+
+def _reason(texts: Sequence[ReadText], evidence: HiddenEvidence) -> str:
+    num_certain = sum(text.certain for text in texts)
+    noise = max((text.noise for text in texts), default=0.0)
+    parts = [f"{num_certain} of {len(texts)} texts read to the end, every token proven by its own state"]
+    stopped = [(number, text) for number, text in enumerate(texts, start=1) if len(text.tokens) < text.length]
+    if stopped:
+        number, text = stopped[0]
+        parts.append(
+            f"text {number} ends after {len(text.tokens)} of {text.length} tokens, as none of the tokens that "
+            "were tested agrees with the next state"
+        )
+    open_texts = sum(text.proven and not text.certain for text in texts)
+    if open_texts:
+        parts.append(f"{open_texts} more are proven up to tokens with equal embeddings, which no state tells apart")
+    doubtful = sum(not token.proven for text in texts for token in text.tokens)
+    if doubtful:
+        parts.append(f"{doubtful} tokens are the closest that were tested, but noise leaves doubt")
+    if noise > LOUDEST:
+        parts.append(f"the states hold noise of {noise:.0%} of their norm, beyond which nothing can be claimed")
+    elif noise > 0:
+        parts.append(f"the states are rounded or noisy, by {noise:.1%} of their norm")
+    return "; ".join(parts) + "."

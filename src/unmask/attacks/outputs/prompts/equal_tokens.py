@@ -1,0 +1,81 @@
+"""Tokens that no state tells apart: rows that enter the model equal, or so nearly that nothing behind them differs.
+
+A vocabulary may hold tokens that were never trained on, with bit-equal embeddings (SmolLM2: 15 in 4 groups). A state
+then proves the class and not the token; whichever of them is taken, all other states come out the same.
+
+Notation: distance = ‖h(v) − h‖/‖h‖, h the state seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from unmask.attacks.outputs.model_cache import once
+from unmask.attacks.outputs.prompts.continuation import Continuation
+from unmask.attacks.outputs.prompts.position_search import CLEAR, FoundToken, Sighting
+from unmask.linalg.near_rows import near_rows
+from unmask.models.adapter import Model
+from unmask.recovery import Ambiguity, AmbiguityKind
+
+Classes = Mapping[int, tuple[int, ...]]
+
+_NEAR = 1e-3  # rows that are this near may give states within the tolerance of float32, 1e-4; they are tested
+_APART = 10.0  # a token that agrees so much better than another one is told from it
+_NAMED = 8  # tokens of a class that a sentence names
+_FLOOR = 0.01  # of the tolerance: what rounding leaves of a zero
+
+
+def equal_tokens(model: Model, rows: Literal["embeddings", "inputs"] = "embeddings") -> Classes:
+    """For each token that has others like it, all of them in order, itself included; measured once a model.
+
+    The stream holds the embeddings; an attention module sees the inputs behind the first norm, and less differs there.
+    """
+
+    @torch.no_grad()
+    def measure() -> dict[int, tuple[int, ...]]:
+        everyone = torch.arange(model.vocab_size, device=model.device)
+        read = model.embed if rows == "embeddings" else model.first_input
+        near = near_rows(read(everyone, torch.zeros_like(everyone)), everyone, _NEAR)
+        return {token: members for token, members in near.items() if len(members) > 1}
+
+    return once(model, ("equal tokens", rows), measure)
+
+
+def settle_class(
+    seen: Sighting, text: Continuation, found: FoundToken, members: Sequence[int]
+) -> tuple[FoundToken, tuple[int, ...]]:
+    """The closest token of a class in the place of the one that was found, and all that the state leaves open.
+
+    Without noise a token is told from the closest one by a distance ten times as large; with noise by likelihood.
+    """
+    trial = text.trial(torch.tensor(members, device=seen.state.device))
+    distances = (trial.states - seen.state).norm(dim=1) / seen.state.norm()
+    best = int(distances.argmin())
+    least = float(distances[best])
+    if found.noise > 0:
+        gains = (distances.square() - least**2) * len(seen.state) / (2 * found.noise**2)
+        is_open = gains < CLEAR
+    else:
+        is_open = distances <= min(seen.tolerance, max(_APART * least, _FLOOR * seen.tolerance))
+    is_open[best] = True
+    classes = tuple(sorted(token for token, kept in zip(members, is_open.tolist(), strict=True) if kept))
+    chosen = replace(
+        found,
+        token=int(members[best]),
+        distance=least,
+        continuation=text.accepted(trial, best),
+        num_candidates=found.num_candidates + len(members),
+    )
+    return chosen, classes if len(classes) > 1 else ()
+
+
+def equal_tokens_ambiguity(model: Model, position: int, tokens: Sequence[int]) -> Ambiguity:
+    """What is said of a position at which one of several tokens stands."""
+    names = ", ".join(repr(model.decode([token])) for token in tokens[:_NAMED])
+    more = f" and {len(tokens) - _NAMED} more" if len(tokens) > _NAMED else ""
+    reason = f"token {position + 1} is one of {names}{more}: their embeddings are equal, and no state tells which"
+    return Ambiguity(AmbiguityKind.EQUAL_TOKENS, reason, position, tuple(tokens))

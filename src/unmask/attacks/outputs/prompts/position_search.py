@@ -1,0 +1,257 @@
+"""The token at one position, given the tokens before it: few candidates, each tested by its own state.
+
+    1. test the likeliest tokens by the table of the layer that was seen
+    2. linearise at the closest one so far, rank the whole vocabulary through that map, test the likeliest
+    3. again from there; where the closest stays the same, further down the order, in growing batches, to the last token
+
+A candidate is accepted when its recomputed state agrees with the one seen as far as rounding lets it; then its distance
+is decades below all others. Where none agrees, noise may have been added: then the closest candidate is accepted if
+what it leaves is white (whiteness.py) and if it beats its neighbours, which were tested too, by likelihood. In a text's
+first position, where states are long and close to each other, noise and coarse rounding must beat the whole vocabulary;
+and once a position of a text has agreed, noise is excluded in it.
+
+Notation: distance = ‖h(v) − h‖/‖h‖.
+Limits: finds the token if the table's order is good or if the budget is the whole vocabulary; never accepts another one
+unless noise hides the difference.
+Cost: candidates are counted, and so are Jacobians (each is worth about d candidates).
+Source: SipIt (arXiv 2510.15511) tests candidates in the order of a gradient's guess; the order here is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from unmask.attacks.outputs.prompts.continuation import Continuation, Trial
+from unmask.attacks.outputs.prompts.ranking import Linearisation, linearised_scores, posterior
+from unmask.attacks.outputs.prompts.templates import Templates, TokenStates
+from unmask.attacks.outputs.prompts.whiteness import Whiteness, WhitenessTest
+
+CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
+LOUDEST = 0.5  # noise of more than this share of a state's norm: nothing is claimed
+_GROWTH = 4
+_LARGEST_BATCH = 2048
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What is seen at a position: the state, the noise in it, and how far a true candidate's state may be off."""
+
+    state: Float[Tensor, " d"]
+    tolerance: float  # on the relative distance
+    noise_variance: float  # of a coordinate
+    confirm: bool  # rounding is so strong that the runner-up must be beaten by likelihood
+    against_all: bool  # and with it every other token of the vocabulary
+    noisy: bool | None  # whether noise was established at earlier positions of the text; None: there are none
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How many candidates are tested at a time, and at most."""
+
+    first: int = 8
+    refined: int = 16
+    max_linearisations: int = 8
+    max_candidates: int | None = None  # None: the whole vocabulary
+
+
+@dataclass
+class Tested:
+    """What is kept of the candidates that were tested at a position: all distances, and the closest one whole."""
+
+    tokens: Int[Tensor, " k"]
+    distances: Float[Tensor, " k"]
+    offsets: Float[Tensor, " d"]  # sum of what streams in the middle have beyond their expectation
+    best: Trial | None = None
+    num_jacobians: int = 0
+
+    @classmethod
+    def none(cls, like: Tensor) -> Tested:
+        """Nothing was tested yet."""
+        return cls(torch.zeros(0, dtype=torch.long, device=like.device), like.new_zeros(0), torch.zeros_like(like))
+
+    def add(self, trial: Trial, distances: Float[Tensor, " k"], offsets: Float[Tensor, " d"]) -> None:
+        """Further candidates."""
+        if self.best is None or float(distances.min()) < self.distance:
+            self.best = trial.only(int(distances.argmin()))
+        self.tokens = torch.cat([self.tokens, trial.tokens])
+        self.distances = torch.cat([self.distances, distances])
+        self.offsets = self.offsets + offsets
+
+    @property
+    def token(self) -> int:
+        """The closest candidate."""
+        assert self.best is not None
+        return int(self.best.tokens[0])
+
+    @property
+    def distance(self) -> float:
+        """How close it is."""
+        return float(self.distances.min())
+
+    def runner_up(self, equal: Mapping[int, tuple[int, ...]]) -> float:
+        """The smallest distance of a token that is not of the closest one's class; infinite where there is none."""
+        own = torch.tensor(equal.get(self.token, (self.token,)), device=self.tokens.device)
+        others = self.distances[~torch.isin(self.tokens, own)]
+        return float(others.min()) if len(others) else float("inf")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class Standing(Enum):
+    """What is known of the closest candidate."""
+
+    AGREES = "Its state is the one seen, up to rounding."
+    WHITE = "Its state is the one seen, up to noise that is white, and no other candidate comes as close."
+    IN_DOUBT = "It comes closest, but noise hides the difference to another token."
+    NONE_AGREES = "No token of the vocabulary, as far as it was tested, has the state that was seen."
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether this is the token beyond doubt."""
+        return self in (Standing.AGREES, Standing.WHITE)
+
+
+_UNDECIDED = Standing.NONE_AGREES  # while there are candidates left
+
+
+@dataclass(frozen=True)
+class FoundToken:
+    """The closest candidate, what is known of it, and the text with it behind."""
+
+    token: int
+    standing: Standing
+    distance: float
+    runner_up: float
+    noise: float  # by the norm of the state
+    continuation: Continuation
+    num_candidates: int
+    num_jacobians: int
+
+
+def find_token(
+    seen: Sighting,
+    text: Continuation,
+    templates: Templates,
+    first_scores: Float[Tensor, " vocab"],
+    prior: Float[Tensor, " vocab"],
+    settings: SearchSettings,
+    equal: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+) -> FoundToken:
+    """Test candidates until one is accepted or none is left; tokens that are `equal` do not compete."""
+    search = _Search(seen, text, templates, prior, Tested.none(seen.state), equal)
+    scores, batch = first_scores.clone(), settings.first
+    limit = min(settings.max_candidates or len(scores), len(scores))
+    while len(search.tested) < limit:
+        search.test(scores.topk(min(batch, limit - len(search.tested))).indices)
+        if search.standing is not Standing.NONE_AGREES:
+            break
+        if search.is_at_best or search.tested.num_jacobians >= settings.max_linearisations:
+            batch = min(batch * _GROWTH, _LARGEST_BATCH)
+        else:
+            scores, batch = search.ranked(), settings.refined
+        scores[search.tested.tokens] = -torch.inf
+    return search.found()
+
+
+@dataclass
+class _Search:
+    """The search at one position: what was tested, and the linear map at the closest candidate so far."""
+
+    seen: Sighting
+    text: Continuation
+    templates: Templates
+    prior: Float[Tensor, " vocab"]
+    tested: Tested
+    equal: Mapping[int, tuple[int, ...]]
+    near: Linearisation | None = None
+    near_token: int | None = None
+    white: Whiteness | None = None
+
+    @property
+    def table(self) -> TokenStates:
+        """What is known of the stream in the middle."""
+        return (self.templates.in_context if self.text.num_known else self.templates.alone).middle
+
+    @property
+    def is_at_best(self) -> bool:
+        """Whether the linear map was made at the closest candidate."""
+        return self.tested.token == self.near_token
+
+    def test(self, tokens: Int[Tensor, " k"]) -> None:
+        """Run candidates and compare."""
+        self.white = None  # it was that of the closest candidate so far
+        trial = self.text.trial(tokens)
+        distances = (trial.states - self.seen.state).norm(dim=1) / self.seen.state.norm()
+        self.tested.add(trial, distances, (trial.middle - self.table.means(tokens)).sum(0))
+
+    def linearise(self) -> Linearisation:
+        """The linear map at the closest candidate."""
+        assert self.tested.best is not None
+        middle = self.tested.best.middle[0]
+        self.near = Linearisation(middle, *self.text.jacobian(middle))
+        self.near_token, self.white = self.tested.token, None
+        self.tested.num_jacobians += 1
+        return self.near
+
+    def ranked(self) -> Float[Tensor, " vocab"]:
+        """All tokens through that map; the context's shift is measured on all that were tested."""
+        shift = self.tested.offsets / len(self.tested)
+        scores = linearised_scores(self.table, shift, self.seen.state, self.linearise(), self.seen.noise_variance)
+        return posterior(scores, self.prior)
+
+    @property
+    def standing(self) -> Standing:
+        """What is known of the closest candidate by now."""
+        agrees = self.tested.distance <= self.seen.tolerance
+        if agrees and not self.seen.confirm:
+            return Standing.AGREES
+        everything = len(self.tested) == len(self.prior)
+        if everything and not self.is_at_best:
+            self.linearise()
+        if not self.is_at_best or self.near is None:
+            return Standing.NONE_AGREES
+        if agrees:
+            return self._against_others(Standing.AGREES) if everything or not self.seen.against_all else _UNDECIDED
+        may_be_noise = everything if self.seen.noisy is None else self.seen.noisy
+        if may_be_noise and self.white is None:
+            test = WhitenessTest.of(self.near.jacobian, self.table.spread())
+            self.white = test(self.seen.state - self.near.state)
+        return self._against_others(Standing.WHITE) if self.white and self.white.is_white else _UNDECIDED
+
+    def _against_others(self, proven: Standing) -> Standing:
+        """Proven if the best candidate beats the runner-up, in noise that leaves something to see."""
+        square = float(self.seen.state.square().sum())
+        gain = (self.tested.runner_up(self.equal) ** 2 - self.tested.distance**2) * square / (2 * self.noise_variance)
+        return proven if gain >= CLEAR and self.relative_noise <= LOUDEST else Standing.IN_DOUBT
+
+    @property
+    def noise_variance(self) -> float:
+        """Of a coordinate: as measured in what the closest candidate leaves, or as its rounding tells."""
+        return self.seen.noise_variance if self.white is None else self.white.noise_variance
+
+    @property
+    def relative_noise(self) -> float:
+        """The noise's length by the state's."""
+        return float((self.noise_variance * len(self.seen.state)) ** 0.5 / self.seen.state.norm())
+
+    def found(self) -> FoundToken:
+        """The closest candidate."""
+        assert self.tested.best is not None
+        return FoundToken(
+            token=self.tested.token,
+            standing=self.standing,
+            distance=self.tested.distance,
+            runner_up=self.tested.runner_up(self.equal),
+            noise=self.relative_noise,
+            continuation=self.text.accepted(self.tested.best, 0),
+            num_candidates=len(self.tested),
+            num_jacobians=self.tested.num_jacobians,
+        )

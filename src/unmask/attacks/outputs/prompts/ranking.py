@@ -1,0 +1,95 @@
+"""Which token is it? Candidates in order of their probability, given a state, a table of templates and a prior.
+
+Near a stream x₀ in the middle, the state is h(x) ≈ h(x₀) + J (x − x₀), and the stream of token v is N(T[v] + s, Σ), so
+the state of token v is normal too:
+
+    h | v ~ N( h(x₀) + J (T[v] + s − x₀),  J Σ Jᵀ + τ²I ),    τ² = noise² + (c·‖h − h(x₀)‖)²/d
+
+The last term stands for what a linear map leaves out. Directions in which J says nothing count for nothing by
+themselves; to invert J and to look for the nearest template would be led astray by exactly those.
+
+    score(v) = −½·κ·(h − mean_v)ᵀ cov⁻¹ (h − mean_v) + log p(v)
+
+Notation: T[v] = φ(v)·A + b, the expected stream of token v (templates.py), s this context's shift; J = ∂h/∂x at x₀;
+κ < 1 because coordinates are not as independent as the covariance says.
+Limits: an order, not a proof. Without linearisation (the table of the layer seen): J = I, x₀ = 0.
+Cost: V·d² flops a ranking, and one Jacobian.
+Source: an extended Kalman filter's update, with a discrete unknown. c = 0.3 and κ = 0.2 were chosen by experiment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.attacks.outputs.prompts.templates import TokenStates
+
+_TEMPER = 0.2
+_LEFT_OUT = 0.3
+_RIDGE = 1e-6
+
+
+@dataclass(frozen=True)
+class Linearisation:
+    """h(x) ≈ state + jacobian·(x − point)."""
+
+    point: Float[Tensor, " d"]
+    state: Float[Tensor, " d"]
+    jacobian: Float[Tensor, "d d"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A whitening of the state's coordinates, and the table of templates seen through it."""
+
+    whiten: Float[Tensor, "d d"]  # L⁻¹·J
+    rows: Float[Tensor, "vocab d"]  # T[v]·whitenᵀ, shifted
+    squares: Float[Tensor, " vocab"]  # half of their squared norms
+
+    def scores(self, whitened: Float[Tensor, "n d"]) -> Float[Tensor, "n vocab"]:
+        """−½‖whitened − row‖² of every token, up to a constant."""
+        return whitened @ self.rows.T - self.squares
+
+
+def direct_metric(table: TokenStates, ridge: float = 0.1) -> Metric:
+    """The metric of the layer's own table; `ridge` in units of the median variance."""
+    variances, directions = torch.linalg.eigh(table.covariance.double())
+    floor = ridge * variances.median().clamp_min(_RIDGE)
+    whiten = (directions / (variances.clamp_min(0) + floor).sqrt()).T.to(table.shift)
+    return _metric(table, whiten, torch.zeros_like(table.shift))
+
+
+def linearised_scores(
+    table: TokenStates,
+    shift: Float[Tensor, " d"],
+    state: Float[Tensor, " d"],
+    near: Linearisation,
+    noise_variance: float,
+) -> Float[Tensor, " vocab"]:
+    """Scores of all tokens through a linear map that is good near one point."""
+    J = near.jacobian.double()
+    residual = (state - near.state).double()
+    width = len(state)
+    left_out = (_LEFT_OUT * float(residual.norm())) ** 2 / width
+    covariance = J @ table.covariance.double() @ J.T
+    covariance = (covariance + covariance.T) / 2
+    scale = float(covariance.diagonal().mean())
+    covariance.diagonal().add_(noise_variance + left_out + _RIDGE * scale + torch.finfo(torch.float64).tiny)
+    lower = torch.linalg.cholesky(covariance)
+    whiten = torch.linalg.solve_triangular(lower, J, upper=False)
+    seen = torch.linalg.solve_triangular(lower, (residual + J @ near.point.double())[:, None], upper=False)
+    metric = _metric(table, whiten.to(state), shift)
+    return metric.scores(seen.to(state).T)[0]
+
+
+def posterior(scores: Float[Tensor, "*n vocab"], prior: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
+    """Tempered likelihood and prior, in logarithms."""
+    return _TEMPER * scores + prior
+
+
+def _metric(table: TokenStates, whiten: Float[Tensor, "d d"], shift: Float[Tensor, " d"]) -> Metric:
+    rows = table.features @ (table.slope @ whiten.T) + (table.shift + shift) @ whiten.T
+    return Metric(whiten, rows, rows.square().sum(1) / 2)

@@ -1,0 +1,1 @@
+"""What one vector for a whole text gives away."""

@@ -1,0 +1,1 @@
+"""Any number of heads from their answers."""

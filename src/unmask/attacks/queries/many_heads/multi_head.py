@@ -1,0 +1,175 @@
+"""Any number of heads, of any rank, from sequences of two tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from unmask.attacks.progress import Progress, silent
+from unmask.attacks.queries.claims import AMPLIFICATION, Bill, judged, refused
+from unmask.attacks.queries.claims import started as new_bill
+from unmask.attacks.queries.many_heads.columns import Columns
+from unmask.attacks.queries.many_heads.head_splitting import split
+from unmask.attacks.queries.many_heads.heads_at_point import MoreHeadsThanWidth, View, view
+from unmask.attacks.queries.many_heads.isolation import CLUSTER_LOSS
+from unmask.attacks.queries.opening import Layer, not_applicable, opened_layer, silence
+from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.resolution import NoPlane
+from unmask.evidence.ledger import BudgetSpent
+from unmask.evidence.oracles import OracleEvidence
+from unmask.linalg.heads import HeadWeights, canonical_heads
+from unmask.recovery import Recovery, Status
+
+
+@dataclass(frozen=True)
+class MultiHeadAttack:
+    """Heads in general: none of them orthogonal, low in rank or known in number.
+
+        f(X) = Σ_h Σ_i softmax_i(x_iᵀ W_h x_n)·v_hᵀ x_i
+
+    1. At a random y, a circle of first tokens far out crosses the border of every head once: number, v_h, W_h y.
+    2. With W_h y known, a point turns all heads off but one; there F = v_hᵀu·σ(uᵀW_h y) is read to the last digit.
+    3. Small steps of y keep others off: the columns of W_h, each checked by predictions; once the columns' rank is
+       seen, only their span is probed.
+
+    Notation: h heads, d the width, r the rank of a head; degrees of freedom h·(d² + d), or h·(r·(2d − r) + d).
+    Limits: the canonical form is returned, as no query tells more: equal W are merged, v = 0 is not seen. Heads whose
+    W are positive multiples of one another are told apart by repeated tokens, up to three of them; opposite W and
+    W = 0 by two copies of a token. At most d heads; tokens must be as long as gating needs.
+    Cost: 1.02 to 1.15 times the degrees of freedom at full rank from d = 64 on, up to 1.9 at low rank and for trained
+    heads; twice that with `polish`, for a digit, which is also tried where the certificate fails.
+    Source: our own. arXiv 2601.16873 leaves it open (§7). arXiv 2608.03294 repeats tokens: 4hd² − 2h + 1 queries of
+    length up to 2h + 1 in exact arithmetic, with a condition number that grows about 10³ a head.
+    """
+
+    max_planes: int = 15
+    polish: bool = False
+    seed: int = 0
+
+    def __call__(
+        self, evidence: OracleEvidence, progress: Progress = silent, profile: OracleProfile | None = None
+    ) -> Recovery[HeadWeights]:
+        """Learn the heads; `profile`, if the oracle was probed before."""
+        generator = torch.Generator().manual_seed(self.seed)
+        bill, columns, recovery = new_bill(evidence, 0), None, None
+        try:
+            profile = profile or probe_oracle(evidence, generator)
+            bill = new_bill(evidence, 0, profile.num_queries)
+            if profile.num_outputs or profile.signs_only or not profile.is_linear:
+                return refused(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
+            layer = opened_layer(evidence, profile, generator)
+            if layer is None:
+                return refused(evidence, bill, *silence(profile))
+            seen = self.view(layer, generator, progress)
+            if seen is None:
+                return judged(evidence, profile, _still(layer), bill, layer.pairs.boost, generator, _STILL)
+            columns = Columns(seen, generator)
+            columns.learn(progress)
+            recovery = self._judged(layer, profile, columns, bill, generator)
+            if self.polish or not recovery.certificate.holds:
+                columns.polish(progress)
+                again = self._judged(layer, profile, columns, bill, generator)
+                recovery = min(again, recovery, key=lambda each: each.certificate.residual)
+            return recovery
+        except MoreHeadsThanWidth as ending:
+            return refused(evidence, bill, Status.NOT_APPLICABLE, str(ending))
+        except NoPlane as ending:
+            return refused(evidence, bill, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
+        except BudgetSpent as ending:
+            if recovery is not None and recovery.certificate.holds:  # a second measurement was only for a digit
+                return recovery
+            return _unfinished(evidence, bill, columns, ending)
+
+    def _judged(
+        self, layer: Layer, profile: OracleProfile, columns: Columns, bill: Bill, generator: torch.Generator
+    ) -> Recovery[HeadWeights]:
+        heads = split_heads(columns)
+        bill = replace(bill, unknowns=_unknowns(columns, heads))
+        amplification = AMPLIFICATION * CLUSTER_LOSS ** (columns.view.units.v.shape[1] - 1)
+        reason, evidence = _learned(columns, heads), layer.pairs.evidence
+        return judged(evidence, profile, heads, bill, layer.pairs.boost, generator, reason, amplification)
+
+    def view(self, layer: Layer, generator: torch.Generator, progress: Progress) -> View | None:
+        """The heads at the first random y that shows them all."""
+        width = len(layer.pairs.sum_v)
+        unit = torch.eye(1, width, dtype=torch.float64)[0]
+        for resolution in layer.resolutions:
+            for plane in range(self.max_planes):
+                progress("looking for heads", plane, self.max_planes)
+                aside = torch.randn(width, generator=generator, dtype=torch.float64)
+                aside[0] = 0
+                y = unit if width == 1 else (unit + aside / aside.norm()) / math.sqrt(2)
+                try:
+                    return view(layer.pairs, y.to(layer.pairs.sum_v.device), resolution, generator)
+                except NoPlane as ending:
+                    last = ending
+        raise NoPlane(f"{last}, in {self.max_planes} random planes")
+
+
+def _still(layer: Layer) -> HeadWeights:
+    """One head with W = 0."""
+    v = layer.pairs.sum_v[None]
+    return HeadWeights(W=v.new_zeros(1, v.shape[1], v.shape[1]), v=v)
+
+
+def split_heads(columns: Columns) -> HeadWeights:
+    """The heads of all units in canonical form."""
+    view, W = columns.view, columns.W
+    if view.pairs.linear is None:
+        return canonical_heads(_members(columns), _same(view))
+    plus, minus, still = split(view.pairs, view.y, view.isolation)
+    v = torch.cat([plus, minus, still[None]])
+    W = torch.cat([W, -W, torch.zeros_like(W[:1])])
+    is_there = v.norm(dim=1) > _same(view) * float(v.norm(dim=1).max())
+    return canonical_heads(HeadWeights(W=W[is_there], v=v[is_there]), _same(view))
+
+
+def _members(columns: Columns) -> HeadWeights:
+    """The heads of all units, with the signs that two tokens show; unknown columns are NaN."""
+    units = columns.view.units
+    scaled = units.slopes[:, :, None, None] * columns.W[:, None]
+    present = units.v.norm(dim=2) > 0
+    return HeadWeights(W=scaled[present], v=units.v[present])
+
+
+def _same(view: View) -> float:
+    """What precision leaves of equal heads, or of v = 0; relative."""
+    return 1e3 * view.isolation.resolution.precision
+
+
+_STILL = "No head turns on or off, however long a token is: W = 0, and answers are means of vᵀx."
+
+
+def _unfinished(
+    evidence: OracleEvidence, bill: Bill, columns: Columns | None, ending: BudgetSpent
+) -> Recovery[HeadWeights]:
+    """What is known when the budget ends: whole columns of W and v of every unit, or nothing."""
+    if columns is None:
+        reason = f"The budget ended before heads were told apart: {ending}."
+        return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+    if columns.view.pairs.linear is not None:
+        reason = f"The budget ended before the signs of heads were told, which is done last: {ending}."
+        return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+    heads, known = _members(columns), int(columns.W[0, 0].isfinite().sum())
+    reason = (
+        f"The budget ended: {ending}. Known are v of {len(heads)} heads and {known} of {evidence.width} columns of "
+        "each W; the rest is NaN."
+    )
+    return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
+
+
+def _unknowns(columns: Columns, heads: HeadWeights) -> int:
+    """Degrees of freedom: r·(2d − r) of every W that is no multiple of another, and d of every v."""
+    width = heads.v.shape[1]
+    return sum(rank * (2 * width - rank) for rank in columns.ranks) + len(heads) * width
+
+
+def _learned(columns: Columns, heads: HeadWeights) -> str:
+    width, ranks = heads.v.shape[1], columns.ranks
+    low = f" of rank {min(ranks)} to {max(ranks)}" if ranks and min(ranks) < width else ""
+    return (
+        f"{len(heads)} heads{low} in canonical form: heads with equal W are one, with the sum of their v, and heads "
+        "with v = 0 are not seen; no query can tell more."
+    )

@@ -1,0 +1,1 @@
+"""ReLU networks and one-layer transformers from their answers."""

@@ -1,0 +1,1 @@
+"""One head from its answers."""

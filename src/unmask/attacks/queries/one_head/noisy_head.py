@@ -1,0 +1,140 @@
+"""One head from answers that are noisy or rounded: many passes, no two of which make the same error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.attacks.progress import Progress, silent
+from unmask.attacks.queries.claims import judged, refused, started
+from unmask.attacks.queries.one_head.boosted_probes import (
+    BoostedProbes,
+    NotOneHead,
+    columns_at_once,
+    measured_v,
+    random_basis,
+    score_reader,
+)
+from unmask.attacks.queries.one_head.single_head import (
+    column_scale,
+    opened_head,
+    out_of_budget,
+    read_block,
+    read_columns,
+    unknown_head,
+)
+from unmask.attacks.queries.profile import OracleProfile
+from unmask.errors import InputError
+from unmask.evidence.ledger import BudgetSpent
+from unmask.evidence.oracles import OracleEvidence, Refused
+from unmask.linalg.heads import HeadWeights
+from unmask.recovery import Recovery, Status
+
+_SCALE_SPREAD = 0.15  # of the scale, from pass to pass: together with turning, enough to make roundings independent
+_MOST_ERROR = 0.5  # of W: beyond it the mean is more noise than W
+
+
+@dataclass(frozen=True)
+class NoisyAttack:
+    """W and v of a single head, averaged over passes that are turned and scaled at random.
+
+    The paper, with unit probes u = κe_i, y = κe_j, κ = B^(−½), so that |t| ≤ 1 where |W_ij| ≤ B:
+
+        |Ŵ_ij − W_ij| ≤ B·|Δt|,  |Δt| ≤ |Δσ|/σ'(1) = 5.1·|Δσ|,  |Δσ| ≤ (τ_f + 2τ_v)/(κ(γ − τ_v))
+        →  |Ŵ_ij − W_ij| ≤ 5.1·B^(3/2)·(τ_f + 2τ_v)/(γ − τ_v)
+
+    Ours, with probes of length L that lean towards v (`BoostedProbes`) and scores of deviation 1:
+
+        ‖Ŵ − W‖/‖W‖ ≈ 12·τ/(L·|v|·√passes)
+
+    no margin γ, and an error that falls with L: (u, y) → (Lu, y/L) keeps all scores. Only a bound on the norm of
+    tokens stops that. Each pass turns the tokens that v is measured with, the probes, and y, and scales by ±15 %, so
+    that rounding, which repeats itself, errs anew. The spread over passes is the error of their mean, and is told.
+
+    Notation: τ_f, τ_v the tolerance of answers and of v; γ = min|v_i|; τ the deviation of an answer's error;
+    B a bound on |W_ij|.
+    Limits: averaging does not help against errors that are the same in every pass, nor a bias of the logit, which is
+    of second order in τ/(L|v|): the told error is honest while it is well below 1.
+    Cost: passes·(d² + d) learning queries.
+    Source: arXiv 2601.16873, Thm 6.1, its bound re-derived above; probes, length and passes are ours.
+    """
+
+    passes: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the number of passes."""
+        if self.passes < 2:
+            raise InputError(f"passes must be 2 or more, since their spread tells the error, got {self.passes}")
+
+    def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
+        """Learn, pass by pass, and check on fresh sequences."""
+        generator = torch.Generator().manual_seed(self.seed)
+        bill = started(evidence, evidence.width**2 + evidence.width)
+        heads = unknown_head(evidence)
+        try:
+            opened = opened_head(evidence, heads, bill, generator)
+            if isinstance(opened, Recovery):
+                return opened
+            profile, reader, bill = opened
+            num_early = read_columns(reader, heads, generator, silent)
+            bill = replace(bill, probing=bill.probing + num_early)
+            spread = _Spread(heads.W[0].clone(), heads.v[0].clone())
+            is_zero = not bool(heads.W.any())  # found so by tokens of any norm: there is nothing to average
+            for done in range(1, 1 if is_zero else self.passes):
+                progress("passes", done, self.passes)
+                spread.add(*_one_pass(evidence, profile, column_scale(spread.mean_W), generator))
+                heads.W[0], heads.v[0] = spread.mean_W, spread.mean_v
+            if spread.error > _MOST_ERROR:
+                why = f"By the spread over {self.passes} passes W is off by {spread.error:.1e} of itself: use more."
+                return refused(evidence, bill, Status.NOTHING_FOUND, why)
+            reason = f"W and v are the means of {spread.count} passes; by their spread W is off by {spread.error:.1e}."
+            judgement = judged(evidence, profile, heads, bill, reader.fresh_boost, generator, reason)
+            details = {**judgement.certificate.details, "estimated_error": spread.error}
+            return replace(judgement, certificate=replace(judgement.certificate, details=details))
+        except BudgetSpent as spent:
+            return out_of_budget(evidence, heads, bill, spent)
+        except (NotOneHead, Refused) as seen:
+            return refused(evidence, bill, Status.NOTHING_FOUND, str(seen))
+
+
+def _one_pass(
+    evidence: OracleEvidence, profile: OracleProfile, scale: float, generator: torch.Generator
+) -> tuple[Float[Tensor, "d d"], Float[Tensor, " d"]]:
+    """W and v from d² + d queries, none of which any other pass asks."""
+    d = evidence.width
+    basis, Y = (random_basis(d, generator).to(evidence.device) for _ in range(2))
+    reader = score_reader(evidence, profile, measured_v(evidence, profile, basis))
+    probes = BoostedProbes.random(reader.v, generator)
+    scale *= 1 + _SCALE_SPREAD * (2 * float(torch.rand((), generator=generator)) - 1)
+    size = columns_at_once(evidence, d)
+    images = torch.cat([read_block(reader, probes, block, scale) for block in Y.split(size)], dim=1)
+    return images @ Y, reader.v
+
+
+class _Spread:
+    """The mean of passes, and the standard error of that mean."""
+
+    def __init__(self, W: Float[Tensor, "d d"], v: Float[Tensor, " d"]) -> None:
+        self.count, self.mean_W, self.mean_v = 1, W, v
+        self.squares = torch.zeros_like(W)
+
+    def add(self, W: Float[Tensor, "d d"], v: Float[Tensor, " d"]) -> None:
+        """One more pass (Welford's update: no difference of large sums)."""
+        self.count += 1
+        off = W - self.mean_W
+        self.mean_W = self.mean_W + off / self.count
+        self.mean_v = self.mean_v + (v - self.mean_v) / self.count
+        self.squares = self.squares + off * (W - self.mean_W)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean of W, relative to it in the Frobenius norm."""
+        size = float(self.mean_W.norm())
+        if size == 0:
+            return 0.0
+        return math.sqrt(float(self.squares.sum()) / (self.count - 1) / self.count) / size

@@ -1,0 +1,181 @@
+"""One attention head from its answers: as many queries as it has weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.attacks.progress import Progress, silent
+from unmask.attacks.queries.claims import Bill, is_zero, judged, refused, started
+from unmask.attacks.queries.one_head.boosted_probes import (
+    BoostedProbes,
+    NotOneHead,
+    ScoreReader,
+    columns_at_once,
+    measured_v,
+    random_basis,
+    readable,
+    score_reader,
+)
+from unmask.attacks.queries.one_head.probe_scale import read_first
+from unmask.attacks.queries.opening import silence
+from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.evidence.ledger import BudgetSpent
+from unmask.evidence.oracles import OracleEvidence, Refused
+from unmask.linalg.heads import HeadWeights
+from unmask.recovery import Recovery, Status
+
+_NUM_EARLY = 3  # questions after the first column: is this a single head at all?
+# Of the largest |t|: what early predictions may miss by. Another kind of function misses by the order of 1, and the
+# fresh sequences at the end decide; this only saves the d² queries of a layer with several heads.
+_EARLY_TOLERANCE = 1e-2
+
+
+@dataclass(frozen=True)
+class SingleHeadAttack:
+    """W and v of f(X) = Σ_i softmax_i(x_iᵀ W x_n)·vᵀx_i.
+
+        v_i = f([e_i]);   F(u, e_j) = f([e_j + u; e_j]) − v_j = (vᵀu)·σ(uᵀW e_j)   →   uᵀW e_j = logit(F/(vᵀu))
+
+    d values of u give a column of W. Probes lean towards v (`BoostedProbes`), and are as long as the oracle's added
+    errors ask for (`ScoreReader`).
+
+    Notation: d the width, σ the logistic function, e_j unit vectors.
+    Limits: v = 0 leaves W undetermined. Entries of W have the same absolute error, about that of an answer times ‖W‖/d;
+    columns that are much smaller than the others have fewer digits of their own. Several heads, or anything behind
+    the head, are refused: after d + d queries where early predictions fail, else on fresh sequences.
+    Cost: exactly d + d² learning queries, where ‖W‖_F/√d is between 10⁻⁵ and about 1 and columns are of like norm
+    (`read_first` tells what other scales cost). One ask holds as many columns as fit in 64 MiB.
+    Source: Bhattamishra et al., arXiv 2601.16873, Thm 4.1. Ours: the probes, and the scale that is found on the way.
+    """
+
+    seed: int = 0
+
+    def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
+        """Learn, and check on fresh sequences."""
+        generator = torch.Generator().manual_seed(self.seed)
+        bill = started(evidence, evidence.width**2 + evidence.width)
+        heads = unknown_head(evidence)
+        try:
+            opened = opened_head(evidence, heads, bill, generator)
+            if isinstance(opened, Recovery):
+                return opened
+            profile, reader, bill = opened
+            num_early = read_columns(reader, heads, generator, progress)
+            bill = replace(bill, probing=bill.probing + num_early)
+            return judged(evidence, profile, heads, bill, reader.fresh_boost, generator, _learned(heads))
+        except BudgetSpent as spent:
+            return out_of_budget(evidence, heads, bill, spent)
+        except (NotOneHead, Refused) as seen:
+            return refused(evidence, bill, Status.NOTHING_FOUND, str(seen))
+
+
+def unknown_head(evidence: OracleEvidence) -> HeadWeights:
+    """One head, every number of it unknown; learners write what they know into it."""
+    unknown = torch.full((1, evidence.width), math.nan, dtype=torch.float64, device=evidence.device)
+    return HeadWeights(W=unknown[:, None].repeat(1, evidence.width, 1), v=unknown)
+
+
+def opened_head(
+    evidence: OracleEvidence, heads: HeadWeights, bill: Bill, generator: torch.Generator
+) -> tuple[OracleProfile, ScoreReader, Bill] | Recovery[HeadWeights]:
+    """Probe the oracle and measure v; or the recovery that says why no head can be read."""
+    profile = probe_oracle(evidence, generator)
+    bill = replace(bill, probing=profile.num_queries)
+    if profile.num_outputs or profile.signs_only or not profile.is_linear:
+        kind = "; ".join(profile.describe())
+        reason = f"The oracle does not answer with a number that grows with its only token, as one head does ({kind})."
+        return refused(evidence, bill, Status.NOT_APPLICABLE, reason)
+    heads.v[0] = measured_v(evidence, profile)
+    if is_zero(heads.v[0], profile):
+        if profile.absolute_error:
+            return refused(evidence, bill, *silence(profile))
+        reason = (
+            "The answers to all single tokens are 0, so the values of the heads, summed, are 0: a single head with "
+            "v = 0 answers 0 whatever W is, and heads that cancel are not a single one."
+        )
+        return refused(evidence, bill, Status.NOT_IDENTIFIABLE, reason)
+    return profile, score_reader(evidence, profile, heads.v[0].clone()), bill
+
+
+def read_columns(reader: ScoreReader, heads: HeadWeights, generator: torch.Generator, progress: Progress) -> int:
+    """Write all columns of W into `heads`; the number of questions that were asked only to be sure."""
+    width = len(reader.v)
+    probes = BoostedProbes.random(reader.v, generator)
+    W, unit = heads.W[0], torch.eye(width, dtype=torch.float64, device=heads.W.device)
+    found = read_first(reader, probes, unit, generator)
+    if found is None:
+        W[:] = invisible(reader)
+        return 0
+    first, values = found
+    W[:, first] = probes.solve(readable(values)[None])[0]
+    num_early = check_early(reader, unit[first], W[:, first], generator)
+    left = torch.tensor([place for place in range(width) if place != first], dtype=torch.long)
+    while len(left):
+        known = width - len(left)
+        progress("columns of W", known, width)
+        size = min(known, columns_at_once(reader.pairs.evidence, width))  # twice as many each time: norms may differ
+        now, left = left[:size], left[size:]
+        W[:, now] = read_block(reader, probes, unit[now], column_scale(W[:, W[0].isfinite()]))
+    return num_early
+
+
+def invisible(reader: ScoreReader) -> float:
+    """What W is where no score shows: 0 if tokens may have any norm; where they may not, nothing can be said."""
+    if math.isfinite(reader.largest_scale):
+        raise NotOneHead("W does not show in answers to tokens of the norms that the oracle accepts.")
+    return 0.0
+
+
+def read_block(
+    reader: ScoreReader, probes: BoostedProbes, Y: Float[Tensor, "m d"], scale: float
+) -> Float[Tensor, "d m"]:
+    """W y for each row of Y; all probes of all of them in one ask."""
+    U = probes.directions
+    values = readable(reader.scores(U.repeat(len(Y), 1), Y.repeat_interleave(len(U), 0), scale))
+    return probes.solve(values.reshape(len(Y), len(U))).T
+
+
+def column_scale(columns: Float[Tensor, "d m"]) -> float:
+    """s at which the scores of random probes have deviation 1, for the longest known column: few of them pass 5.
+
+    It is also where noise hurts least: E[σ'(t)⁻²]^½/ρ for t of deviation ρ is 5.8 at ρ = 1, its least.
+    """
+    return math.sqrt(len(columns)) / float(columns.norm(dim=0).max())
+
+
+def check_early(
+    reader: ScoreReader, y: Float[Tensor, " d"], column: Float[Tensor, " d"], generator: torch.Generator
+) -> int:
+    """Predict scores of new probes at a y whose column is known, and count them; refuse what one head cannot say."""
+    U = BoostedProbes(random_basis(len(y), generator)[:_NUM_EARLY].to(y), reader.v).directions
+    scale = column_scale(column[:, None])
+    off = float((reader.scores(U, y.expand_as(U), scale) - U @ column).abs().max()) * scale
+    allowed = max(_EARLY_TOLERANCE, 100 * reader.error(scale))
+    if not off <= allowed:
+        raise NotOneHead(
+            f"Scores that follow from the first column of W are off by {off:.1e}, where {allowed:.1e} is explained: "
+            "the answers are not those of a single head."
+        )
+    return len(U)
+
+
+def out_of_budget(
+    evidence: OracleEvidence, heads: HeadWeights, bill: Bill, spent: BudgetSpent
+) -> Recovery[HeadWeights]:
+    """What is known when the budget ends: whole columns of W, and v."""
+    known = int(heads.W[0].isfinite().all(0).sum())
+    about_v = "v and " if heads.v.isfinite().all() else ""
+    reason = f"The budget ended: {spent}. Known are {about_v}{known} of {evidence.width} columns of W; the rest is NaN."
+    return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
+
+
+def _learned(heads: HeadWeights) -> str:
+    width = heads.v.shape[1]
+    if not heads.W.any():
+        return f"v from {width} one-token queries; W = 0, since no score shows in answers to tokens of any norm."
+    return f"v from {width} one-token queries, and W column by column from {width**2:,} two-token queries."

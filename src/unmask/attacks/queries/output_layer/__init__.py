@@ -1,0 +1,1 @@
+"""A language model's output layer from its logits."""

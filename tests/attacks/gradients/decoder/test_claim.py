@@ -1,0 +1,274 @@
+"""What may be claimed: each status from the findings that lead to it, made by hand."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
+from unmask.attacks.gradients.decoder.claim import Findings, bag_of_words, verdict
+from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof
+from unmask.attacks.gradients.decoder.endings import Ending
+from unmask.attacks.gradients.decoder.prefix_search import Forest
+from unmask.attacks.gradients.sites import Site
+from unmask.attacks.no_result import no_result
+from unmask.evidence import GradientEvidence, Task
+from unmask.linalg.gap import Gap
+from unmask.linalg.subspace import Span
+from unmask.models import Model
+from unmask.protocols.replay import Agreement
+from unmask.recovery import Aim, AmbiguityKind, RecoveredTexts, Recovery, Status
+
+CLEAR = Gap(1e-6, 1e-1)
+A, B = (5, 6, 7), (8, 9)  # what the spans show; the texts go on by one label
+
+
+def span(rank: int, width: int = 16) -> Span:
+    return Span(torch.eye(width, dtype=torch.float64)[:, :rank], torch.ones(width), width, 5.0, 1e-8)
+
+
+def forest(*branches: tuple[int, ...], gap: Gap = CLEAR, **options: Any) -> Forest:
+    nodes = {(0, branch[:length]): 1e-7 * length for branch in branches for length in range(1, len(branch) + 1)}
+    return Forest(nodes, [(0, branch) for branch in branches], gap, 40, **options)
+
+
+AGREES = Agreement(3e-7, 3e-7, 1.0, 5e-5, "some.weight", 7)
+DISAGREES = Agreement(0.3, 0.4, 0.8, 5e-5, "some.weight", 7)
+ENDINGS = [Ending((0, (*A, 11)), 1, 1e-5), Ending((0, (*B, 12)), 1, 1e-5)]
+
+
+def confirmed(proof: Proof = Proof.CLIENT, endings: list[Ending] = ENDINGS, **options: Any) -> Confirmation:
+    """What a replay said; it agrees where the proof says so."""
+    agrees = proof in (Proof.CLIENT, Proof.SCALED_CLIENT, Proof.ARRIVALS)
+    return Confirmation(proof, list(endings), AGREES if agrees else DISAGREES, **options)
+
+
+def findings(model: Model, **changes: Any) -> Findings:
+    """A search that found two texts, explains all five directions, and whose replay agrees."""
+    site = Site("check site", span(5), lambda model, states, mixed: mixed, ("some.weight",))
+    candidates = Candidates({-1: torch.tensor([5, 6, 7, 8, 9])}, CLEAR, 500)
+    whole = Findings(model, candidates, site, forest(A, B), confirmed(), ("some.weight",), 1.0, labelled=True)
+    return replace(whole, **changes)
+
+
+def evidence(task: Task = Task.NEXT_TOKEN, num_texts: int | None = 2, **known: Any) -> GradientEvidence:
+    stated = {"all_tokens_predicted": True, "num_clients": 1} | known
+    return GradientEvidence({"some.weight": torch.ones(1)}, "0" * 32, task, num_texts, **stated)
+
+
+def judge(model: Model, seen: GradientEvidence | None = None, **changes: Any) -> Recovery[RecoveredTexts]:
+    return verdict(seen or evidence(), findings(model, **changes), time.perf_counter())
+
+
+def kinds(recovery: Recovery[RecoveredTexts]) -> set[AmbiguityKind]:
+    return {point.kind for text in recovery.value.texts for point in text.ambiguities}
+
+
+def test_everything_explained_is_recovered(tiny_gpt2):
+    for proof in (Proof.CLIENT, Proof.SCALED_CLIENT, Proof.ARRIVALS):
+        recovery = judge(tiny_gpt2, confirmation=confirmed(proof))
+        assert recovery.status is Status.RECOVERED
+        assert sorted(recovery.value.expanded()) == [(*A, 11), (*B, 12)]
+        assert all(text.certain and not text.ambiguities for text in recovery.value.texts)
+        assert recovery.value.token_set == {5, 6, 7, 8, 9}
+        assert recovery.certificate.holds
+        assert recovery.certificate.residual == 3e-7  # what the replay leaves
+        assert recovery.certificate.tolerance == 5e-5
+        assert recovery.certificate.rejected is None
+        assert recovery.certificate.claim == proof.value
+        assert recovery.certificate.details["span_distance"] == pytest.approx(3e-7)  # three tokens long
+        assert recovery.certificate.details["replayed_tensors"] == 7
+        assert recovery.cost.candidates == 540
+        assert recovery.cost.forward_passes == 2
+        assert recovery.used == ("some.weight",)
+
+
+def test_without_a_replay_nothing_is_certain(tiny_gpt2):
+    recovery = judge(tiny_gpt2, confirmation=confirmed(Proof.NONE))
+    assert recovery.status is Status.PARTIAL
+    assert not recovery.value.certain
+    assert not recovery.certificate.holds
+    assert recovery.certificate.claim == Proof.NONE.value
+
+
+def test_texts_in_later_spans_are_certain_but_not_the_whole(tiny_gpt2):
+    refuted = frozenset({ENDINGS[0].node})
+    recovery = judge(tiny_gpt2, confirmation=confirmed(Proof.DEEP_SPANS, refuted=refuted))
+    assert recovery.status is Status.PARTIAL
+    assert [text.tokens for text in recovery.value.certain] == [(*B, 12)]
+    assert recovery.certificate.holds
+    assert recovery.certificate.residual == pytest.approx(2e-7)  # of the certain text alone
+    assert recovery.certificate.rejected == 1e-1
+
+
+def test_labels_that_may_be_masked_leave_the_end_open(tiny_gpt2):
+    for stated in (None, False):
+        recovery = judge(tiny_gpt2, evidence(all_tokens_predicted=stated))
+        assert recovery.status is Status.PARTIAL
+        assert not recovery.value.certain
+        assert kinds(recovery) == {AmbiguityKind.OPEN_END}
+        assert "all_tokens_predicted=True" in recovery.reason
+    masked = judge(tiny_gpt2, confirmation=confirmed(Proof.ARRIVALS), has_masked_labels=True)
+    assert not masked.value.certain
+    assert kinds(masked) == {AmbiguityKind.OPEN_END}
+
+
+def test_a_next_token_that_the_model_is_sure_of_leaves_the_end_open(tiny_gpt2):
+    open_ends = frozenset({ENDINGS[0].node})
+    recovery = judge(tiny_gpt2, confirmation=confirmed(Proof.SCALED_CLIENT, open_ends=open_ends))
+    assert recovery.status is Status.PARTIAL
+    assert [text.tokens for text in recovery.value.certain] == [(*B, 12)]
+    assert "sure of the next token" in recovery.reason
+
+
+def test_counts_are_claimed_only_of_one_clients_plain_mean(tiny_gpt2):
+    twice = [replace(ENDINGS[0], count=3), ENDINGS[1]]
+    for num_clients, count in ((1, 3), (2, 1), (None, 1)):
+        seen = evidence(num_texts=4, num_clients=num_clients)
+        recovery = judge(tiny_gpt2, seen, confirmation=confirmed(endings=twice))
+        assert [text.count for text in recovery.value.texts if text.tokens == (*A, 11)] == [count]
+        assert (recovery.status is Status.RECOVERED) is (num_clients == 1)
+        assert {text.tokens for text in recovery.value.certain} == {(*A, 11), (*B, 12)}
+
+
+def test_an_overflow_makes_nothing_certain(tiny_gpt2):
+    recovery = judge(tiny_gpt2, forest=forest(A, B, overflow=True), confirmation=confirmed(Proof.DEEP_SPANS))
+    assert recovery.status is Status.PARTIAL
+    assert not recovery.value.certain
+    assert not recovery.certificate.holds
+    assert "rank 5" in recovery.reason
+
+
+def test_a_narrow_gap_makes_nothing_certain(tiny_gpt2):
+    narrow = forest(A, B, gap=Gap(1e-3, 5e-3))
+    recovery = judge(tiny_gpt2, forest=narrow, confirmation=confirmed(Proof.DEEP_SPANS))
+    assert recovery.status is Status.PARTIAL
+    assert not recovery.value.certain
+    assert not recovery.certificate.holds
+    assert "0.7 decades" in recovery.reason
+
+
+@pytest.mark.parametrize("rank", [4, 6])
+def test_directions_that_are_not_explained_are_not_the_whole(tiny_gpt2, rank):
+    site = replace(findings(tiny_gpt2).site, span=span(rank))
+    recovery = judge(tiny_gpt2, site=site, confirmation=confirmed(Proof.DEEP_SPANS))
+    assert recovery.status is Status.PARTIAL
+    assert f"explain 5 of {rank} directions" in recovery.reason
+
+
+def test_rows_that_are_as_many_as_the_rank_are_no_proof(tiny_gpt2):
+    recovery = judge(tiny_gpt2, confirmation=confirmed(Proof.DEEP_SPANS))
+    assert recovery.status is Status.PARTIAL
+    assert "no replay of them explains the whole update" in recovery.reason
+
+
+def test_an_ending_that_goes_on_is_not_certain(tiny_gpt2):
+    """A label behind a leaf ends the text only if its own row is not in the span: here one is."""
+    doubtful = frozenset({(0, (*A, 11))})
+    recovery = judge(tiny_gpt2, doubtful=doubtful, confirmation=confirmed(Proof.ARRIVALS))
+    assert recovery.status is Status.PARTIAL
+    assert [text.tokens for text in recovery.value.certain] == [(*B, 12)]
+
+
+def test_a_last_token_that_explains_too_little_is_not_certain(tiny_gpt2):
+    endings = [Ending((0, (*A, 11)), 1, 0.4), Ending((0, (*B, 12)), 1, 1e-5)]
+    recovery = judge(tiny_gpt2, confirmation=confirmed(Proof.ARRIVALS, endings))
+    assert recovery.status is Status.PARTIAL
+    assert [text.tokens for text in recovery.value.certain] == [(*B, 12)]
+    assert recovery.value.texts[0].certain  # the certain ones first
+    assert recovery.certificate.holds
+
+
+AT_LEAVES = [Ending((0, A), 1, 0.0), Ending((0, B), 1, 0.0)]
+
+
+def test_without_endings_next_token_texts_lack_their_last_token(tiny_gpt2):
+    recovery = judge(tiny_gpt2, has_ends=False, confirmation=confirmed(Proof.DEEP_SPANS, AT_LEAVES))
+    assert recovery.status is Status.PARTIAL
+    assert {text.tokens for text in recovery.value.texts} == {A, B}
+    assert not recovery.value.certain
+    assert not recovery.certificate.holds
+    assert "last tokens are missing" in recovery.reason
+
+
+def test_without_endings_classified_branches_are_certain_but_not_the_whole(tiny_gpt2):
+    seen = evidence(Task.CLASSIFICATION, 3)
+    recovery = judge(tiny_gpt2, seen, labelled=False, has_ends=False, confirmation=confirmed(Proof.ARRIVALS, AT_LEAVES))
+    assert recovery.status is Status.PARTIAL
+    assert {text.tokens for text in recovery.value.certain} == {A, B}
+    assert "ends inside longer texts" in recovery.reason
+
+
+def test_how_often_a_single_token_is_repeated_is_open_in_a_rotary_model(tiny_llama, tiny_gpt2):
+    for model, is_certain in ((tiny_llama, False), (tiny_gpt2, True)):
+        endings = [AT_LEAVES[0], Ending((0, (9,)), 1, 0.0, has_open_run=not is_certain)]
+        recovery = judge(
+            model,
+            evidence(Task.CLASSIFICATION),
+            labelled=False,
+            forest=forest(A, (9,)),
+            confirmation=confirmed(Proof.ARRIVALS, endings),
+        )
+        certain = {text.tokens for text in recovery.value.certain}
+        assert certain == ({A, (9,)} if is_certain else {A})
+        assert (AmbiguityKind.LEADING_RUN in kinds(recovery)) is not is_certain
+
+
+@pytest.mark.parametrize("num_texts", [1, 3])
+def test_another_number_of_texts_is_not_the_whole(tiny_gpt2, num_texts):
+    recovery = judge(tiny_gpt2, evidence(num_texts=num_texts))
+    assert recovery.status is Status.PARTIAL
+    expected = "2 of 3 texts were found" if num_texts == 3 else "the batch holds 1 texts, so these are too many"
+    assert expected in recovery.reason
+    assert bool(recovery.value.certain) is (num_texts == 3)
+
+
+def test_an_unknown_number_of_texts_is_not_the_whole(tiny_gpt2):
+    recovery = judge(tiny_gpt2, evidence(num_texts=None))
+    assert recovery.status is Status.PARTIAL
+    assert {text.tokens for text in recovery.value.certain} == {(*A, 11), (*B, 12)}
+    assert kinds(recovery) == {AmbiguityKind.COUNT}
+
+
+def test_a_count_is_a_number_of_texts(tiny_gpt2):
+    endings = [Ending((0, (*A, 11)), 3, 1e-5), Ending((0, (*B, 12)), 1, 1e-5)]
+    recovery = judge(tiny_gpt2, evidence(num_texts=4), confirmation=confirmed(endings=endings))
+    assert recovery.status is Status.RECOVERED
+    assert len(recovery.value.expanded()) == 4
+
+
+def test_repetitions_of_a_rotary_model_have_no_direction_of_their_own(tiny_llama, tiny_gpt2):
+    repeated = (5, 5, 5, 7)  # one row for 5, 5 5 and 5 5 5, one for the whole
+    endings = [Ending((0, (*repeated, 11)), 1, 1e-5), Ending((0, (*B, 12)), 1, 1e-5)]
+    for model, rank in ((tiny_llama, 4), (tiny_gpt2, 6)):
+        site = replace(findings(model).site, span=span(rank))
+        recovery = judge(model, forest=forest(repeated, B), confirmation=confirmed(endings=endings), site=site)
+        assert recovery.status is Status.RECOVERED, recovery.reason
+        assert recovery.certificate.details["explained_rank"] == rank
+
+
+def test_a_bag_of_words_is_partial_and_says_why(tiny_gpt2):
+    candidates = Candidates({-1: torch.tensor([3, 4])}, CLEAR, 500)
+    recovery = bag_of_words(candidates, ["some.weight"], "nobody knows the order", time.perf_counter())
+    assert recovery.status is Status.PARTIAL
+    assert recovery.value == RecoveredTexts((), frozenset({3, 4}))
+    assert recovery.reason.endswith("nobody knows the order")
+    assert "2 tokens" in recovery.reason
+    assert recovery.certificate.holds
+    assert recovery.used == ("some.weight",)
+    assert recovery.looked_for == {Aim.TOKENS}  # the order was never tried
+
+
+@pytest.mark.parametrize("status", [s for s in Status if not s.conclusive], ids=lambda s: s.name)
+def test_no_result_claims_nothing(status):
+    recovery = no_result(status, "because", [], time.perf_counter())
+    assert recovery.status is status
+    assert recovery.reason == "because"
+    assert recovery.value == RecoveredTexts()
+    assert not recovery.certificate.holds
+    assert recovery.cost.seconds > 0
+    assert bool(recovery.looked_for) == (status is Status.NOTHING_FOUND)

@@ -1,0 +1,52 @@
+"""Rows of prefixes in the last block, against transformers' own forward pass of every prefix by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.reference.layer_inputs import layer_inputs
+
+from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows
+from unmask.attacks.gradients.decoder.prefix_search import Forest, is_repetition
+from unmask.linalg.gap import Gap
+from unmask.models import Model, Role
+
+DECODERS = ("tiny_gpt2", "tiny_llama", "tiny_qwen2", "tiny_mistral")
+TEXTS = ((5, 17, 99, 250), (5, 17, 3), (400,), (44, 45, 46, 47, 48))
+# Three blocks in float32, padded and unpadded: a few roundings of 6e-8, over some hundred terms.
+FLOAT32_PARITY = 2e-5
+
+
+@pytest.fixture(params=DECODERS)
+def decoder(request: pytest.FixtureRequest) -> Model:
+    return request.getfixturevalue(request.param)
+
+
+def forest_of(leaves: tuple[tuple[int, ...], ...]) -> Forest:
+    nodes = {(0, leaf[:length]): 0.0 for leaf in leaves for length in range(1, len(leaf) + 1)}
+    return Forest(nodes, [(0, leaf) for leaf in leaves], Gap(0.0, 0.1), 0)
+
+
+@pytest.mark.parametrize("budget", [1, 2**30])
+def test_rows_are_what_transformers_feeds_the_last_down_projection(decoder, budget):
+    rows = last_block_rows(decoder, forest_of(TEXTS), budget)
+    assert set(rows.nodes) == set(forest_of(TEXTS).nodes)
+    assert len(rows.nodes) == len(set(rows.nodes)) == len(rows.hidden) == len(rows.states)
+    parameter = decoder.linear(Role.MLP_OUT, decoder.num_blocks - 1).parameter
+    for (_, tokens), hidden, state in zip(rows.nodes, rows.hidden, rows.states, strict=True):
+        alone = torch.tensor([tokens])
+        expected = layer_inputs(decoder, alone, parameter)[0, -1]
+        torch.testing.assert_close(hidden, expected, atol=FLOAT32_PARITY, rtol=FLOAT32_PARITY)
+        with torch.no_grad():
+            last = decoder.body(input_ids=alone).last_hidden_state[0, -1]
+            torch.testing.assert_close(decoder.final_norm(state), last, atol=FLOAT32_PARITY, rtol=FLOAT32_PARITY)
+
+
+def test_a_repetition_has_the_rows_of_its_first_token_where_positions_are_rotary(tiny_llama, tiny_gpt2):
+    for model in (tiny_llama, tiny_gpt2):
+        rows = last_block_rows(model, forest_of(((7, 7, 7), (7, 7, 8))), 2**30)
+        by_node = dict(zip(rows.nodes, rows.hidden, strict=True))
+        same = torch.allclose(by_node[0, (7,)], by_node[0, (7, 7, 7)], atol=FLOAT32_PARITY)
+        assert same is is_repetition(model, (0, (7, 7, 7))) is (model is tiny_llama)
+        assert not is_repetition(model, (0, (7,)))
+        assert not is_repetition(model, (0, (7, 7, 8)))

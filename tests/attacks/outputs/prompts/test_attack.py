@@ -1,0 +1,169 @@
+"""Exact prompts from hidden states, on small random models and on SmolLM2; what noise and rounding leave; controls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import unmask
+from unmask.attacks.outputs.prompts.attack import PromptAttack
+from unmask.evidence import HiddenEvidence, Site
+from unmask.models import Model
+from unmask.protocols import observe_hidden
+from unmask.recovery import RecoveredTexts, Recovery, Status
+
+TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49, 50, 51]]
+SENTENCE = "The spare key lies under the blue flower pot behind the garage, said 4711."
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_matrices(one_thread: None) -> None:
+    """Threads only get in each other's way on matrices of this size."""
+
+
+@pytest.fixture(params=["tiny_gpt2", "tiny_llama", "tiny_qwen2"])
+def decoder(request: pytest.FixtureRequest) -> Model:
+    return request.getfixturevalue(request.param)
+
+
+def read(recovery: Recovery[RecoveredTexts]) -> set[tuple[int, ...]]:
+    return {text.tokens for text in recovery.value.certain}
+
+
+def assert_exact(recovery: Recovery[RecoveredTexts], texts: list[list[int]]) -> None:
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert recovery.certificate.holds
+    assert read(recovery) == {tuple(text) for text in texts}
+
+
+def noise_like(evidence: HiddenEvidence, share: float, seed: int = 0) -> torch.Tensor:
+    noise = torch.randn(evidence.states.shape, generator=torch.Generator().manual_seed(seed))
+    norms = evidence.states.norm(dim=2, keepdim=True)
+    return noise / noise.norm(dim=2, keepdim=True) * norms * share
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_every_layer_gives_the_texts_away(decoder, layer):
+    assert_exact(PromptAttack()(observe_hidden(decoder, TEXTS, layer=layer), decoder), TEXTS)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_does_not_matter(decoder, side):
+    evidence = observe_hidden(decoder, TEXTS, layer=2, padding_side=side)
+    assert_exact(PromptAttack()(evidence, decoder), TEXTS)
+
+
+def test_behind_the_final_norm_they_are_there_still(decoder):
+    evidence = observe_hidden(decoder, TEXTS, site=Site.FINAL_NORM)
+    assert_exact(PromptAttack()(evidence, decoder), TEXTS)
+
+
+def test_a_text_of_one_token(decoder):
+    assert_exact(PromptAttack()(observe_hidden(decoder, [[123]], layer=3), decoder), [[123]])
+
+
+def test_a_text_without_tokens_is_left_out(tiny_llama):
+    evidence = observe_hidden(tiny_llama, TEXTS, layer=2)
+    mask = evidence.mask.clone()
+    mask[1] = False
+    assert_exact(PromptAttack()(replace(evidence, mask=mask), tiny_llama), [TEXTS[0], TEXTS[2]])
+
+
+def test_float64_states(tiny_gpt2):
+    model = tiny_gpt2.to(dtype=torch.float64)
+    recovery = PromptAttack()(observe_hidden(model, TEXTS, layer=3), model)
+    assert_exact(recovery, TEXTS)
+    assert recovery.certificate.residual < 1e-10
+
+
+def test_a_body_without_a_head_has_no_prior_and_is_read_all_the_same(tiny_llama):
+    body = unmask.load_model(tiny_llama.hf.model)
+    assert body.unembedding is None
+    assert_exact(PromptAttack()(observe_hidden(body, TEXTS, layer=2), body), TEXTS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_of_the_same_norm_is_not_recovered(decoder, seed):
+    evidence = observe_hidden(decoder, TEXTS, layer=2)
+    recovery = PromptAttack()(replace(evidence, states=noise_like(evidence, 1.0, seed)), decoder)
+    assert recovery.status is Status.NOTHING_FOUND
+    assert not recovery.value.certain
+    assert not recovery.certificate.holds
+
+
+def test_states_of_another_layer_are_not_recovered(decoder):
+    evidence = replace(observe_hidden(decoder, TEXTS, layer=2), layer=1)
+    assert PromptAttack()(evidence, decoder).status is not Status.RECOVERED
+
+
+def test_a_text_ends_where_its_states_stop_making_sense(tiny_llama):
+    evidence = observe_hidden(tiny_llama, TEXTS, layer=2)
+    states = evidence.states.clone()
+    states[2, 4] = states[2, 4].flip(0)
+    recovery = PromptAttack()(replace(evidence, states=states), tiny_llama)
+    assert recovery.status is Status.PARTIAL
+    assert read(recovery) == {tuple(TEXTS[0]), tuple(TEXTS[1])}
+    (cut,) = [text for text in recovery.value.texts if not text.certain]
+    assert cut.tokens == tuple(TEXTS[2][:4])
+    assert "text 3 ends after 4 of 8 tokens" in recovery.reason
+
+
+def test_a_budget_of_candidates_is_kept(tiny_llama):
+    evidence = observe_hidden(tiny_llama, [TEXTS[0]], layer=2)
+    noise = replace(evidence, states=noise_like(evidence, 1.0))
+    assert PromptAttack(max_candidates=40)(noise, tiny_llama).cost.candidates == 40
+
+
+def test_what_it_does_not_apply_to(tiny_bert, tiny_gpt2):
+    assert PromptAttack()(observe_hidden(tiny_bert, TEXTS, layer=1), tiny_bert).status is Status.NOT_APPLICABLE
+    pooled = observe_hidden(tiny_gpt2, TEXTS, layer=1, site=Site.MEAN)
+    assert PromptAttack()(pooled, tiny_gpt2).status is Status.NOT_APPLICABLE
+
+
+# SmolLM2
+
+
+@pytest.fixture(scope="module")
+def sentence(smollm2: Model) -> list[int]:
+    return smollm2.encode(SENTENCE)
+
+
+def test_smollm2_last_layer_with_few_candidates(smollm2, sentence):
+    recovery = PromptAttack()(observe_hidden(smollm2, [sentence]), smollm2)
+    assert_exact(recovery, [sentence])
+    assert recovery.cost.candidates <= 50 * len(sentence)
+
+
+def test_smollm2_random_tokens(smollm2):
+    tokens = torch.randint(0, smollm2.vocab_size, (12,), generator=torch.Generator().manual_seed(3)).tolist()
+    assert_exact(PromptAttack()(observe_hidden(smollm2, [tokens], layer=6), smollm2), [tokens])
+
+
+# Beyond bfloat16 the first position is tested against the whole vocabulary: some 30 seconds each.
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8", "noise:sigma=0.1,relative=true")]
+
+
+@pytest.mark.parametrize("defence", ["bf16", *SLOW])
+def test_smollm2_coarse_states_protect_nothing(smollm2, sentence, defence):
+    evidence = observe_hidden(smollm2, [sentence], layer=6)
+    stored = unmask.defend_states(evidence, unmask.parse_defence(defence), torch.Generator())
+    assert not torch.equal(stored.states, evidence.states)
+    assert_exact(PromptAttack()(stored, smollm2), [sentence])
+
+
+@pytest.mark.slow
+def test_smollm2_in_bfloat16(smollm2, sentence):
+    """The service runs the model in bfloat16: its states are off by a per cent or more, and wrong tokens by more."""
+    evidence = observe_hidden(smollm2.to(dtype=torch.bfloat16), [sentence], layer=6)
+    recovery = unmask.recover_text(evidence, smollm2)
+    assert recovery.status.conclusive, recovery.reason
+    assert recovery.value.texts[0].tokens == tuple(sentence)[: len(recovery.value.texts[0].tokens)]
+
+
+def test_a_service_in_bfloat16_is_not_believed_too_much(decoder):
+    evidence = observe_hidden(decoder.to(dtype=torch.bfloat16), TEXTS, layer=2)
+    recovery = unmask.recover_text(evidence, decoder)
+    assert read(recovery) <= {tuple(text) for text in TEXTS}
+    assert recovery.value.token_set <= {token for text in TEXTS for token in text}

@@ -1,0 +1,126 @@
+import pytest
+import torch
+from tests.attacks.queries.random_heads import added, oracle_of, random_head, rounded
+
+from unmask.attacks.baselines.query_papers import PaperSingleHeadAttack
+from unmask.attacks.queries.one_head.noisy_head import NoisyAttack
+from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
+from unmask.errors import InputError
+from unmask.linalg.heads import HeadWeights
+from unmask.recovery import Status
+from unmask.scores.weights import score_heads
+
+BOUND = 7.0  # on the norm of tokens: about √d
+
+
+PASSES_16 = NoisyAttack()
+
+
+def learn(heads, attack=PASSES_16, **options):
+    recovery = attack(oracle_of(heads, **options))
+    return recovery, score_heads(recovery.value, heads).W_error, recovery.certificate.details
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "expected"),
+    [
+        # 12·τ/(L|v|√16), L about 6: additive noise of deviation τ, or rounding with τ = step/√12.
+        ("noise 1e-2", added(1e-2), 5e-3),
+        ("noise 1e-4", added(1e-4), 5e-5),
+        ("2 decimals", rounded(2), 1.4e-3),
+        ("4 decimals", rounded(4), 1.4e-5),
+    ],
+)
+def test_theorem_6_1_bounded_norms(name, after, expected):
+    head = random_head(32)
+    recovery, error, details = learn(head, after=after, max_norm=BOUND)
+    assert recovery.status is Status.RECOVERED
+    assert expected / 2 < error < expected * 2
+    assert details["estimated_error"] / 3 < error < 3 * details["estimated_error"]
+    assert 0 <= details["learning_queries"] - 16 * (32 + 32**2) <= 16  # one in a thousand saturates and is asked again
+
+
+@pytest.mark.parametrize("after", [added(1e-2), rounded(2), rounded(1)])
+def test_without_a_bound_on_norms_noise_protects_nothing(after):
+    recovery, error, details = learn(random_head(24), NoisyAttack(passes=3), after=after)
+    assert recovery.status is Status.RECOVERED
+    assert error < 1e-11
+    assert details["estimated_error"] / 3 < error < 3 * details["estimated_error"]
+
+
+def test_the_error_is_linear_in_the_noise_and_falls_with_passes_and_length():
+    head = random_head(24)
+
+    def error(deviation, passes, bound):
+        return learn(head, NoisyAttack(passes), after=added(deviation), max_norm=bound)[1]
+
+    usual = error(1e-4, 4, BOUND)
+    # Each is one draw of a mean over 576 entries, known to about 5 %.
+    assert error(1e-3, 4, BOUND) / usual == pytest.approx(10, rel=0.2)
+    assert usual / error(1e-4, 16, BOUND) == pytest.approx(2, rel=0.2)
+    assert usual / error(1e-4, 4, 100 * BOUND) == pytest.approx(110, rel=0.25)  # L is a little below the bound
+
+
+def test_theorem_6_1_bound_holds_for_the_papers_probes():
+    """|Ŵ_ij − W_ij| ≤ 5.1·B^(3/2)·(τ_f + 2τ_v)/(γ − τ_v) with κ = B^(−½), for noise that is at most τ."""
+    head = random_head(8)
+    head.v[0] = head.v[0].sign() * (0.5 + head.v[0].abs())
+    tolerance, B, gamma = 1e-6, 2.0, float(head.v.abs().min())
+    assert head.W.abs().max() < B
+    generator = torch.Generator().manual_seed(0)
+
+    def within(answers):
+        return answers + tolerance * (2 * torch.rand(answers.shape, generator=generator, dtype=torch.float64) - 1)
+
+    recovery = PaperSingleHeadAttack("basis", kappa=B**-0.5)(oracle_of(head, within))
+    bound = 5.1 * B**1.5 * 3 * tolerance / (gamma - tolerance)
+    worst = float((recovery.value.W - head.W).abs().max())
+    assert bound / 30 < worst <= bound
+
+
+def test_ours_beats_the_papers_probes_at_the_same_norms_and_queries():
+    head = random_head(32)
+    options = {"after": added(1e-5), "max_norm": BOUND}
+    ours = score_heads(SingleHeadAttack()(oracle_of(head, **options)).value, head)
+    theirs = score_heads(PaperSingleHeadAttack("basis")(oracle_of(head, **options)).value, head)
+    assert 10 * ours.W_error < theirs.W_error
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.float16, 4e-4), (torch.bfloat16, 3e-3)])
+def test_coarse_answers_are_averaged(dtype, expected):
+    """Errors relative to the answer: no length helps, passes do."""
+    _, error, details = learn(random_head(32), after=lambda answers: answers.to(dtype).double())
+    assert error < expected
+    assert details["estimated_error"] / 3 < error < 3 * details["estimated_error"]
+
+
+def test_several_heads_are_refused_under_noise():
+    recovery, *_ = learn(random_head(24, num_heads=2), after=added(1e-3), max_norm=BOUND)
+    assert recovery.status is Status.NOTHING_FOUND
+    assert len(recovery.value) == 0
+
+
+def test_w_zero_is_seen_in_one_pass():
+    head = random_head(12)
+    recovery, *_ = learn(HeadWeights(W=0 * head.W, v=head.v), after=rounded(2))
+    assert recovery.status is Status.RECOVERED
+    assert not recovery.value.W.any()
+
+
+def test_nothing_is_claimed_that_drowns_in_noise():
+    recovery, *_ = learn(random_head(24), NoisyAttack(passes=2), after=added(3.0), max_norm=BOUND)
+    assert recovery.status in (Status.NOTHING_FOUND, Status.NOT_APPLICABLE, Status.NOT_IDENTIFIABLE)
+    assert len(recovery.value) == 0
+
+
+def test_a_spent_budget_leaves_the_mean_of_whole_passes():
+    head = random_head(24)
+    recovery, error, _ = learn(head, after=added(1e-3), max_norm=BOUND, budget=2000)
+    assert recovery.status is Status.BUDGET_EXHAUSTED
+    assert recovery.value.W.isfinite().all()
+    assert error < 5e-3
+
+
+def test_one_pass_tells_no_error():
+    with pytest.raises(InputError, match="2 or more"):
+        NoisyAttack(passes=1)
