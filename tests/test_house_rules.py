@@ -26,6 +26,7 @@ LAYERS = (
         "specs",
         "harmless",
         "recovery",
+        "metrics",
         "linalg",
         "solvers",
         "models",

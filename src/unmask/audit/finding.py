@@ -18,13 +18,13 @@ from typing import Any
 from unmask.attacks.table import ATTACKS
 from unmask.audit.case import case_id
 from unmask.errors import UnmaskError
+from unmask.metrics import METRICS
 from unmask.recovery import Status
 from unmask.specs import split_text
 
 SCHEMA = 2  # 2: digest, looked_for, control, near-exact texts, ambiguities
 ERROR = "ERROR"  # the status of a case that raised; all others are names of `Status`
 _GOOD_PAIRS, _GOOD_WORDS = 0.1, 0.2  # above chance, of ROUGE-2 and of tokens: chance itself moves by less
-_WHOLE = ("exact_texts", "near_exact_texts", "weights_found", "hidden_size_found")  # one is a leak, however it was got
 _LARGEST = sys.float_info.max  # whole numbers of JSON may be larger
 _RAN_TO_THE_END = (Status.RECOVERED.name, Status.PARTIAL.name, Status.NOTHING_FOUND.name)
 
@@ -134,7 +134,7 @@ class Finding:
     def _shows_a_leak(self) -> bool:
         if not self.metrics:
             return Status[self.status].conclusive
-        if any(self._beyond(name, 0.0) for name in _WHOLE):
+        if any(self._beyond(name, 0.0) for name, metric in METRICS.items() if metric.is_whole):
             return True
         if Status[self.status].conclusive and (
             self._tells_tokens() or self._beyond("hidden_size_share", 0.0) or self._beyond("weights_rate", _GOOD_WORDS)

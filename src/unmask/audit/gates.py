@@ -15,25 +15,9 @@ from enum import Enum
 
 from unmask.audit.finding import ERROR, Finding
 from unmask.errors import InputError
+from unmask.metrics import METRICS
 from unmask.recovery import Aim, Status
 
-# Metrics by the channel whose findings have them.
-TEXT_METRICS = (
-    *("exact_texts", "exact_rate", "near_exact_texts", "certain_texts", "false_texts", "rouge1", "rouge2", "rougeL"),
-    *("token_recall", "token_precision", "epsilon", "cosine"),
-)
-METRICS: Mapping[str, tuple[str, ...]] = {
-    "gradients": TEXT_METRICS,
-    "outputs": tuple(name for name in TEXT_METRICS if name not in ("epsilon", "cosine")),
-    "queries": (
-        "weights_found",
-        "weights_rate",
-        "weight_error",
-        "hidden_size_found",
-        "hidden_size_share",
-        "false_weights",
-    ),
-}
 PHRASES: Mapping[str, str] = {
     "no exact text": "exact_texts == 0",
     "no near-exact text": "near_exact_texts == 0",
@@ -49,17 +33,6 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
 }
 _RULE = re.compile(r"\s*(\w+)\s*(<=|>=|==|<|>)\s*([-+.\w]+)\s*")
-# Least and largest values; of all others 0 and 1.
-_RANGES: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("exact_texts", "near_exact_texts", "certain_texts", "false_texts", "epsilon"), (0.0, math.inf)),
-    **dict.fromkeys(("weights_found", "false_weights"), (0.0, math.inf)),
-    "cosine": (-1.0, 1.0),
-}
-# Metrics that the protocol proves, whatever an attack found.
-PROVEN = ("epsilon", "cosine")
-# Metrics of the attack's own mistakes: they say nothing about what leaks, so they need no control.
-_MISTAKES = ("false_texts", "false_weights")
-_ABOUT_TOKENS = ("token_recall", "token_precision")
 _NO_TEXTS = (
     "the order of tokens was not tried, or nothing confirms what was found, so nothing follows about texts; a gate on "
     "tokens can be judged"
@@ -91,7 +64,7 @@ class Gate:
 
     def concerns(self, channel: str) -> bool:
         """Whether findings of a channel have its metric."""
-        return self.metric in METRICS.get(channel, ())
+        return channel in METRICS[self.metric].channels
 
     def judge(self, finding: Finding) -> Ruling:
         """Crossed if the measured number breaks the rule; held only if the attack looked, and would have found it."""
@@ -106,11 +79,12 @@ class Gate:
             return Ruling.INCONCLUSIVE, f"{self.metric} was not measured"
         if not self._is_kept_by(value):
             return Ruling.CROSSED, f"{self.metric} = {value:.3g}"
-        if self.metric in PROVEN:
+        metric = METRICS[self.metric]
+        if metric.is_proven:
             return Ruling.HELD, f"{self.metric} = {value:.3g}, which no attack changes"
         if not finding.ran_to_the_end:
             return Ruling.INCONCLUSIVE, f"the attack did not apply or did not end ({finding.status})"
-        if self.metric in _MISTAKES or not self._is_kept_by(1.0 if self.metric == "weight_error" else 0.0):
+        if metric.is_mistake or not self._is_kept_by(metric.of_nothing):
             return Ruling.HELD, f"{self.metric} = {value:.3g}"  # an attack that finds nothing would cross it
         return self._explain_by_control(finding)
 
@@ -118,9 +92,9 @@ class Gate:
         """Whether what was not found would have been: the attack looked for it, and finds it without protection."""
         if finding.is_baseline:
             return Ruling.INCONCLUSIVE, _BASELINE
-        if self._aim.value not in finding.looked_for:
-            unsought = f"the attack did not look for {self._aim.value}"
-            return Ruling.INCONCLUSIVE, _NO_TEXTS if self._aim is Aim.TEXTS else unsought
+        aim = METRICS[self.metric].aim
+        if aim.value not in finding.looked_for:
+            return Ruling.INCONCLUSIVE, _NO_TEXTS if aim is Aim.TEXTS else f"the attack did not look for {aim.value}"
         if finding.control is None:
             return Ruling.INCONCLUSIVE, _UNPROTECTED
         value, status = self._measured(finding.control["metrics"]), finding.control["status"]
@@ -130,12 +104,6 @@ class Gate:
         if self._is_kept_by(value):
             return Ruling.INCONCLUSIVE, f"{seen}, so it would not have found what the gate forbids"
         return Ruling.HELD, seen
-
-    @property
-    def _aim(self) -> Aim:
-        if self.metric in METRICS["queries"]:
-            return Aim.WEIGHTS
-        return Aim.TOKENS if self.metric in _ABOUT_TOKENS else Aim.TEXTS
 
     def _is_kept_by(self, value: float) -> bool:
         return _OPERATORS[self.sign](value, self.bound)
@@ -153,7 +121,7 @@ class Gate:
 def parse_gate(text: str) -> Gate:
     """The gate that a text names: one of the phrases, or a metric, a sign and a number."""
     match = _RULE.fullmatch(PHRASES.get(text.strip().lower(), text))
-    known = sorted({name for names in METRICS.values() for name in names})
+    known = sorted(METRICS)
     usage = f"write one of {', '.join(map(repr, PHRASES))}, or a rule as 'rouge2 < 0.1' with one of {', '.join(known)}"
     if match is None or match[1] not in known:
         raise InputError(f"the gate {text!r} is not understood; {usage}")
@@ -161,7 +129,7 @@ def parse_gate(text: str) -> Gate:
         bound = float(match[3])
     except ValueError:
         raise InputError(f"the gate {text!r} compares with {match[3]!r}, which is no number; {usage}") from None
-    least, most = _RANGES.get(match[1], (0.0, 1.0))
+    least, most = METRICS[match[1]].least, METRICS[match[1]].largest
     # Values at the ends tell, but for '==', which any value between may keep.
     ends = [least, most] if match[2] != "==" else [least, most, bound]
     kept = [_OPERATORS[match[2]](value, bound) and least <= value <= most for value in ends]

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unmask.audit.finding import ERROR, Finding, Outcome
+from unmask.metrics import METRICS
 from unmask.report.case_names import KEYS, SEPARATOR, setting
-from unmask.report.numbers import TITLES, interval, number
+from unmask.report.numbers import interval, number
 
 MAX_LINES = 5  # in one chart; more are split over several
 MAX_CHARTS = 24
@@ -80,7 +81,7 @@ class Chart:
     @property
     def title(self) -> str:
         """What against what."""
-        return f"{TITLES[self.metric]} against {self.axis.name}{self.part}"
+        return f"{METRICS[self.metric].title} against {self.axis.name}{self.part}"
 
     @property
     def seeds(self) -> tuple[int, int]:

@@ -9,22 +9,10 @@ from typing import Any
 from unmask.audit.finding import Finding, Outcome, TextPair
 from unmask.audit.verdict import counted
 from unmask.harmless import shown
+from unmask.metrics import LEAKS, METRICS
 from unmask.recovery import Aim, AmbiguityKind
 
 CONFIDENCE = 0.95
-SHARES = frozenset(
-    {"exact_rate", "token_recall", "token_precision", "rouge1", "rouge2", "rougeL", "weights_rate", "hidden_size_share"}
-)  # from 0 to 1
-WORDS: Mapping[str, str] = {
-    "token_recall": "of tokens",
-    "weights_rate": "of weights",
-}
-TITLES: Mapping[str, str] = {
-    "token_recall": "Share of tokens recovered",
-    "exact_rate": "Share of texts recovered exactly",
-    "weights_rate": "Weights recovered (1 − relative error)",
-}
-_LEAKS = ("token_recall", "weights_rate")
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -42,7 +30,7 @@ def number(values: Mapping[str, Any], name: str) -> float | None:
 
 def leak(finding: Finding) -> tuple[str, float] | None:
     """The metric that says how much leaked, with its value; None where the auditor does not know the secret."""
-    for name in _LEAKS:
+    for name in LEAKS:
         value = number(finding.metrics, name)
         if value is not None:
             return name, value
@@ -62,7 +50,8 @@ def leak_in_words(finding: Finding) -> str:
     name, value = measured
     chance = number(finding.chance, name)
     beside = finding.outcome is Outcome.NO_LEAK and value > 0 and chance is not None
-    return f"{percent(value)} {WORDS[name]}{f' (chance {percent(chance)})' if beside and chance is not None else ''}"
+    usual = f" (chance {percent(chance)})" if beside and chance is not None else ""
+    return f"{percent(value)} {METRICS[name].unit}{usual}"
 
 
 def leak_in_full(finding: Finding) -> str:
@@ -108,7 +97,9 @@ def control_in_words(finding: Finding) -> str:
     if finding.control is None:
         return ""
     metrics = finding.control["metrics"]
-    shares = [f"{percent(value)} {WORDS[name]}" for name in _LEAKS if (value := number(metrics, name)) is not None]
+    shares = [
+        f"{percent(value)} {METRICS[name].unit}" for name in LEAKS if (value := number(metrics, name)) is not None
+    ]
     found = ", ".join([*shares, *_texts_in_words(metrics)]) or "nothing measured"
     return f"without protection the same attack ended as {shown(finding.control['status'], 40)}: {found}."
 
@@ -131,7 +122,7 @@ def written(name: str, value: Any) -> str:
     known = number({name: value}, name)
     if known is None:
         return "not a number"
-    return percent(known) if name in SHARES else scientific(known)
+    return percent(known) if name in METRICS and METRICS[name].is_share else scientific(known)
 
 
 def scientific(value: float) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import Audit
-from unmask.audit.gates import PROVEN, Ruling
+from unmask.audit.gates import Ruling
 from unmask.audit.verdict import CROSSED, FAILED, INCONCLUSIVE, Judgement, Verdict
 from unmask.harmless import shown
+from unmask.metrics import METRICS
 from unmask.report.case_names import case_name, full_name, model_name
 from unmask.report.folders import command_without_folders, value_without_folders
 from unmask.report.numbers import leak, leak_in_full
@@ -79,7 +80,7 @@ def hero(verdict: Verdict) -> Hero:
     if not verdict.judgements:
         note = "No gate was set, so there is nothing to pass. Read the findings below."
         return Hero("neutral", "No gate set", note)
-    note = _why_held([judgement.gate.metric in PROVEN for judgement in verdict.judgements])
+    note = _why_held([METRICS[judgement.gate.metric].is_proven for judgement in verdict.judgements])
     if unknown := verdict.outcomes.get(Outcome.INCONCLUSIVE):
         cases = f"{unknown} case{' is' if unknown == 1 else 's are'}"
         return Hero("neutral", "No gate crossed", f"{note} {cases} inconclusive, which is not 'safe'.")

@@ -11,12 +11,12 @@ from typing import Any
 
 from unmask.audit.finding import Finding, Outcome
 from unmask.harmless import shown
+from unmask.metrics import AMOUNTS
 from unmask.report.case_names import SEPARATOR, defences_name, is_live, setting
 from unmask.report.numbers import leak, number
 from unmask.specs import split_text
 
 _PROTECTION = ("defences", "protocol", "clients")
-_AMOUNTS = ("token_recall", "exact_rate", "weights_rate", "hidden_size_found", "hidden_size_share")
 # Settings that protect the more, the larger or the smaller they are; of other settings nobody can say it.
 _LARGER = frozenset({"sigma", "noise_multiplier", "clients", "local_steps"})
 _SMALLER = frozenset({"decimals", "max_norm", "max_grad_norm", "norm", "share", "k", "queries"})
@@ -97,7 +97,7 @@ def _without(case: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 def _is_less(other: Finding, finding: Finding) -> bool:
     """Whether no amount is larger and one is smaller: tokens, exact texts, weights."""
-    after, before = ([number(one.metrics, name) for name in _AMOUNTS] for one in (other, finding))
+    after, before = ([number(one.metrics, name) for name in AMOUNTS] for one in (other, finding))
     if [value is None for value in after] != [value is None for value in before]:
         return False
     steps = [new - old for new, old in zip(after, before, strict=True) if new is not None and old is not None]

@@ -1,0 +1,24 @@
+"""The table of metrics: ranges that hold what an attack that finds nothing has, and words for each."""
+
+from __future__ import annotations
+
+from unmask.metrics import AMOUNTS, LEAKS, METRICS, metrics_of
+
+
+def test_every_metric_says_what_it_is_and_nothing_lies_in_its_range():
+    for name, metric in METRICS.items():
+        assert metric.title, name
+        assert metric.channels <= {"gradients", "outputs", "queries"}, name
+        assert metric.least <= metric.of_nothing <= metric.largest, name
+
+
+def test_each_channel_has_one_metric_that_says_how_much_leaked():
+    for channel in ("gradients", "outputs", "queries"):
+        assert len(set(LEAKS) & set(metrics_of(channel))) == 1
+        assert set(AMOUNTS) & set(metrics_of(channel))
+
+
+def test_errors_are_no_shares():
+    assert METRICS["token_recall"].is_share
+    assert not METRICS["weight_error"].is_share
+    assert not METRICS["hidden_size_found"].is_share
