@@ -9,7 +9,7 @@ import pytest
 from tests.audit.made import EVERYTHING, LOOKED, finding
 
 from unmask.audit.finding import ERROR, Finding
-from unmask.audit.gates import METRICS, PHRASES, Ruling, parse_gate
+from unmask.audit.gates import PHRASES, Ruling, parse_gate
 from unmask.errors import InputError
 from unmask.recovery import Status
 
