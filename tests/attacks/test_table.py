@@ -108,3 +108,12 @@ def test_attacks_by_queries_are_chosen_by_name(name):
 def test_an_attack_on_something_else_is_refused_with_those_that_fit(tiny_gpt2, run, part):
     with pytest.raises(InputError, match=f"choose one of .*{part}"):
         run(tiny_gpt2)
+
+
+def test_the_page_of_attacks_is_the_table():
+    page = (Path(__file__).parents[2] / "docs" / "attacks.md").read_text()
+    for name, kind in ATTACKS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}`"))
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert cells[1:] == [kind.secret.value, kind.needs, kind.works_on, kind.claims, kind.limits, kind.source]
+        assert ("(baseline)" in cells[0]) == kind.is_baseline
