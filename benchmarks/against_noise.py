@@ -61,7 +61,7 @@ def told(recovery: Recovery[RecoveredTexts], texts: Sequence[Sequence[int]]) -> 
     held = {token for text in texts for token in text}
     return {
         **shares(tokens, held),
-        "exact": (Counter(recovery.value.expanded()) & Counter(map(tuple, texts))).total(),
+        "exact": (Counter(recovery.value.expand()) & Counter(map(tuple, texts))).total(),
         "status": recovery.status.name,
     }
 

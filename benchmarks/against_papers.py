@@ -207,7 +207,7 @@ def told(seconds: float, recovery: Recovery[RecoveredTexts], texts: Texts) -> Ro
 
 def num_exact(recovery: Recovery[RecoveredTexts], texts: Texts) -> int:
     """Texts of the batch that were recovered token by token, best-effort guesses included."""
-    return (Counter(recovery.value.expanded()) & Counter(map(tuple, texts))).total()
+    return (Counter(recovery.value.expand()) & Counter(map(tuple, texts))).total()
 
 
 def setting_of(attack: Dager) -> Row:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 import torch
 from encoder_cases import Attack, Tokens
 
-from unmask.attacks.baselines.dager import Dager, Frame
-from unmask.attacks.baselines.dager_claim import Accepted, TokenSets
+from unmask.attacks.baselines.dager import Dager, FrameTokens
+from unmask.attacks.baselines.dager_claim import AcceptedSequences, TokenSets
 from unmask.attacks.baselines.dager_spans import SequenceCheck
 from unmask.attacks.baselines.dager_sweep import DagerSweep
 from unmask.attacks.progress import Progress
@@ -48,8 +48,8 @@ class CountedDager(Dager):
     started: float = field(default_factory=time.perf_counter)
 
     def search_products(
-        self, sets: TokenSets, check: SequenceCheck, frame: Frame, num_texts: int | None, progress: Progress
-    ) -> Accepted:
+        self, sets: TokenSets, check: SequenceCheck, frame: FrameTokens, num_texts: int | None, progress: Progress
+    ) -> AcceptedSequences:
         """Count."""
         self.tally.setup_seconds = self.tally.least_seconds = time.perf_counter() - self.started
         remaining = [set(tokens[:num_texts].tolist()) for tokens in sets.sets]
@@ -65,7 +65,7 @@ class CountedDager(Dager):
             for text in self.texts:
                 if len(text) == position + 1:
                     remaining = _without(remaining, text, frame.start)
-        return Accepted([], 0)
+        return AcceptedSequences([], 0)
 
     def _products_a_second(self, choices: Sequence[set[int]], check: SequenceCheck, checked: int) -> float:
         """The fastest of some batches of random products."""

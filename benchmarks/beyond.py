@@ -41,7 +41,7 @@ def measure(model, num_texts: int, shortest: int, longest: int, seed: int) -> di
     texts = zipf_batch(num_texts, shortest, longest, model.vocab_size, seed=seed)
     evidence = observe_gradients(model, texts, task="classification", parameters=["wte", "wpe", "h.0.", "h.11.mlp"])
     recovery = DecoderAttack()(evidence, model)
-    found, held = Counter(recovery.value.expanded()), Counter(map(tuple, texts))
+    found, held = Counter(recovery.value.expand()), Counter(map(tuple, texts))
     prefixes = len({tuple(text[:n]) for text in texts for n in range(1, len(text) + 1)})
     row = {
         "texts": num_texts,

@@ -53,7 +53,7 @@ def measure(model, num_texts: int, repeats: int) -> dict:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else float("nan")
-    found, held = Counter(recovery.value.expanded()), Counter(map(tuple, texts))
+    found, held = Counter(recovery.value.expand()), Counter(map(tuple, texts))
     row = {
         "texts": num_texts,
         "tokens": sum(map(len, texts)),

@@ -125,7 +125,7 @@ def compared(recovered: Recovery[RecoveredTexts], model: Model, texts: Sequence[
     held = Counter(map(tuple, texts))
     certain = Counter(text.tokens for text in recovered.value.certain for _ in range(text.count))
     score = score_texts(
-        recovered.value.expanded(), texts, lambda tokens: model.tokenizer.decode(tokens, skip_special_tokens=True)
+        recovered.value.expand(), texts, lambda tokens: model.tokenizer.decode(tokens, skip_special_tokens=True)
     )
     return {
         "texts": len(texts),

@@ -119,7 +119,7 @@ def differentiable_state(text: Continuation, x: Tensor) -> Tensor:
     positions = torch.tensor([text.position], device=x.device)
     for block, prefix in enumerate(text.prefixes):
         queries, keys, values = model.queries_keys_values(block, model.attention_input(block, rows), positions)
-        longer = prefix.extended(keys, values)
+        longer = prefix.extend(keys, values)
         allowed = torch.ones(1, 1, len(longer), dtype=torch.bool, device=x.device)
         mixed = model.mix(block, queries[None], longer.keys[None], longer.values[None], allowed)[0]
         rows = model.after_attention(block, rows, mixed)
@@ -143,4 +143,4 @@ def agreeing(text: Continuation, tokens: Tensor, state: Tensor) -> int | None:
 
 def followed(text: Continuation, token: int) -> Continuation:
     """The text with a token behind it."""
-    return text.accepted(text.trial(torch.tensor([token], device=text.model.device)), 0)
+    return text.accept(text.trial(torch.tensor([token], device=text.model.device)), 0)

@@ -23,8 +23,8 @@ from leak_map_show import show
 from machine import machine
 
 import unmask
-from unmask.attacks.baselines.dager import Dager, Frame
-from unmask.attacks.baselines.dager_claim import Accepted, TokenSets
+from unmask.attacks.baselines.dager import Dager, FrameTokens
+from unmask.attacks.baselines.dager_claim import AcceptedSequences, TokenSets
 from unmask.attacks.baselines.dager_spans import SequenceCheck
 from unmask.attacks.progress import Progress
 from unmask.defences import measure_distortion, parse_defence, secure_aggregate
@@ -73,16 +73,16 @@ class TokensOnly(Dager):
     """The faithful DAGER up to its token sets, which is all that noise leaves of it."""
 
     def grow_prefixes(
-        self, sets: TokenSets, check: SequenceCheck, frame: Frame, num_texts: int | None, progress: Progress
-    ) -> Accepted:
+        self, sets: TokenSets, check: SequenceCheck, frame: FrameTokens, num_texts: int | None, progress: Progress
+    ) -> AcceptedSequences:
         """None."""
-        return Accepted([], 0)
+        return AcceptedSequences([], 0)
 
     def search_products(
-        self, sets: TokenSets, check: SequenceCheck, frame: Frame, num_texts: int | None, progress: Progress
-    ) -> Accepted:
+        self, sets: TokenSets, check: SequenceCheck, frame: FrameTokens, num_texts: int | None, progress: Progress
+    ) -> AcceptedSequences:
         """None."""
-        return Accepted([], 0)
+        return AcceptedSequences([], 0)
 
 
 def main() -> None:
@@ -136,7 +136,7 @@ def measure_cell(name: str, model: Model, count: int, protocol: str, defence: st
     held = {token for tokens in texts for token in (tokens[:-1] if TASKS[name] == "next_token" else tokens)}
     found = recovery.value.token_set
     certain = [text.tokens for text in recovery.value.certain]
-    score = score_texts(recovery.value.expanded(), texts)
+    score = score_texts(recovery.value.expand(), texts)
     return {
         "model": name,
         "texts": count,

@@ -35,7 +35,7 @@ from torch import Tensor
 from unmask.attacks.outputs.prompts import reader as prompt_reader
 from unmask.attacks.outputs.prompts.attack import PromptAttack
 from unmask.attacks.outputs.prompts.continuation import Continuation
-from unmask.attacks.outputs.prompts.position_search import FoundToken, Sighting
+from unmask.attacks.outputs.prompts.position_search import FoundToken, Observation
 from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.evidence import HiddenEvidence
@@ -175,7 +175,7 @@ def recorded(seen: Watched) -> Iterator[None]:
         seen.texts.append(read(*arguments))  # type: ignore[arg-type]
         return seen.texts[-1]
 
-    def find_token(sighting: Sighting, text: Continuation, *arguments: object) -> FoundToken:
+    def find_token(sighting: Observation, text: Continuation, *arguments: object) -> FoundToken:
         found = find(sighting, text, *arguments)  # type: ignore[arg-type]
         place = {"prompt": len(seen.texts), "position": text.num_known}
         seen.searches.append({**place, "candidates": found.num_candidates, "jacobians": found.num_jacobians})

@@ -242,7 +242,7 @@ def measure(model: Model, spec: Spec, examples: list[Example]) -> Result:
     started, cpu_started = time.perf_counter(), time.process_time()
     recovered = recover_text(evidence, model)
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-    score = score_texts(recovered.value.expanded(), texts, model.decode)
+    score = score_texts(recovered.value.expand(), texts, model.decode)
     return {
         "key": spec.key,
         "spec": asdict(spec),

@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from unmask.attacks.queries.many_heads.orthogonal_heads import OrthogonalHeadsAttack
-from unmask.attacks.queries.many_heads.repeated_tokens import even_copies
+from unmask.attacks.queries.many_heads.repeated_tokens import choose_copies
 from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
 from unmask.evidence.oracles import FunctionOracle, OracleEvidence
 from unmask.linalg.heads import HeadWeights
@@ -66,7 +66,7 @@ def conditioning() -> list[dict]:
     rows = []
     for H in range(1, 6):
         few = torch.arange(1, 2 * H + 1, dtype=torch.float64)
-        copies = torch.tensor(even_copies(64, 28), dtype=torch.float64)
+        copies = torch.tensor(choose_copies(64, 28), dtype=torch.float64)
         for ratios, rho in {"2H ratios of the theorem": few, "28 ratios, length 64": copies / (64 - copies)}.items():
             generator = torch.Generator().manual_seed(H)
             c, t = torch.randn(2, NUM_DRAWS, H, generator=generator, dtype=torch.float64)

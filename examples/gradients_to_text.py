@@ -26,5 +26,5 @@ for text in recovery.value.texts:
     print(f"  {'certain' if text.certain else 'guess  '}  {text.text!r}")
 print(f"certificate: the replayed update differs by {recovery.certificate.residual:.1e}")
 
-score = unmask.score_texts(recovery.value.expanded(), [model.encode(text) for text in TEXTS], model.decode)
+score = unmask.score_texts(recovery.value.expand(), [model.encode(text) for text in TEXTS], model.decode)
 print(f"score: {score.exact_rate:.0%} exact, {score.num_false} false")

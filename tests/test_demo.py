@@ -13,7 +13,7 @@ from unmask.audit.finding import ERROR, Finding
 from unmask.audit.folder import read_audit
 from unmask.audit.plan import load_plan
 from unmask.demo import DEMO_PLAN, run_demo
-from unmask.demo.promises import broken_promises
+from unmask.demo.promises import find_broken_claims
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import list_models
 
@@ -132,7 +132,7 @@ def finding(**changes):
     ],
 )
 def test_a_broken_promise_is_seen(found, sentence):
-    broken = broken_promises([found], {"control"})
+    broken = find_broken_claims([found], {"control"})
     assert len(broken) == (sentence is not None)
     assert sentence is None or sentence in broken[0]
 

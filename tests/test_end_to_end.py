@@ -23,13 +23,13 @@ def test_a_decoder_gives_up_eight_texts_exactly(smollm2, tmp_path: Path):
     recovery = unmask.recover_text(unmask.load_evidence(path), smollm2)
 
     assert recovery.status is Status.RECOVERED, recovery.reason
-    assert Counter(recovery.value.expanded()) == Counter(tuple(smollm2.encode(text)) for text in texts)
+    assert Counter(recovery.value.expand()) == Counter(tuple(smollm2.encode(text)) for text in texts)
     assert {text.text for text in recovery.value.texts} == set(texts)  # the full stop at the end is only a label
     assert all(text.certain and text.count == 1 for text in recovery.value.texts)
     assert recovery.certificate.holds
     # Accepted rows are at rounding level, refused ones are not: two decades would already be no accident.
     assert recovery.certificate.details["gap_decades"] > 2
-    score = unmask.score_texts(recovery.value.expanded(), [smollm2.encode(text) for text in texts], smollm2.decode)
+    score = unmask.score_texts(recovery.value.expand(), [smollm2.encode(text) for text in texts], smollm2.decode)
     assert score.exact_rate == score.rouge1 == score.rouge2 == 1.0
     assert score.num_false == 0
 
@@ -48,7 +48,7 @@ def test_an_encoder_gives_up_eight_texts_exactly_without_its_embedding(minilm, o
     evidence = unmask.observe_gradients(minilm, texts, task="classification", parameters=["encoder."])
     recovery = unmask.recover_text(evidence, minilm)
     assert recovery.status is Status.RECOVERED, recovery.reason
-    assert Counter(recovery.value.expanded()) == Counter(tuple(minilm.encode(text)) for text in texts)
+    assert Counter(recovery.value.expand()) == Counter(tuple(minilm.encode(text)) for text in texts)
     assert recovery.value.token_set == {token for text in texts for token in minilm.encode(text)}
     assert all(text.certain for text in recovery.value.texts)
     assert recovery.certificate.holds
@@ -72,7 +72,7 @@ def test_an_encoder_gives_up_pairs_of_texts(minilm, one_thread):
     evidence = unmask.observe_gradients(minilm, pairs, task="classification")
     recovery = unmask.recover_text(evidence, minilm)
     assert recovery.status is Status.RECOVERED, recovery.reason
-    assert Counter(recovery.value.expanded()) == Counter(tuple(minilm.encode_pair(*pair)[0]) for pair in pairs)
+    assert Counter(recovery.value.expand()) == Counter(tuple(minilm.encode_pair(*pair)[0]) for pair in pairs)
     assert all(text.certain for text in recovery.value.texts)
     assert recovery.certificate.holds
 
@@ -85,7 +85,7 @@ def test_an_encoder_gives_up_the_words_that_were_masked(minilm, one_thread):
     originals = [tuple(minilm.encode(text)) for text in texts]
     assert {token for text in originals for token in text} - recovery.value.token_set  # the bag holds what was seen
     assert recovery.status is Status.RECOVERED, recovery.reason
-    assert Counter(recovery.value.expanded()) == Counter(originals)
+    assert Counter(recovery.value.expand()) == Counter(originals)
     assert all(text.certain for text in recovery.value.texts)
 
 

@@ -86,18 +86,18 @@ def text(tokens: tuple[int, ...], count: int = 1, certain: bool = True) -> Recov
 
 def test_texts_are_repeated_as_often_as_they_occur():
     texts = RecoveredTexts((text((1, 2)), text((3,), count=3), text((4, 5), count=0)))
-    assert texts.expanded() == [(1, 2), (3,), (3,), (3,)]
+    assert texts.expand() == [(1, 2), (3,), (3,), (3,)]
 
 
 def test_no_texts_expand_to_none():
-    assert RecoveredTexts().expanded() == []
+    assert RecoveredTexts().expand() == []
     assert RecoveredTexts().token_set == frozenset()
 
 
 @given(st.lists(st.tuples(st.tuples(st.integers(0, 9)), st.integers(1, 4)), max_size=5))
 def test_the_expanded_batch_has_as_many_texts_as_were_counted(pairs):
     texts = RecoveredTexts(tuple(text(tokens, count) for tokens, count in pairs))
-    expanded = texts.expanded()
+    expanded = texts.expand()
     assert len(expanded) == sum(count for _, count in pairs)
     assert set(expanded) == {tokens for tokens, _ in pairs}
 

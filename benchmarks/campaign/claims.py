@@ -24,8 +24,8 @@ def false_claims(
     """
     faults = []
     held = Counter(batch)
-    if recovery.status is Status.RECOVERED and Counter(recovery.value.expanded()) != held:
-        faults.append(Fault(FALSELY_RECOVERED, f"RECOVERED {recovery.value.expanded()}, the batch is {list(batch)}"))
+    if recovery.status is Status.RECOVERED and Counter(recovery.value.expand()) != held:
+        faults.append(Fault(FALSELY_RECOVERED, f"RECOVERED {recovery.value.expand()}, the batch is {list(batch)}"))
     faults += _false_texts(recovery.value, held)
     faults += _false_classes(recovery.value.texts, held)
     faults += _false_tokens(recovery, batch, seen_tokens, equal_tokens)

@@ -78,7 +78,7 @@ def judge(recipe: ControlRecipe, model: Model, recovery: Recovery[RecoveredTexts
     judged = (states if isinstance(recipe.evidence, StatesRecipe) else updates).judge(recipe.evidence, model, recovery)
     faults = [fault for fault in judged.faults if fault.kind not in (FALSELY_RECOVERED, FALSE_TEXT)]
     if recovery.status is Status.RECOVERED:
-        faults.append(Fault(FALSELY_RECOVERED, f"RECOVERED from {recipe.how}: {recovery.value.expanded()}"))
+        faults.append(Fault(FALSELY_RECOVERED, f"RECOVERED from {recipe.how}: {recovery.value.expand()}"))
     if recovery.value.certain:
         faults.append(Fault(FALSE_TEXT, f"certain of {recipe.how}: {[text.tokens for text in recovery.value.certain]}"))
     return Outcome(recovery.status.name, recipe.how, tuple(faults))

@@ -5,7 +5,7 @@ from __future__ import annotations
 LONGEST = 400  # characters of one value that are shown; findings.jsonl has all of it
 
 
-def shown(value: object, longest: int = LONGEST) -> str:
+def make_safe(value: object, longest: int = LONGEST) -> str:
     """A value as text with control, bidi and invisible characters as visible escapes, cut where it is endless.
 
     What comes out holds no character that XML refuses, no line end and no lone surrogate. Markup is left as it is:
@@ -20,7 +20,7 @@ def shown(value: object, longest: int = LONGEST) -> str:
 
 def code_span(value: object, longest: int = LONGEST) -> str:
     """A value as a Markdown code span, in which nothing is markup, a link or a mention, also inside a table."""
-    text = shown(value, longest).replace("`", "\\x60").replace("|", "\\x7c")
+    text = make_safe(value, longest).replace("`", "\\x60").replace("|", "\\x7c")
     return f"`{text}`" if text.strip() else "–"
 
 

@@ -164,6 +164,6 @@ class RecoveredTexts:
         """The texts that the certificate covers."""
         return tuple(text for text in self.texts if text.certain)
 
-    def expanded(self) -> list[tuple[int, ...]]:
+    def expand(self) -> list[tuple[int, ...]]:
         """Token sequences with repetitions, as a client's batch would hold them."""
         return [text.tokens for text in self.texts for _ in range(text.count)]

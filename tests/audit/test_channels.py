@@ -12,7 +12,7 @@ from tests.audit.made import WORDS, make_plan
 
 from unmask.audit import channels, services
 from unmask.audit.case import Case
-from unmask.audit.channels import STORIES, Desk
+from unmask.audit.channels import STORIES, WorkerContext
 from unmask.audit.finding import Finding, Outcome
 from unmask.audit.plan import Plan
 from unmask.evidence.gradients import GradientEvidence
@@ -28,7 +28,7 @@ def small_layers(one_thread: None) -> None:
 
 
 def tell(plan: Plan) -> list[Finding]:
-    desk = Desk(plan.data)
+    desk = WorkerContext(plan.data)
     return [STORIES[case["channel"]](case, desk) for case in plan.cases]
 
 
@@ -104,7 +104,7 @@ def test_protocols_of_opacus_and_peft(tmp_path, bert_folder):
     assert adapters.outcome is Outcome.LEAK
     assert adapters.metrics["token_recall"] == 1.0
     assert any("lora" in name for name in adapters.used)
-    desk = Desk(plan.data)
+    desk = WorkerContext(plan.data)
     for case in reversed(plan.cases):  # whatever ran before, the model is as it was loaded
         again = STORIES["gradients"](case, desk)
         assert (
@@ -184,7 +184,7 @@ def test_the_service_is_all_that_an_attack_on_weights_gets(monkeypatch):
     recover = services.recover_weights
     monkeypatch.setattr(services, "recover_weights", spy)
     case = Case({"channel": "queries", "model": "", "secret": "random:heads=1,width=4", "defences": [], "seed": 2})
-    assert STORIES["queries"](case, Desk({})).outcome is Outcome.LEAK
+    assert STORIES["queries"](case, WorkerContext({})).outcome is Outcome.LEAK
     (options,) = calls
     assert {name: options[name] for name in options if name != "progress"} == {"width": 4, "seed": 2}
 
@@ -193,7 +193,7 @@ def test_the_service_is_all_that_an_attack_on_weights_gets(monkeypatch):
 
 
 def test_one_model_stays_loaded(bert_folder, llama_folder):
-    desk = Desk({})
+    desk = WorkerContext({})
     first = desk.model(str(bert_folder))
     assert desk.model(str(bert_folder)) is first
     assert desk.model(str(bert_folder), "bfloat16").dtype is torch.bfloat16

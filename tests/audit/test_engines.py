@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.audit.made import make_plan, random_group
 
-from unmask.audit.engines import Means, engine_of, local_device, run_local
+from unmask.audit.engines import EngineSettings, engine_of, local_device, run_local
 from unmask.audit.finding import Outcome
 from unmask.errors import InputError
 
@@ -20,7 +20,7 @@ def same_threads(one_thread: None) -> None:
 
 def test_cases_run_in_order_and_give_the_same_again(tmp_path):
     plan = make_plan(tmp_path, random_group())
-    first, second = (list(run_local(plan.cases, Means(plan.data, "cpu", 1))) for _ in range(2))
+    first, second = (list(run_local(plan.cases, EngineSettings(plan.data, "cpu", 1))) for _ in range(2))
     assert [found.id for found in first] == [case.id for case in plan.cases]
     assert {found.outcome for found in first} == {Outcome.LEAK}
     for one, other in zip(first, second, strict=True):
@@ -31,7 +31,7 @@ def test_a_case_runs_when_it_is_asked_for(tmp_path):
     """So that each finding can be kept before the next case starts."""
     stages = []
     plan = make_plan(tmp_path, random_group())
-    findings = run_local(plan.cases, Means(plan.data, "cpu", 1, lambda *stage: stages.append(stage)))
+    findings = run_local(plan.cases, EngineSettings(plan.data, "cpu", 1, lambda *stage: stages.append(stage)))
     assert not stages
     next(findings)
     seen = len(stages)
@@ -41,7 +41,7 @@ def test_a_case_runs_when_it_is_asked_for(tmp_path):
 
 
 def test_findings_do_not_depend_on_the_number_of_cores():
-    assert Means({}).threads == 1
+    assert EngineSettings({}).threads == 1
 
 
 def test_engines_by_name():
@@ -55,7 +55,7 @@ def test_devices():
     assert local_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
     for device in ("abacus", "meta", "cuda:x"):
         with pytest.raises(InputError, match=f"got '{device}'"):
-            Means({}, device)
+            EngineSettings({}, device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, so asking for one is no mistake")

@@ -11,7 +11,7 @@ from tests.tiny_models import word_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from unmask.audit.finding import OpenPoint, TextPair
-from unmask.audit.marks import mark_bag, marked, pair_texts, pieces_of
+from unmask.audit.marks import mark_bag, mark_text, pair_texts, pieces_of
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import CATALOG, resolve
 from unmask.models.vocabulary import Vocabulary
@@ -93,13 +93,13 @@ def test_the_pieces_of_real_tokenizers_join(name):
 
 
 def test_marks_of_a_text():
-    pieces = marked([5, 6, 7, 8], [5, 7, 9], {7, 6}, Words())
+    pieces = mark_text([5, 6, 7, 8], [5, 7, 9], {7, 6}, Words())
     assert pieces == (("w5", "place"), (" w6", "bag"), (" w7", "bag"), (" w8", "no"))
 
 
 def test_a_longer_other_text_adds_nothing():
-    assert marked([5], [5, 6, 7], (), Words()) == (("w5", "place"),)
-    assert marked([], [5], (), Words()) == ()
+    assert mark_text([5], [5, 6, 7], (), Words()) == (("w5", "place"),)
+    assert mark_text([], [5], (), Words()) == ()
 
 
 def recovered(*texts: tuple[int, ...], bag: tuple[int, ...] = (), count: int = 1) -> RecoveredTexts:
@@ -151,4 +151,4 @@ def test_the_bag_of_words():
 @pytest.mark.parametrize("text", [HOSTILE.replace("\ud800", ""), "\x00" * 5])
 def test_hostile_text_stays_as_it_is(text):
     """Marks are data; whoever shows them escapes them."""
-    assert "".join(piece for piece, _ in marked(BYTES.encode(text), (), (), BYTES)) == text
+    assert "".join(piece for piece, _ in mark_text(BYTES.encode(text), (), (), BYTES)) == text

@@ -11,7 +11,7 @@ from tests.audit.made import WORDS
 
 import unmask
 from unmask import cli
-from unmask.audit.observation import Observed, observe_update
+from unmask.audit.observation import ObservedUpdate, observe_update
 from unmask.defences import parse_defence
 from unmask.defences.aggregate import secure_aggregate
 from unmask.errors import InputError
@@ -28,7 +28,9 @@ def model(bert_folder: Path) -> Model:
     return unmask.load_model(str(bert_folder))
 
 
-def observed(model: Model, *defences: str, protocol: str = "fedsgd", texts: int = 2, clients: int = 1) -> Observed:
+def observed(
+    model: Model, *defences: str, protocol: str = "fedsgd", texts: int = 2, clients: int = 1
+) -> ObservedUpdate:
     return observe_update(
         model,
         WORDS[:texts],

@@ -18,7 +18,7 @@ import pytest
 from tests.audit.made import make_plan, random_group, save_bert, spec
 
 from unmask.audit.case import Case
-from unmask.audit.engines import Means, run_local
+from unmask.audit.engines import EngineSettings, run_local
 from unmask.audit.finding import ERROR, Finding, Outcome
 from unmask.audit.folder import read_audit
 from unmask.audit.plan import Plan
@@ -40,7 +40,7 @@ PATIENCE = 120  # seconds that a process of Ray may take to start or to go, on b
 
 def resources(monkeypatch: pytest.MonkeyPatch, device: str, threads: int, **total: float) -> tuple[Any, str, int]:
     monkeypatch.setattr(ray, "cluster_resources", lambda: total)
-    return ray_engine._resources(Means({}, device, threads))
+    return ray_engine._resources(EngineSettings({}, device, threads))
 
 
 def test_one_worker_for_so_many_cores(monkeypatch):
@@ -117,7 +117,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 @pytest.fixture(scope="module")
 def whole(plan: Plan, one_thread: None) -> dict[str, str]:
     """What the local engine finds."""
-    return plain(run_local(plan.cases, Means(plan.data, "cpu", 1)))
+    return plain(run_local(plan.cases, EngineSettings(plan.data, "cpu", 1)))
 
 
 def plain(findings: Any) -> dict[str, str]:
@@ -204,7 +204,7 @@ def test_a_killed_driver_and_a_killed_worker_lose_and_repeat_nothing(plan, whole
     prepare(plan, out, engine="ray", threads=1, command="unmask audit")
     work = outline(plan, out)
     assert len(work.todo) == 24 - len(kept)
-    run_cases(work, out, ray_engine.run_on_ray, Means(plan.data, "cpu", 1), tell=killer)
+    run_cases(work, out, ray_engine.run_on_ray, EngineSettings(plan.data, "cpu", 1), tell=killer)
     assert killer.victim is not None
     assert not ray.is_initialized()
 
@@ -240,7 +240,7 @@ def test_a_worker_that_dies_every_time_is_an_error_and_the_rest_goes_on(plan, wh
     """On a cluster that is there already; with no retries, one death is every time."""
     monkeypatch.setattr(ray_engine, "_RETRIES", 0)
     killer, findings = Killer(cluster), []
-    for found in ray_engine.run_on_ray(plan.cases, Means(plan.data, "cpu", 1)):
+    for found in ray_engine.run_on_ray(plan.cases, EngineSettings(plan.data, "cpu", 1)):
         findings.append(found)
         killer(found)
     assert killer.victim is not None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 import unmask
-from unmask.audit.run import run_audit, unwatched
+from unmask.audit.run import run_audit, watch_nothing
 from unmask.errors import InputError
 
 PLAN = """
@@ -81,7 +81,7 @@ def test_the_verdict_is_that_of_the_plan_that_ran(plan, tmp_path):
 
     @contextmanager
     def watch(work):
-        with unwatched(work) as nobody:
+        with watch_nothing(work) as nobody:
             yield nobody
         manifest = json.loads((out / "manifest.json").read_text())
         for case in manifest["cases"]:

@@ -12,7 +12,7 @@ from tests.audit.made import make_plan, random_group, save_bert
 
 from unmask.audit import runner
 from unmask.audit.case import Case
-from unmask.audit.engines import Means, run_local
+from unmask.audit.engines import EngineSettings, run_local
 from unmask.audit.finding import ERROR, Finding, FindingError
 from unmask.audit.folder import MANIFEST, PLAN, FullDiskError, read_audit, read_findings
 from unmask.audit.plan import Plan
@@ -28,7 +28,7 @@ class Engine:
         self.asked: list[str] = []
         self.closed = False
 
-    def __call__(self, cases: Sequence[Case], means: Means) -> Iterator[Finding]:
+    def __call__(self, cases: Sequence[Case], means: EngineSettings) -> Iterator[Finding]:
         try:
             for case in cases:
                 if len(self.asked) == self.limit:
@@ -61,12 +61,12 @@ def test_an_interrupted_run_goes_on(plan, tmp_path):
     first, second = Engine(limit=2), Engine()
     told: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        run_cases(outline(plan, folder), folder, first, Means({}), tell=lambda found: told.append(found.id))
+        run_cases(outline(plan, folder), folder, first, EngineSettings({}), tell=lambda found: told.append(found.id))
     assert first.closed
     assert told == first.asked
     work = outline(plan, folder)
     assert [found.id for found in work.done] == first.asked
-    run_cases(work, folder, second, Means({}))
+    run_cases(work, folder, second, EngineSettings({}))
     assert first.asked + second.asked == [case.id for case in plan.cases]
     assert outline(plan, folder).todo == ()
     assert not read_audit(folder).missing
@@ -78,15 +78,15 @@ def test_nothing_is_told_before_it_is_kept(plan, tmp_path):
     def look(found: Finding) -> None:
         assert found.id in read_findings(folder)[0]
 
-    run_cases(outline(plan, folder), folder, Engine(), Means({}), tell=look)
+    run_cases(outline(plan, folder), folder, Engine(), EngineSettings({}), tell=look)
 
 
 def test_errors_are_findings_and_run_again_only_when_asked(plan, tmp_path):
     folder = ready(plan, tmp_path / "out")
-    run_cases(outline(plan, folder), folder, Engine(status=ERROR), Means({}))
+    run_cases(outline(plan, folder), folder, Engine(status=ERROR), EngineSettings({}))
     assert outline(plan, folder).todo == ()
     assert outline(plan, folder, retry_errors=True).todo == plan.cases
-    run_cases(outline(plan, folder, retry_errors=True), folder, Engine(), Means({}))
+    run_cases(outline(plan, folder, retry_errors=True), folder, Engine(), EngineSettings({}))
     assert {found.status for found in read_audit(folder).findings} == {"NOTHING_FOUND"}
     assert outline(plan, folder, retry_errors=True).todo == ()
 
@@ -96,7 +96,7 @@ def test_shards_do_each_other_s_work_once(plan, tmp_path):
     asked = []
     for shard in ((1, 4), (2, 4), (3, 4), (4, 4)):
         engine = Engine()
-        run_cases(outline(plan, folder, shard), folder, engine, Means({}), shard=shard)
+        run_cases(outline(plan, folder, shard), folder, engine, EngineSettings({}), shard=shard)
         asked += engine.asked
     assert sorted(asked) == sorted(case.id for case in plan.cases)
     assert outline(plan, folder).todo == ()
@@ -104,7 +104,7 @@ def test_shards_do_each_other_s_work_once(plan, tmp_path):
 
 def test_a_finding_without_a_shard_is_seen_by_shards(plan, tmp_path):
     folder = ready(plan, tmp_path / "out")
-    run_cases(outline(plan, folder), folder, Engine(), Means({}))
+    run_cases(outline(plan, folder), folder, Engine(), EngineSettings({}))
     assert outline(plan, folder, (1, 2)).todo == ()
 
 
@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_closes_the_engine(plan, tmp_path, monkeypatch):
     folder, engine = ready(plan, tmp_path / "out"), Engine()
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(FullDiskError, match="the disk is full"):
-        run_cases(outline(plan, folder), folder, engine, Means({}))
+        run_cases(outline(plan, folder), folder, engine, EngineSettings({}))
     assert engine.closed
     assert len(engine.asked) == 1
     assert (folder / "findings.jsonl").read_bytes() == b""
@@ -123,7 +123,7 @@ def test_a_disk_that_is_full_closes_the_engine(plan, tmp_path, monkeypatch):
 
 def test_a_plan_that_grew_keeps_its_findings(plan, tmp_path):
     folder = ready(plan, tmp_path / "out")
-    run_cases(outline(plan, folder), folder, Engine(), Means({}))
+    run_cases(outline(plan, folder), folder, Engine(), EngineSettings({}))
     longer = make_plan(tmp_path, random_group(range(8), 'gates = ["no weights"]'))
     ready(longer, folder)
     assert [case["seed"] for case in outline(longer, folder).todo] == [6, 7]
@@ -156,7 +156,7 @@ def test_old_findings_do_not_serve_new_weights_though_the_manifest_is_gone(tmp_p
     model = save_bert(tmp_path / "model", seed=0)
     plan = model_plan(tmp_path, model)
     folder = ready(plan, tmp_path / "out")
-    run_cases(outline(plan, folder), folder, run_local, Means(plan.data, "cpu", 1))
+    run_cases(outline(plan, folder), folder, run_local, EngineSettings(plan.data, "cpu", 1))
     (folder / MANIFEST).unlink()
     save_bert(model, seed=1)
     with pytest.raises(InputError, match=r"made with other weights .*fingerprint .*another --out"):
@@ -172,7 +172,7 @@ def test_a_model_is_fingerprinted_once(tmp_path, monkeypatch):
     """As long as its files are those of the manifest."""
     plan = model_plan(tmp_path, save_bert(tmp_path / "model"))
     folder = ready(plan, tmp_path / "out")
-    run_cases(outline(plan, folder), folder, run_local, Means(plan.data, "cpu", 1))
+    run_cases(outline(plan, folder), folder, run_local, EngineSettings(plan.data, "cpu", 1))
     ready(plan, folder)
     monkeypatch.setattr(runner, "fingerprint_model", lambda name: pytest.fail("it was loaded again"))
     ready(plan, folder)
@@ -180,7 +180,7 @@ def test_a_model_is_fingerprinted_once(tmp_path, monkeypatch):
 
 def test_a_folder_with_an_edited_finding_is_refused_before_anything_is_written(plan, tmp_path):
     folder = ready(plan, tmp_path / "out")
-    run_cases(outline(plan, folder), folder, Engine(), Means({}))
+    run_cases(outline(plan, folder), folder, Engine(), EngineSettings({}))
     findings, before = folder / "findings.jsonl", (folder / MANIFEST).read_bytes()
     findings.write_text(findings.read_text().replace("NOTHING_FOUND", "PARTIAL", 1))
     for refused in (lambda: ready(make_plan(tmp_path, random_group([9])), folder), lambda: outline(plan, folder)):
@@ -200,6 +200,6 @@ def test_a_damaged_or_newer_manifest_is_not_overwritten(plan, tmp_path):
 
 def test_a_case_that_is_done_is_done_whatever_its_gates(plan, tmp_path):
     folder = ready(plan, tmp_path / "out")
-    run_cases(outline(plan, folder), folder, Engine(), Means({}))
+    run_cases(outline(plan, folder), folder, Engine(), EngineSettings({}))
     gated = replace(plan, cases=tuple(replace(case, gates=("no weights",)) for case in plan.cases))
     assert outline(gated, folder).todo == ()

@@ -11,7 +11,7 @@ from tests.audit.made import spec
 
 from unmask.audit import worker as module
 from unmask.audit.case import Case
-from unmask.audit.channels import Desk
+from unmask.audit.channels import WorkerContext
 from unmask.audit.finding import ERROR, Finding, Outcome
 from unmask.audit.result import error_finding
 from unmask.audit.worker import Worker
@@ -26,7 +26,7 @@ def worker() -> Worker:
 
 
 def stories(monkeypatch: pytest.MonkeyPatch, raised: BaseException) -> None:
-    def story(case: Case, desk: Desk) -> Finding:
+    def story(case: Case, desk: WorkerContext) -> Finding:
         text = SECRET  # a value of this frame, as any attack's frames have some
         assert text
         raise raised
@@ -53,7 +53,7 @@ def test_an_exception_becomes_a_finding(worker, monkeypatch, raised):
 def test_every_case_starts_with_the_same_arithmetic(worker, monkeypatch):
     seen = []
 
-    def story(case: Case, desk: Desk) -> Finding:
+    def story(case: Case, desk: WorkerContext) -> Finding:
         seen.append(torch.backends.mkldnn.enabled)
         torch.backends.mkldnn.set_flags(False)  # as torch does after a bfloat16 product that the CPU lacks
         raise ValueError

@@ -114,7 +114,7 @@ def test_a_sweep_counts_the_best_run(benchmark, monkeypatch):
     sweep = [Setting(None, []), Setting(1e-9, [(1, 2)]), Setting(1e-8, [(1, 2), (3, 4)]), Setting(1e-7, [])]
     best, (_, recovery), tried = benchmark.tune(None, None, [[1, 2], [3, 4]], sweep)
     assert best is sweep[2]
-    assert recovery.value.expanded() == [(1, 2), (3, 4)]
+    assert recovery.value.expand() == [(1, 2), (3, 4)]
     assert [one["exact"] for one in tried] == [0, 1, 2]
     assert sweep[3].runs == 0  # nothing can be better
 

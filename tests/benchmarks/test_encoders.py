@@ -180,7 +180,7 @@ def test_products_are_counted_as_algorithm_3_checks_them(benchmark, model, lengt
             checked.append(total)
 
     found = Dager(token_tolerance=counted.token_tolerance)(evidence, model, watch)
-    assert sorted(map(list, found.value.expanded())) == sorted(texts)
+    assert sorted(map(list, found.value.expand())) == sorted(texts)
     assert counted.tally.needed == counted.tally.checked == checked[-1]
 
 

@@ -19,7 +19,7 @@ from tests.answers import Answer, Call
 from tests.audit.made import WORDS, random_group, save_bert, sealed, write_plan
 
 from unmask import cli
-from unmask.audit.engines import Means, run_local
+from unmask.audit.engines import EngineSettings, run_local
 from unmask.audit.finding import Finding
 from unmask.audit.folder import read_audit
 from unmask.audit.plan import load_plan
@@ -238,7 +238,10 @@ def mixed(folder: Path, model: Path) -> Path:
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> dict[str, str]:
     """The findings of an audit that nothing disturbed."""
     plan = load_plan(mixed(tmp_path_factory.mktemp("whole"), model))
-    found = {found.id: replace(found, run={}).to_json() for found in run_local(plan.cases, Means(plan.data, "cpu", 1))}
+    found = {
+        found.id: replace(found, run={}).to_json()
+        for found in run_local(plan.cases, EngineSettings(plan.data, "cpu", 1))
+    }
     assert len(found) == 24
     return found
 

@@ -198,8 +198,8 @@ def false_claims(case: Case, recovery: Recovery[RecoveredTexts]) -> list[str]:
     secret = Counter(case.secret)
     certain = Counter({text.tokens: text.count for text in recovery.value.certain})
     faults = [f"a certain text that is not in the batch: {tokens}" for tokens in certain - secret]
-    if recovery.status is Status.RECOVERED and Counter(recovery.value.expanded()) != secret:
-        faults.append(f"'{recovery.status.value}' with {recovery.value.expanded()}")
+    if recovery.status is Status.RECOVERED and Counter(recovery.value.expand()) != secret:
+        faults.append(f"'{recovery.status.value}' with {recovery.value.expand()}")
     if recovery.certificate.holds and not recovery.value.token_set <= case.secret_tokens:
         faults.append(f"{len(recovery.value.token_set - case.secret_tokens)} false tokens, and the certificate holds")
     return faults

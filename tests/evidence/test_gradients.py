@@ -139,7 +139,7 @@ def test_a_linear_layers_gradient_lies_as_its_weight(tiny):
             else:
                 assert gradient.shape == weight.shape
                 layer = tiny.linear(role, block)
-                assert torch.equal(gradient, layer.oriented(evidence.gradients[layer.parameter]))
+                assert torch.equal(gradient, layer.orient(evidence.gradients[layer.parameter]))
 
 
 def test_a_layer_that_the_update_lacks_is_none(tiny):

@@ -47,7 +47,7 @@ def test_every_linear_layer_has_its_sizes(tiny):
         for block in range(tiny.num_blocks):
             layer = tiny.linear(role, block)
             if layer is not None:
-                whole = dataclasses.replace(layer, columns=None).oriented(tiny.parameter(layer.parameter))
+                whole = dataclasses.replace(layer, columns=None).orient(tiny.parameter(layer.parameter))
                 assert sizes[layer.parameter.removesuffix(".weight")] == tuple(whole.shape)
     assert not any("embed" in name or name in ("wte", "wpe") for name in sizes)
 

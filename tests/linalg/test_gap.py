@@ -57,7 +57,7 @@ def test_nothing_passes_when_every_distance_exceeds_the_ceiling():
 @pytest.mark.parametrize("values", [[], [1e-5], [0.2, 0.5, 4.0], [1e-5, 0.2]])
 def test_distances_outside_leave_the_gap_where_it_was(values):
     gap = Gap(1e-5, 0.2)
-    assert gap.narrowed(tensor(values)) == gap
+    assert gap.narrow(tensor(values)) == gap
 
 
 @quick
@@ -87,7 +87,7 @@ def test_the_order_of_distances_does_not_matter(values, ceiling, random):
 @quick
 @given(gaps, distances)
 def test_narrowing_leaves_no_distance_inside(gap, values):
-    narrowed = gap.narrowed(tensor(values))
+    narrowed = gap.narrow(tensor(values))
     assert narrowed.accepted <= narrowed.rejected <= gap.rejected
     assert not any(max(narrowed.accepted, PRECISION) < value < narrowed.rejected for value in values)
 
@@ -95,8 +95,8 @@ def test_narrowing_leaves_no_distance_inside(gap, values):
 @quick
 @given(gaps, distances)
 def test_narrowing_twice_by_the_same_distances_changes_nothing(gap, values):
-    once = gap.narrowed(tensor(values))
-    again = once.narrowed(tensor(values))
+    once = gap.narrow(tensor(values))
+    again = once.narrow(tensor(values))
     assert again.decades == pytest.approx(once.decades, abs=1e-12)  # a sum of two rounded logarithms
     assert again.rejected == once.rejected
 
@@ -127,6 +127,6 @@ def test_distances_are_not_changed():
 @given(distances, distances, st.floats(0.01, 1.0))
 def test_the_order_of_what_is_seen_does_not_matter(first, second, ceiling):
     gap = widest_gap(tensor([0.0]), ceiling)
-    one = gap.narrowed(tensor(first)).narrowed(tensor(second))
-    other = gap.narrowed(tensor(second)).narrowed(tensor(first))
+    one = gap.narrow(tensor(first)).narrow(tensor(second))
+    other = gap.narrow(tensor(second)).narrow(tensor(first))
     assert one == other

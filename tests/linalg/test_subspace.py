@@ -481,7 +481,7 @@ def test_joined_directions_are_in_the_span_and_the_old_ones_stay():
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(6, 20, generator=generator, dtype=torch.float64)
     span, further = column_span(rows.T @ torch.randn(6, 30, generator=generator, dtype=torch.float64)), rows[:1] + 1
-    joined = span.joined(further)
+    joined = span.join(further)
     assert joined.rank == span.rank + 1
     assert float(joined.distance(torch.cat([rows, further])).max()) < 1e-9  # float64
     assert float(span.distance(further).min()) > 0.1
@@ -491,5 +491,5 @@ def test_joined_directions_are_in_the_span_and_the_old_ones_stay():
 def test_directions_that_a_span_holds_add_nothing():
     rows = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     span = column_span(rows.T)
-    assert span.joined(torch.cat([rows[:1] - rows[1:2], torch.zeros(1, 8)])).rank == 3
-    assert span.joined(torch.zeros(0, 8)).rank == 3
+    assert span.join(torch.cat([rows[:1] - rows[1:2], torch.zeros(1, 8)])).rank == 3
+    assert span.join(torch.zeros(0, 8)).rank == 3

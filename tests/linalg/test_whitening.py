@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.linalg.whitening import balance, rescaled, whiten
+from unmask.linalg.whitening import balance, rescale, whiten
 
 D, M, RANK = 60, 90, 6
 
@@ -53,7 +53,7 @@ def test_a_bound_that_is_too_large_is_kept():
 def test_a_gradient_without_free_directions_gets_its_noise_from_the_basis():
     narrow = (inputs() @ normal(RANK, 5, seed=1)) + 1e-3 * normal(D, 5, seed=2)
     white = whiten([gradient(1e-3, 3), narrow])
-    better = rescaled(white, inputs())
+    better = rescale(white, inputs())
     assert better.sigmas == pytest.approx((1e-3, 1e-3), rel=0.1)
     assert all(after <= before for after, before in zip(better.sigmas, white.sigmas, strict=True))
 

@@ -276,7 +276,7 @@ def test_gradients_are_inputs_transposed_times_output_gradients(tapped):
         tap = tapped.taps[layer.parameter.removesuffix(".weight")]
         columns = slice(None) if layer.columns is None else slice(*layer.columns)
         expected = tap.inputs.flatten(0, 1).T @ tap.output.grad.flatten(0, 1)[:, columns]
-        gradient = layer.oriented(tapped.model.parameter(layer.parameter).grad)
+        gradient = layer.orient(tapped.model.parameter(layer.parameter).grad)
         assert gradient.shape == tapped.model.weight(role, block).shape
         scale = float(expected.detach().abs().max())
         assert scale > 0, (role, block)

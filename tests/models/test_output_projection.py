@@ -25,7 +25,7 @@ def test_it_can_be_undone_where_it_is_invertible(tiny_gpt2):
     projection = OutputProjection.of(tiny_gpt2.to(dtype=torch.float64), 0)
     mixed = mixed_rows(projection)
     assert projection.condition < 1e6
-    assert torch.allclose(projection.undone(projection(mixed)), mixed, atol=1e-8)
+    assert torch.allclose(projection.invert(projection(mixed)), mixed, atol=1e-8)
 
 
 def test_heads_wider_than_the_stream_are_not_determined(tiny_mistral):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from unmask.models.twin import twin_of
+from unmask.models.twin import copy_module
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ class Tied(nn.Module):
 
 def test_a_copy_has_the_weights_in_the_new_precision_and_the_original_is_left_alone():
     module = Tied()
-    twin = twin_of(module, CPU, torch.float64)
+    twin = copy_module(module, CPU, torch.float64)
     for (name, theirs), (_, ours) in zip(twin.named_parameters(), module.named_parameters(), strict=True):
         assert (theirs.dtype, ours.dtype) == (torch.float64, torch.float32), name
         assert torch.equal(theirs, ours.double())
@@ -34,7 +34,7 @@ def test_a_copy_has_the_weights_in_the_new_precision_and_the_original_is_left_al
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nothing_is_shared(dtype):
     module = Tied()
-    twin = twin_of(module, CPU, dtype)
+    twin = copy_module(module, CPU, dtype)
     before = module.embedding.weight.clone()
     with torch.no_grad():
         twin.embedding.weight.zero_()
@@ -42,20 +42,20 @@ def test_nothing_is_shared(dtype):
 
 
 def test_tied_weights_stay_tied():
-    twin = twin_of(Tied(), CPU, torch.float64)
+    twin = copy_module(Tied(), CPU, torch.float64)
     assert twin.head.weight is twin.embedding.weight
 
 
 def test_whether_a_weight_is_trained_is_kept():
     module = Tied()
     module.blocks[0].weight.requires_grad_(False)
-    twin = twin_of(module, CPU, torch.float64)
+    twin = copy_module(module, CPU, torch.float64)
     assert [p.requires_grad for p in twin.parameters()] == [p.requires_grad for p in module.parameters()]
 
 
 def test_what_is_left_out_is_not_copied():
     module = Tied()
-    twin = twin_of(module, CPU, torch.float64, [module.blocks[1]])
+    twin = copy_module(module, CPU, torch.float64, [module.blocks[1]])
     assert not list(twin.blocks[1].parameters())
     assert torch.equal(twin.blocks[0].weight, module.blocks[0].weight.double())
     assert module.blocks[1].weight.dtype is torch.float32

@@ -9,7 +9,7 @@ from torch.nn import functional
 from unmask.errors import InputError
 from unmask.evidence import Task
 from unmask.protocols.batch import make_batch
-from unmask.protocols.client import Client, Losses, seeded
+from unmask.protocols.client import Client, Losses, fix_seed
 from unmask.protocols.fedsgd import next_token_loss, observe_gradients
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49, 50, 51]]
@@ -84,24 +84,24 @@ def test_only_a_fresh_head_stands_beside_the_model(tiny_gpt2):
     model_alone = {name for name, _ in Client(tiny_gpt2, TEXTS).named_parameters()}
     with_head = {name for name, _ in Client(tiny_gpt2, TEXTS, task="classification").named_parameters()}
     assert with_head - model_alone == {"fresh_head.weight"}
-    assert not any("head" in name for name in Client(tiny_gpt2, TEXTS, task="classification").shared(None))
+    assert not any("head" in name for name in Client(tiny_gpt2, TEXTS, task="classification").shared_parameters(None))
 
 
 def test_what_is_shared_can_be_chosen_by_name(tiny_gpt2):
     client = Client(tiny_gpt2, TEXTS)
-    assert set(client.shared(["wte", "ln_f.bias"])) == {"wte.weight", "ln_f.bias"}
+    assert set(client.shared_parameters(["wte", "ln_f.bias"])) == {"wte.weight", "ln_f.bias"}
     with pytest.raises(InputError, match="no trainable parameter"):
-        client.shared(["nothing"])
+        client.shared_parameters(["nothing"])
     with pytest.raises(InputError, match="put it into a list"):
-        client.shared("wte")
+        client.shared_parameters("wte")
 
 
 def test_the_global_generator_is_as_it_was_afterwards():
     state = torch.random.get_rng_state()
-    with torch.no_grad(), seeded(3):
+    with torch.no_grad(), fix_seed(3):
         first = torch.rand(2)
         assert torch.is_grad_enabled()
-    with seeded(3):
+    with fix_seed(3):
         assert torch.equal(torch.rand(2), first)
     assert torch.equal(torch.random.get_rng_state(), state)
 

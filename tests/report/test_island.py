@@ -8,7 +8,7 @@ from tests.report.findings import HOSTILE, audit_of, failed, flower_finding, inc
 
 from unmask.audit.verdict import reach_verdict
 from unmask.report.html import render_html
-from unmask.report.island import as_script, island
+from unmask.report.island import as_script, page_data
 from unmask.report.junit import render_junit
 from unmask.report.markdown import render_markdown
 from unmask.report.page import rows
@@ -18,7 +18,7 @@ from unmask.report.sarif import render_sarif
 def build(findings, gates=(), show=False):
     audit = audit_of(findings, gates)
     verdict = reach_verdict(audit)
-    return island(audit, verdict, Path("runs/x"), rows(audit, verdict), show)
+    return page_data(audit, verdict, Path("runs/x"), rows(audit, verdict), show)
 
 
 def test_a_script_element_cannot_be_left():
@@ -109,7 +109,7 @@ def test_long_texts_that_are_shared_are_kept_once():
 def test_a_live_federation_has_no_command_and_no_score():
     audit = replace(audit_of([flower_finding()]), manifest={"schema": 1})
     verdict = reach_verdict(audit)
-    (finding,) = island(audit, verdict, Path("runs"), rows(audit, verdict), False)["findings"]
+    (finding,) = page_data(audit, verdict, Path("runs"), rows(audit, verdict), False)["findings"]
     assert finding["command"] is None
     assert finding["metrics"] == []
     assert finding["stops"] is None  # nobody knows what the client did

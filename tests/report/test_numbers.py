@@ -12,6 +12,7 @@ from tests.report.findings import failed, flower_finding, inconclusive, query_fi
 from unmask.audit.finding import OpenPoint, TextPair
 from unmask.report.numbers import (
     control_in_words,
+    format_value,
     interval,
     leak_in_full,
     leak_in_words,
@@ -19,7 +20,6 @@ from unmask.report.numbers import (
     number,
     percent,
     scientific,
-    written,
 )
 
 
@@ -47,10 +47,10 @@ def test_numbers_are_short(value, text):
 
 
 def test_an_epsilon_that_json_could_not_hold_is_infinite():
-    assert written("epsilon", None) == "∞"
-    assert written("weight_error", None) == "not a number"
-    assert written("token_recall", 1) == "100 %"
-    assert written("exact_texts", 3) == "3"
+    assert format_value("epsilon", None) == "∞"
+    assert format_value("weight_error", None) == "not a number"
+    assert format_value("token_recall", 1) == "100 %"
+    assert format_value("exact_texts", 3) == "3"
 
 
 @pytest.mark.parametrize("value", [None, "1", True, math.nan, math.inf, [1], 10**400])

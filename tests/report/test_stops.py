@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.report.findings import failed, flower_finding, inconclusive, text_case, text_finding
 
-from unmask.report.stops import Effect, Stops
+from unmask.report.stops import Counterparts, Effect
 
 LEAK = text_finding(text_case(), 1.0, 4)
 NOISE = text_finding(text_case(defences=["noise:sigma=0.1"]), 0.0)
@@ -15,7 +15,7 @@ UNCLEAR = inconclusive(text_case(protocol="lora:rank=8"))
 
 
 def found(finding, *others):
-    return [(stop.effect, stop.protection) for stop in Stops([finding, *others]).of(finding)]
+    return [(stop.effect, stop.protection) for stop in Counterparts([finding, *others]).of(finding)]
 
 
 def test_what_stopped_it_comes_first_then_what_reduced_it_and_never_what_could_not_tell_as_stopped():
@@ -75,12 +75,12 @@ def test_fewer_exact_texts_beside_more_tokens_are_not_less():
 
 def test_stopped_means_in_every_seed():
     other_leaks = text_finding(text_case(seed=1, defences=["noise:sigma=0.1"]), 1.0, 4)
-    (stop,) = Stops([LEAK, NOISE, other_leaks]).of(LEAK)
+    (stop,) = Counterparts([LEAK, NOISE, other_leaks]).of(LEAK)
     assert (stop.effect, stop.num_stopped, stop.num_seeds) == (Effect.SOMETIMES, 1, 2)
     other_stops = text_finding(text_case(seed=1, defences=["noise:sigma=0.1"]), 0.0)
-    (stop,) = Stops([LEAK, NOISE, other_stops]).of(LEAK)
+    (stop,) = Counterparts([LEAK, NOISE, other_stops]).of(LEAK)
     assert (stop.effect, stop.num_stopped, stop.num_seeds) == (Effect.STOPPED, 2, 2)
-    (stop,) = Stops([LEAK, NOISE, failed(text_case(seed=1, defences=["noise:sigma=0.1"]))]).of(LEAK)
+    (stop,) = Counterparts([LEAK, NOISE, failed(text_case(seed=1, defences=["noise:sigma=0.1"]))]).of(LEAK)
     assert stop.effect is Effect.SOMETIMES
 
 

@@ -12,7 +12,7 @@ import torch
 from unmask.arguments import require_count
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import fresh_sequences, no_heads, refused, started
+from unmask.attacks.queries.claims import fresh_sequences, no_heads, open_bill, refuse
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
 from unmask.attacks.queries.many_heads.vector_heads import VectorHeadsAttack
@@ -62,13 +62,13 @@ def recover_text(
             "for one attention layer use recover_inputs"
         )
     channel = "gradients" if isinstance(evidence, GradientEvidence) else "outputs"
-    chosen = fitting_attack(evidence, model) if attack is None else attack
+    chosen = choose_attack(evidence, model) if attack is None else attack
     run = _choose(chosen, channel, (Secret.TEXTS, Secret.TOKENS), seed=seed, effort=effort)
     evidence.check(model)
     return run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), progress)
 
 
-def fitting_attack(evidence: GradientEvidence | HiddenEvidence, model: Model) -> str:
+def choose_attack(evidence: GradientEvidence | HiddenEvidence, model: Model) -> str:
     """The name of the attack for this kind of evidence, site and model."""
     if isinstance(evidence, GradientEvidence):
         return "decoder" if model.causal else "encoder"
@@ -146,12 +146,12 @@ def recover_from_answers(
     if attack is not None:
         return _choose(attack, "queries", (Secret.HEADS, Secret.NETWORK), seed=seed)(evidence, progress)
     before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
-    bill = started(evidence, 0)
+    bill = open_bill(evidence, 0)
     try:
         profile = profile or probe_oracle(evidence, torch.Generator().manual_seed(seed))
     except BudgetSpent as ending:
         reason = f"The budget ended while the oracle was probed: {ending}."
-        return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+        return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
     recovery = _ask_by_profile(evidence, profile, progress, seed)
     if is_resumed and recovery.status is Status.RECOVERED:
         recovery = _ask_again(evidence, profile, recovery)

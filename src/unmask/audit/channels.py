@@ -28,7 +28,7 @@ from unmask.protocols.table import parse_protocol
 
 
 @dataclass
-class Desk:
+class WorkerContext:
     """What cases are worked on with: the data, a device, and the model that was loaded last."""
 
     data: Mapping[str, DataSet]
@@ -44,7 +44,7 @@ class Desk:
         return self._loaded[name, dtype]
 
 
-def audit_gradients(case: Case, desk: Desk) -> Finding:
+def audit_gradients(case: Case, desk: WorkerContext) -> Finding:
     """A client's texts, the update that the server sees, and what the server makes of it."""
     model = desk.model(case["model"], case["dtype"])
     texts, others = desk.data[case["data"]["name"]].draw(case["batch_size"], case["seed"])
@@ -67,7 +67,7 @@ def audit_gradients(case: Case, desk: Desk) -> Finding:
     return finding_of(case, model, recovery, scores)
 
 
-def audit_outputs(case: Case, desk: Desk) -> Finding:
+def audit_outputs(case: Case, desk: WorkerContext) -> Finding:
     """A user's prompts, the hidden states that a service hands out, and the prompts that these give away."""
     model = desk.model(case["model"], case["dtype"])
     texts, others = desk.data[case["data"]["name"]].draw(case["batch_size"], case["seed"])
@@ -80,14 +80,14 @@ def audit_outputs(case: Case, desk: Desk) -> Finding:
     return finding_of(case, model, recovery, text_result(recovery, texts, others, model))
 
 
-def audit_queries(case: Case, desk: Desk) -> Finding:
+def audit_queries(case: Case, desk: WorkerContext) -> Finding:
     """Weights, a service that answers with them, and the weights that its answers give away."""
     model = desk.model(case["model"]) if case["model"] else None
     recovery, scores = interrogate(case, model, _attack_of(case), desk.progress)
     return finding_of(case, model, recovery, scores)
 
 
-STORIES: Mapping[str, Callable[[Case, Desk], Finding]] = {
+STORIES: Mapping[str, Callable[[Case, WorkerContext], Finding]] = {
     "gradients": audit_gradients,
     "outputs": audit_outputs,
     "queries": audit_queries,

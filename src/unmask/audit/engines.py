@@ -17,7 +17,7 @@ from unmask.errors import InputError
 
 
 @dataclass(frozen=True)
-class Means:
+class EngineSettings:
     """What an engine may use.
 
     `threads` of a worker are the same for every engine, so that findings are too. One is the default: the attacks gain
@@ -34,10 +34,10 @@ class Means:
             raise InputError(f"--device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
 
 
-Engine = Callable[[Sequence[Case], Means], Iterator[Finding]]
+Engine = Callable[[Sequence[Case], EngineSettings], Iterator[Finding]]
 
 
-def run_local(cases: Sequence[Case], means: Means) -> Iterator[Finding]:
+def run_local(cases: Sequence[Case], means: EngineSettings) -> Iterator[Finding]:
     """One case after the other in this process."""
     worker = Worker(means.data, local_device(means.device), means.threads, means.progress)
     for case in cases:

@@ -173,7 +173,7 @@ class Finding:
             if status != ERROR:
                 Status[status]
             texts = tuple(_pair(pair) for pair in document.pop("texts"))
-            tokens = _marked(document.pop("tokens")) or ()
+            tokens = _read_marked(document.pop("tokens")) or ()
             used, looked_for = (tuple(map(str, document.pop(name))) for name in ("used", "looked_for"))
             _check(document)
             return cls(**document, texts=texts, tokens=tokens, used=used, looked_for=looked_for)
@@ -256,8 +256,8 @@ def _check_numbers(numbers: Mapping[str, Any]) -> None:
 
 def _pair(document: Mapping[str, Any]) -> TextPair:
     return TextPair(
-        _marked(document["true"]),
-        _marked(document["recovered"]),
+        _read_marked(document["true"]),
+        _read_marked(document["recovered"]),
         bool(document["certain"]),
         bool(document["exact"]),
         int(document["count"]),
@@ -276,7 +276,7 @@ def _open_point(document: Mapping[str, Any]) -> OpenPoint:
     )
 
 
-def _marked(pieces: Any) -> tuple[tuple[str, str], ...] | None:
+def _read_marked(pieces: Any) -> tuple[tuple[str, str], ...] | None:
     return None if pieces is None else tuple((str(piece), str(mark)) for piece, mark in pieces)
 
 

@@ -72,7 +72,7 @@ class Gate:
 
     def explain(self, finding: Finding) -> tuple[Ruling, str]:
         """The ruling, and why, in one sentence without a full stop."""
-        value = self._measured(finding.metrics)
+        value = self._value_of(finding.metrics)
         if finding.status == ERROR:
             return Ruling.INCONCLUSIVE, "the case ended in an error"
         if value is None:
@@ -97,7 +97,7 @@ class Gate:
             return Ruling.INCONCLUSIVE, _NO_TEXTS if aim is Aim.TEXTS else f"the attack did not look for {aim.value}"
         if finding.control is None:
             return Ruling.INCONCLUSIVE, _UNPROTECTED
-        value, status = self._measured(finding.control["metrics"]), finding.control["status"]
+        value, status = self._value_of(finding.control["metrics"]), finding.control["status"]
         if value is None or status not in _CONCLUSIVE:  # what it has right by chance shows nothing
             return Ruling.INCONCLUSIVE, f"the control, the same case without protection, ended as {status}"
         seen = f"without protection the same attack has {self.metric} = {value:.3g}"
@@ -108,7 +108,7 @@ class Gate:
     def _is_kept_by(self, value: float) -> bool:
         return _OPERATORS[self.sign](value, self.bound)
 
-    def _measured(self, metrics: Mapping[str, float]) -> float | None:
+    def _value_of(self, metrics: Mapping[str, float]) -> float | None:
         value = metrics.get(self.metric)
         if value is None and self.metric == "epsilon":
             return math.inf  # no guarantee was given

@@ -33,8 +33,8 @@ def pair_texts(
         text, other = found[partner] if partner is not None else (None, None)
         pairs.append(
             TextPair(
-                true=marked(tokens, other or (), known, vocabulary),
-                recovered=None if other is None else marked(other, tokens, held, vocabulary),
+                true=mark_text(tokens, other or (), known, vocabulary),
+                recovered=None if other is None else mark_text(other, tokens, held, vocabulary),
                 certain=text is not None and text.certain,
                 exact=place < len(exact) and exact[place],
                 near_exact=place < len(near_exact) and near_exact[place],
@@ -44,7 +44,7 @@ def pair_texts(
     strangers = [place for place in range(len(found)) if place not in assignment]
     for place in strangers:
         text, tokens = found[place]
-        pieces = marked(tokens, (), held if true is not None else known, vocabulary)
+        pieces = mark_text(tokens, (), held if true is not None else known, vocabulary)
         pairs.append(TextPair(None, pieces, text.certain, ambiguities=open_points(text, vocabulary)))
     return tuple(pairs)
 
@@ -65,7 +65,7 @@ def mark_bag(recovered: RecoveredTexts, held: Collection[int] | None, vocabulary
     )
 
 
-def marked(tokens: Sequence[int], other: Sequence[int], bag: Collection[int], vocabulary: Vocabulary) -> Marked:
+def mark_text(tokens: Sequence[int], other: Sequence[int], bag: Collection[int], vocabulary: Vocabulary) -> Marked:
     """A text's pieces, marked by whether the other text has the token at this place, or the bag has it at all."""
     pieces = pieces_of(tokens, vocabulary)
     marks = [

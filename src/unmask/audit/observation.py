@@ -20,7 +20,7 @@ from unmask.protocols.table import Protocol
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedUpdate:
     """The update that is seen, what defences and private noise leave of its direction, and the privacy budget.
 
     The budget is infinite without DP-SGD. The cosine is that of one client, before the sum.
@@ -41,7 +41,7 @@ def observe_update(
     num_clients: int = 1,
     generator: torch.Generator,
     **options: Any,
-) -> Observed:
+) -> ObservedUpdate:
     """Deal the texts to clients, let each make its update and defend it; of several only the sum is seen.
 
     `options` are those of the protocol (task, seed, padding …); the defences draw from `generator`.
@@ -57,4 +57,4 @@ def observe_update(
     plain = updates[0] if protocol.name != "dpsgd" else Protocol("fedsgd")(model, texts, **options)
     cosine = measure_distortion(plain.evidence, sent[0]).cosine if plain.evidence is not sent[0] else 1.0
     evidence = sent[0] if num_clients == 1 else secure_aggregate(sent)
-    return Observed(evidence, cosine, updates[0].epsilon, updates[0].delta)
+    return ObservedUpdate(evidence, cosine, updates[0].epsilon, updates[0].delta)

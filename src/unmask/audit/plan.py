@@ -129,7 +129,7 @@ def _cases(
         over = [gate for gate in gates if _can_tell(gate, spec)]
         _require_steps(over, spec, where)
         used.update(over)
-        yield Case(_checked(spec, data, where), tuple(map(str, over)), line)
+        yield Case(_check(spec, data, where), tuple(map(str, over)), line)
     if "gates" in group and (idle := [gate for gate in gates if gate not in used]):
         raise InputError(f"{where}: the gate '{idle[0]}' is about a metric that findings of this group do not have")
 
@@ -149,7 +149,7 @@ def _can_tell(gate: Gate, spec: Mapping[str, Any]) -> bool:
     return gate.concerns(spec["channel"]) and hides_a_size
 
 
-def _checked(spec: dict[str, Any], data: Mapping[str, DataSet], where: str) -> dict[str, Any]:
+def _check(spec: dict[str, Any], data: Mapping[str, DataSet], where: str) -> dict[str, Any]:
     """A specification whose parts fit together, with the hash of its data."""
     if "data" in spec:
         if spec["data"] not in data:

@@ -16,7 +16,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywher
 
 from unmask.audit.case import Case
 from unmask.audit.data import DataSet
-from unmask.audit.engines import Means
+from unmask.audit.engines import EngineSettings
 from unmask.audit.finding import Finding
 from unmask.audit.result import error_finding
 from unmask.audit.worker import Worker
@@ -51,7 +51,7 @@ class _Slot:
     case: Case
 
 
-def run_on_ray(cases: Sequence[Case], means: Means) -> Iterator[Finding]:
+def run_on_ray(cases: Sequence[Case], means: EngineSettings) -> Iterator[Finding]:
     """As many workers as there is room for, each with one model at a time; who is free takes the longest queue."""
     started_here = _connect()
     try:
@@ -61,7 +61,7 @@ def run_on_ray(cases: Sequence[Case], means: Means) -> Iterator[Finding]:
             ray.shutdown()
 
 
-def _schedule(cases: Sequence[Case], means: Means) -> Iterator[Finding]:
+def _schedule(cases: Sequence[Case], means: EngineSettings) -> Iterator[Finding]:
     waiting: dict[str, deque[Case]] = {}
     for case in cases:
         waiting.setdefault(case["model"], deque()).append(case)
@@ -114,7 +114,7 @@ def _connect() -> bool:
     return True
 
 
-def _resources(means: Means) -> tuple[dict[str, Any], str, int]:
+def _resources(means: EngineSettings) -> tuple[dict[str, Any], str, int]:
     """What an actor takes, the device that it uses, and how many there is room for."""
     total = ray.cluster_resources()
     num_gpus = int(total.get("GPU", 0))

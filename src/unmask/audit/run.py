@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from unmask.attacks.progress import silent
-from unmask.audit.engines import Means, engine_of, local_device
+from unmask.audit.engines import EngineSettings, engine_of, local_device
 from unmask.audit.finding import Finding
 from unmask.audit.folder import audit_of, lock_folder
 from unmask.audit.plan import Plan, load_plan
@@ -27,7 +27,7 @@ class Watcher(Protocol):
         """How far the attack is."""
 
 
-class Nobody:
+class SilentWatcher:
     """Follows nothing."""
 
     def add(self, finding: Finding) -> None:
@@ -37,9 +37,9 @@ class Nobody:
 
 
 @contextmanager
-def unwatched(work: Work) -> Iterator[Watcher]:
+def watch_nothing(work: Work) -> Iterator[Watcher]:
     """An audit that nobody follows."""
-    yield Nobody()
+    yield SilentWatcher()
 
 
 def run_audit(
@@ -52,7 +52,7 @@ def run_audit(
     threads: int = 1,
     retry_errors: bool = False,
     command: str = "unmask.run_audit",
-    watch: Callable[[Work], AbstractContextManager[Watcher]] = unwatched,
+    watch: Callable[[Work], AbstractContextManager[Watcher]] = watch_nothing,
     busy: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Verdict:
     """Run what a plan asks for and a folder lacks, and judge the whole.
@@ -63,7 +63,7 @@ def run_audit(
     """
     planned = plan if isinstance(plan, Plan) else load_plan(plan)
     run, folder = engine_of(engine), Path(out)
-    means = Means(planned.data, device, threads)
+    means = EngineSettings(planned.data, device, threads)
     if engine == "local":
         local_device(device)  # refused here, before anything is written
     with lock_folder(folder, shard):

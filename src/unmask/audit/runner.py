@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unmask.audit.case import Case
-from unmask.audit.engines import Engine, Means
+from unmask.audit.engines import Engine, EngineSettings
 from unmask.audit.finding import ERROR, Finding
 from unmask.audit.folder import MANIFEST, PLAN, open_findings, read_findings, read_manifest, write_manifest, write_whole
 from unmask.audit.manifest import fingerprint_model, make_manifest
@@ -58,7 +58,7 @@ def run_cases(
     work: Work,
     folder: Path,
     engine: Engine,
-    means: Means,
+    means: EngineSettings,
     *,
     shard: Shard | None = None,
     tell: Callable[[Finding], None] = lambda finding: None,

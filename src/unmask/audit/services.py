@@ -47,7 +47,7 @@ def interrogate(
         width, seed = heads.v.shape[1], case["seed"]
         recovery = recover_weights(oracle, width=width, attack=attack, progress=progress, seed=seed)
     except RateLimited:
-        return _refused("the service's limit on queries ended the attack"), _scores(0, 1.0, 0)
+        return _refuse("the service's limit on queries ended the attack"), _scores(0, 1.0, 0)
     score = score_heads(recovery.value, heads)
     true = canonical_heads(heads)
     each = [
@@ -57,7 +57,7 @@ def interrogate(
     return recovery, _scores(num_found, min(score.W_error, 1.0), score.num_extra)
 
 
-def _refused(why: str) -> Recovery[Any]:
+def _refuse(why: str) -> Recovery[Any]:
     """What an attack has whose questions were cut off: nothing, and nothing is known."""
     return Recovery(None, Status.BUDGET_EXHAUSTED, why, Certificate.none("nothing is claimed"), Cost())
 

@@ -26,7 +26,7 @@ def text_result(
     there is no chance. A text is exact if it reads as the true one does, whatever its tokens are.
     """
     true, guessed = (_tokens(model, part) for part in (texts, others))
-    recovered = recovery.value.expanded()
+    recovered = recovery.value.expand()
     covers = [_covers(text) for text in recovery.value.texts for _ in range(text.count)]
     score = _score(recovered, true, model, covers)
     claimed = recovery.value.token_set.union(*map(set, recovered))

@@ -81,32 +81,32 @@ def _sentence(
     if crossed:
         gates = sorted({judgement.gate.text for judgement in crossed})
         cases = len({judgement.finding.id for judgement in crossed})
-        return CROSSED, f"A gate is crossed: {_listed(gates)} by {counted(cases, 'case')}; {leaks}."
+        return CROSSED, f"A gate is crossed: {_join_names(gates)} by {count_noun(cases, 'case')}; {leaks}."
     if outcomes[Outcome.ERROR]:
         return (
             FAILED,
-            f"{counted(outcomes[Outcome.ERROR], 'case')} ended in an error, so the audit is not whole; {leaks}.",
+            f"{count_noun(outcomes[Outcome.ERROR], 'case')} ended in an error, so the audit is not whole; {leaks}.",
         )
     if num_missing:
-        return INCONCLUSIVE, f"The audit is not finished: {counted(num_missing, 'case')} not run yet; {leaks}."
+        return INCONCLUSIVE, f"The audit is not finished: {count_noun(num_missing, 'case')} not run yet; {leaks}."
     if unknown:
         return (
             INCONCLUSIVE,
-            f"Inconclusive: {counted(len(unknown), 'case')} neither crossed nor held a gate, not 'safe'; {leaks}.",
+            f"Inconclusive: {count_noun(len(unknown), 'case')} neither crossed nor held a gate, not 'safe'; {leaks}.",
         )
     if judgements:
         judged = len({judgement.finding.id for judgement in judgements})
         free = f", {len(findings) - judged} without a gate" if judged < len(findings) else ""
-        return PASSED, f"No gate is crossed in {counted(judged, 'case')}{free}; {leaks}. {_WORTH}"
+        return PASSED, f"No gate is crossed in {count_noun(judged, 'case')}{free}; {leaks}. {_WORTH}"
     if all(finding.outcome is Outcome.INCONCLUSIVE for finding in findings):
         return INCONCLUSIVE, "Inconclusive: no attack could tell anything, which is not 'safe'."
     return PASSED, f"Done, and no gate was set; {leaks}."
 
 
-def counted(number: int, what: str) -> str:
+def count_noun(number: int, what: str) -> str:
     """'1 case', '2 cases'."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _join_names(texts: Sequence[str]) -> str:
     return ", ".join(f"'{text}'" for text in texts)

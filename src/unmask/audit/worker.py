@@ -9,7 +9,7 @@ import torch
 
 from unmask.attacks.progress import Progress, silent
 from unmask.audit.case import Case
-from unmask.audit.channels import STORIES, Desk
+from unmask.audit.channels import STORIES, WorkerContext
 from unmask.audit.control import Controls, control_case
 from unmask.audit.data import DataSet
 from unmask.audit.finding import ERROR, Finding
@@ -24,7 +24,7 @@ class Worker:
 
     def __init__(self, data: Mapping[str, DataSet], device: str, threads: int, progress: Progress = silent) -> None:
         torch.set_num_threads(threads)
-        self._desk = Desk(data, device, progress)
+        self._desk = WorkerContext(data, device, progress)
         self._controls = Controls(self._attack)
 
     def work(self, case: Case) -> Finding:

@@ -98,7 +98,7 @@ def _run(plan: Plan, out: Path, json: bool, **options: Any) -> int:
 
 def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int | None, json: bool) -> int:
     """Run single cases again and compare; nothing is written, so that findings stay as they were."""
-    from unmask.audit.engines import Means, run_local
+    from unmask.audit.engines import EngineSettings, run_local
     from unmask.audit.folder import MANIFEST, read_findings, read_manifest
     from unmask.show import print_json, progress_bar, suppress_broken_pipe
 
@@ -108,7 +108,7 @@ def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int 
     kept, _ = read_findings(out)
     before_this = read_manifest(out) if (out / MANIFEST).exists() else {}
     with progress_bar() as progress:  # the last digits depend on the threads, so they are those of the findings
-        means = Means(plan.data, device, threads or int(before_this.get("threads", 1)), progress)
+        means = EngineSettings(plan.data, device, threads or int(before_this.get("threads", 1)), progress)
         found = list(run_local(wanted, means))
     rows = []
     for finding in found:

@@ -65,7 +65,7 @@ def recover_weights_command(
     with _open_ledger(path, budget, f"{service.name}, tokens of {width}") as book:
         evidence = OracleEvidence(service, width, book, max_norm)
         with working("probing the oracle"):
-            profile = _probed(evidence, seed) if attack is None else None
+            profile = _probe(evidence, seed) if attack is None else None
         if path is not None and ledger is None:
             note(f"answers are kept in {path} (--ledger names another file, --no-ledger keeps none)")
         if profile is not None and not json:
@@ -105,7 +105,7 @@ def _open_ledger(path: Path | None, budget: int | None, about: str) -> Iterator[
             path.unlink(missing_ok=True)
 
 
-def _probed(evidence: OracleEvidence, seed: int) -> OracleProfile | None:
+def _probe(evidence: OracleEvidence, seed: int) -> OracleProfile | None:
     """What probing tells; None where the budget ends before, which the attack then says in its own words."""
     import torch
 

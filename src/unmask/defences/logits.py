@@ -21,4 +21,4 @@ def defend_logits(function: LogitFunction, defence: OracleDefence) -> LogitFunct
         raise InputError(f"the defence '{defence}' does not apply to logits; {known} do")
     defended = defence(FunctionOracle(function, "logits"))
     assert isinstance(defended, ChangedAnswers)  # as the table says
-    return lambda tokens: defended.changed(function(tokens).double())
+    return lambda tokens: defended.change_answers(function(tokens).double())

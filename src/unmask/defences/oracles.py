@@ -24,7 +24,7 @@ _ROUNDING = 1e-12  # relative: a token that was scaled to the bound exactly may 
 
 
 @dataclass(frozen=True)
-class _Defended(ABC):
+class _DefendedOracle(ABC):
     """An oracle behind a defence; ledgers tell its answers from those without, by its name."""
 
     kind: ClassVar[str]
@@ -50,17 +50,17 @@ class _Defended(ABC):
 
 
 @dataclass(frozen=True)
-class ChangedAnswers(_Defended):
+class ChangedAnswers(_DefendedOracle):
     """Every question is answered; what is answered is changed."""
 
     @abstractmethod
-    def changed(self, answers: Answers) -> Answers:
+    def change_answers(self, answers: Answers) -> Answers:
         """What is handed out instead of these answers."""
 
     def pieces(self, sequences: Sequences) -> Iterator[tuple[list[int], Answers]]:
         """The answers as they are handed out."""
         for places, answers in self.oracle.pieces(sequences):
-            yield places, self.changed(answers.double())
+            yield places, self.change_answers(answers.double())
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RoundedOracle(ChangedAnswers):
     kind = "round"
     decimals: int
 
-    def changed(self, answers: Answers) -> Answers:
+    def change_answers(self, answers: Answers) -> Answers:
         """The nearest multiples of 10^−decimals."""
         return answers.round(decimals=self.decimals)
 
@@ -96,7 +96,7 @@ class NoisyOracle(ChangedAnswers):
         super().__post_init__()
         self._generator.manual_seed(self.seed)
 
-    def changed(self, answers: Answers) -> Answers:
+    def change_answers(self, answers: Answers) -> Answers:
         """The answers with noise that depends on the seed and on how many came before."""
         noise = torch.randn(answers.shape, generator=self._generator, dtype=torch.float64)
         return answers + self.sigma * noise.to(answers.device)
@@ -112,7 +112,7 @@ class SignOracle(ChangedAnswers):
 
     kind = "sign"
 
-    def changed(self, answers: Answers) -> Answers:
+    def change_answers(self, answers: Answers) -> Answers:
         """The signs."""
         return answers.sign()
 
@@ -128,7 +128,7 @@ class TopKOracle(ChangedAnswers):
     kind = "topk"
     k: int
 
-    def changed(self, answers: Answers) -> Answers:
+    def change_answers(self, answers: Answers) -> Answers:
         """The k largest entries in their places."""
         if answers.ndim != 2:
             raise InputError(
@@ -139,7 +139,7 @@ class TopKOracle(ChangedAnswers):
 
 
 @dataclass(frozen=True)
-class BoundedNormOracle(_Defended):
+class BoundedNormOracle(_DefendedOracle):
     """Sequences that hold a token longer than max_norm are refused, and with them the whole batch.
 
     Stops: making noise and rounding small by long tokens; both need it. It also stops
@@ -166,7 +166,7 @@ class RateLimited(UnmaskError):  # noqa: N818 (as statuses are named)
 
 
 @dataclass(frozen=True)
-class RateLimitedOracle(_Defended):
+class RateLimitedOracle(_DefendedOracle):
     """At most so many queries in any span of so many seconds; more of them wait, or are refused (`wait=False`).
 
     Stops: nothing. It sets the price in time: d + d² questions at 10 a second are a day at width 930. See

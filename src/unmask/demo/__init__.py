@@ -11,13 +11,13 @@ from rich.panel import Panel
 from rich.text import Text
 
 from unmask.audit.axes import AXES
-from unmask.audit.engines import Means, run_local
+from unmask.audit.engines import EngineSettings, run_local
 from unmask.audit.finding import Finding
 from unmask.audit.folder import PLAN, read_audit, write_whole
 from unmask.audit.plan import Plan, load_plan
 from unmask.audit.runner import Work, outline, prepare, run_cases
 from unmask.audit.verdict import reach_verdict
-from unmask.demo.promises import broken_promises
+from unmask.demo.promises import find_broken_claims
 from unmask.demo.story import print_channel, print_results
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import list_models
@@ -40,7 +40,7 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     plan = load_plan(out / PLAN)
     _require_models(plan)
     note(f"{len(plan.cases)} cases, about two minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
-    means = Means(plan.data)
+    means = EngineSettings(plan.data)
     with working("reading the weights (SmolLM2 is converted the first time, about half a minute)"):
         command = shlex.join(["unmask", "demo", "--out", str(out)])
         prepare(plan, out, engine="local", threads=means.threads, command=command)
@@ -49,7 +49,7 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     return _conclude(console, plan, out)
 
 
-def _tell(console: Console, channel: str, plan: Plan, out: Path, means: Means) -> None:
+def _tell(console: Console, channel: str, plan: Plan, out: Path, means: EngineSettings) -> None:
     """One channel: who sees what, then the cases that have no finding yet, then what came out."""
     ids = {case.id for case in plan.cases if case["channel"] == channel}
     if not ids:
@@ -74,7 +74,7 @@ def _conclude(console: Console, plan: Plan, out: Path) -> bool:
     console.print(Text(f"As a gate in continuous integration it would end with exit code {verdict.exit_code}."))
     with working("writing the report"):
         report = write_reports(out, show_secrets=True)["html"]
-    broken = broken_promises(audit.findings, _controls(plan))
+    broken = find_broken_claims(audit.findings, _controls(plan))
     for sentence in broken:
         note(f"the demo does not hold: {sentence}")
     console.print(Text(f"{len(audit.findings)} cases took {_seconds(audit.findings):.0f} s of attacks and scores."))

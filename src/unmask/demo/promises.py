@@ -8,7 +8,7 @@ from unmask.audit.case import describe
 from unmask.audit.finding import Finding, Outcome
 
 
-def broken_promises(findings: Sequence[Finding], controls: Collection[str]) -> list[str]:
+def find_broken_claims(findings: Sequence[Finding], controls: Collection[str]) -> list[str]:
     """One sentence for each finding that is not as it must be; `controls` are ids of cases without a signal."""
     broken = []
     for finding in findings:

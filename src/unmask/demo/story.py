@@ -54,11 +54,13 @@ def _table(findings: Sequence[Finding], controls: Collection[str]) -> Table:
         defences = " + ".join(finding.case["defences"]) or "none"
         defence = f"control: {defences}" if finding.id in controls else defences
         outcome = Text(finding.outcome.value, style=OUTCOME_COLOURS[finding.outcome])
-        table.add_row(_seen(finding), defence, *(_of_texts(finding) if of_texts else _of_weights(finding)), outcome)
+        table.add_row(
+            _describe_seen(finding), defence, *(_of_texts(finding) if of_texts else _of_weights(finding)), outcome
+        )
     return table
 
 
-def _seen(finding: Finding) -> str:
+def _describe_seen(finding: Finding) -> str:
     case = finding.case
     words = [case.get("model"), case.get("secret"), f"layer {case['layer']}" if "layer" in case else None]
     words += [case["site"]] if case.get("site", "stream") != "stream" else []

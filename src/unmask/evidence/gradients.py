@@ -169,7 +169,7 @@ class GradientEvidence:
         layer = model.linear(role, block)
         if layer is None or layer.parameter not in self.gradients:
             return None
-        gradient = layer.oriented(self.gradients[layer.parameter])
+        gradient = layer.orient(self.gradients[layer.parameter])
         return gradient if bool(gradient.any()) else None
 
     def only(self, *patterns: str) -> GradientEvidence:

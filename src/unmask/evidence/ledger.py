@@ -43,7 +43,7 @@ class Ledger:
         self.budget = budget
         self.num_asked = 0  # in this process, whether paid for now or remembered
         self.num_paid = 0  # in this process
-        self._connection = self._opened(about)
+        self._connection = self._open(about)
         self._size = int(self._connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0])
 
     @property
@@ -71,7 +71,7 @@ class Ledger:
                 with self._clear_errors():
                     self._keep(heard)
                 known |= heard
-        return _stacked(keys, known)
+        return _stack(keys, known)
 
     def close(self) -> None:
         """Close the file, so that others can open it. What was answered is in it already."""
@@ -91,7 +91,7 @@ class Ledger:
         self._size += kept
         self.num_paid += kept
 
-    def _opened(self, about: str) -> sqlite3.Connection:
+    def _open(self, about: str) -> sqlite3.Connection:
         """The database, made if it is new, refused if it is something else or about somebody else."""
         with self._clear_errors():
             if self.path is not None:
@@ -149,7 +149,7 @@ def _header(connection: sqlite3.Connection, about: str) -> tuple[str, str]:
         return connection.execute("SELECT format, about FROM header").fetchone()
 
 
-def _stacked(keys: Sequence[bytes], known: dict[bytes, Float[np.ndarray, "*p"]]) -> Float[np.ndarray, "b *p"]:
+def _stack(keys: Sequence[bytes], known: dict[bytes, Float[np.ndarray, "*p"]]) -> Float[np.ndarray, "b *p"]:
     """The answers in the order of the questions; an oracle that left some out, or changed its shape, is refused."""
     num_unknown = sum(key not in known for key in keys)
     if num_unknown:

@@ -141,13 +141,13 @@ class LogitEvidence:
         def ask(places: Sequence[int]) -> Iterator[tuple[list[int], np.ndarray]]:
             for within, values in self.oracle.pieces([questions[place] for place in places]):
                 num_tokens = len(questions[0].tokens)
-                yield [places[place] for place in within], _checked(values, len(within), num_tokens)
+                yield [places[place] for place in within], _check(values, len(within), num_tokens)
 
         answers = self.ledger.fetch([question.key for question in questions], ask)
         return torch.from_numpy(np.array(answers)).to(self.device)
 
 
-def _checked(values: Values, num_asked: int, num_tokens: int) -> np.ndarray:
+def _check(values: Values, num_asked: int, num_tokens: int) -> np.ndarray:
     """Values as float64; refused if one is missing or infinite. NaN says 'not shown'."""
     array = values.detach().double().cpu().numpy()
     if array.shape != (num_asked, num_tokens):

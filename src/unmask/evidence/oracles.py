@@ -113,7 +113,7 @@ class OracleEvidence:
 
         def ask(places: list[int]) -> Iterator[tuple[list[int], np.ndarray]]:
             for within, answers in self.oracle.pieces(sequences[places]):
-                values = _checked(answers, len(within))
+                values = _check(answers, len(within))
                 is_finite = np.isfinite(values).reshape(len(values), -1).all(1)
                 # What was paid for is kept before the others are complained about.
                 yield [places[place] for place, kept in zip(within, is_finite, strict=True) if kept], values[is_finite]
@@ -140,7 +140,7 @@ def refuse_unless_finite(is_finite: Bool[np.ndarray, " b"]) -> None:
         )
 
 
-def _checked(answers: Answers, num_asked: int) -> Float[np.ndarray, "b *p"]:
+def _check(answers: Answers, num_asked: int) -> Float[np.ndarray, "b *p"]:
     """Answers as float64; refused if one is missing."""
     if answers.is_complex():
         raise UnmaskError("the oracle answered with complex numbers; it must answer with real ones")

@@ -106,7 +106,7 @@ class HttpOracle:
         """The URL without user, password and fragment, and with a digest for its query."""
         parts = _parts(self.url)
         digest = hashlib.blake2b(parts.query.encode(), digest_size=4).hexdigest()
-        return _shown(parts) + (f"?{digest}" if parts.query else "")
+        return _hide_secrets(parts) + (f"?{digest}" if parts.query else "")
 
     def pieces(self, sequences: Sequences) -> Iterator[tuple[list[int], Answers]]:
         """The answers of each request as it arrives."""
@@ -122,7 +122,7 @@ class HttpOracle:
                 # A request is sent when an earlier one was handed out, so that few answers wait to be kept.
                 while cuts and len(under_way) < self.concurrency:
                     cut = cuts.pop()
-                    under_way[executor.submit(self._asked, rows[cut], ids[cut], over)] = cut.start
+                    under_way[executor.submit(self._ask, rows[cut], ids[cut], over)] = cut.start
                 for request in wait(under_way, return_when=FIRST_COMPLETED).done:
                     start = under_way.pop(request)
                     try:
@@ -143,11 +143,11 @@ class HttpOracle:
         if failure is not None:
             raise failure
 
-    def _asked(self, rows: Float[np.ndarray, "b n d"], ids: list[str], over: threading.Event) -> Answers:
+    def _ask(self, rows: Float[np.ndarray, "b n d"], ids: list[str], over: threading.Event) -> Answers:
         # Python writes the shortest decimal that reads back as the same float64, so nothing is lost on the way.
-        return self._answers(self.posted({"sequences": rows.tolist(), "ids": ids}, over), len(rows))
+        return self._answers(self.post({"sequences": rows.tolist(), "ids": ids}, over), len(rows))
 
-    def posted(self, payload: Any, over: threading.Event | None = None) -> bytes:
+    def post(self, payload: Any, over: threading.Event | None = None) -> bytes:
         """The reply to some JSON, sent until it is answered, hope is lost, or it is all `over`."""
         over = over or threading.Event()
         body = json.dumps(payload).encode()
@@ -155,7 +155,7 @@ class HttpOracle:
             # Chance keeps requests that failed together from coming back together.
             pause = min(self.backoff_seconds * 2**trial * random.uniform(0.5, 1), self.max_wait_seconds)
             try:
-                reply = self._exchanged(body)
+                reply = self._request(body)
             except ssl.SSLCertVerificationError as error:
                 raise NoAnswerError(f"{self.name} has no valid certificate ({error.verify_message})") from None
             except (OSError, http.client.HTTPException) as error:
@@ -165,7 +165,7 @@ class HttpOracle:
                     return reply.body
                 if reply.status not in _PASSING and reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                     self._refuse(reply)
-                fault = f"it answered {self._said(reply)}"
+                fault = f"it answered {self._describe_error(reply)}"
                 pause = max(pause, _seconds_to_wait(reply.retry_after))
             if pause > self.max_wait_seconds:
                 raise NoAnswerError(f"{self.name}: {fault} and asks to wait {pause:.0f} s; start again after that")
@@ -175,17 +175,17 @@ class HttpOracle:
             f"{self.name}: {fault}, {trial + 1} times; see that it runs and start again: what it answered is kept"
         )
 
-    def _exchanged(self, body: bytes) -> _Reply:
+    def _request(self, body: bytes) -> _Reply:
         """One request and its reply, over a connection that is kept for the next one."""
         with suppress(IndexError):
             kept = self._idle.pop()
             with suppress(ConnectionError):  # the service closed it while nobody asked
-                return self._sent(kept, body)
+                return self._send(kept, body)
         parts = _parts(self.url)
         connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return self._sent(connect(parts.hostname or "", parts.port, timeout=self.timeout), body)
+        return self._send(connect(parts.hostname or "", parts.port, timeout=self.timeout), body)
 
-    def _sent(self, connection: http.client.HTTPConnection, body: bytes) -> _Reply:
+    def _send(self, connection: http.client.HTTPConnection, body: bytes) -> _Reply:
         deadline = time.monotonic() + self.timeout
         try:
             parts = _parts(self.url)
@@ -242,7 +242,7 @@ class HttpOracle:
 
     def _refuse(self, reply: _Reply) -> NoReturn:
         """An error that asking again does not mend."""
-        said = self._said(reply)
+        said = self._describe_error(reply)
         if reply.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             variable = (
                 f"the variable {self.api_key_env}" if self.api_key_env else "api_key_env, and the variable it names,"
@@ -252,7 +252,7 @@ class HttpOracle:
             raise Refused(f"{self.name} does not take such tokens: it answered {said}")
         if reply.location is not None:
             with suppress(InputError):
-                said = f"{reply.status} and points to {_shown(_parts(reply.location))}"
+                said = f"{reply.status} and points to {_hide_secrets(_parts(reply.location))}"
         advice = (
             f"ask fewer than {self.per_request} sequences in a request"
             if reply.status == _TOO_LARGE
@@ -262,7 +262,7 @@ class HttpOracle:
         )
         raise ServiceError(f"{self.name} answered {said}; {advice}")
 
-    def _said(self, reply: _Reply) -> str:
+    def _describe_error(self, reply: _Reply) -> str:
         """Status and message of an error, as they may be shown."""
         text = reply.body.decode(errors="replace")
         with suppress(ValueError, KeyError, TypeError, RecursionError):
@@ -291,7 +291,7 @@ def _parts(url: str) -> SplitResult:
     return parts
 
 
-def _shown(parts: SplitResult) -> str:
+def _hide_secrets(parts: SplitResult) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 

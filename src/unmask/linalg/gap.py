@@ -35,7 +35,7 @@ class Gap:
         """Width of the gap: log₁₀ of rejected over accepted."""
         return math.log10(max(self.rejected, self.floor) / max(self.accepted, self.floor))
 
-    def narrowed(self, distances: Float[Tensor, " n"]) -> Gap:
+    def narrow(self, distances: Float[Tensor, " n"]) -> Gap:
         """The widest gap once more distances were seen, whatever the order in which they came.
 
         Distances that are all false, or all true, leave the gap where it was.
@@ -56,4 +56,4 @@ def widest_gap(distances: Float[Tensor, " n"], ceiling: float, floor: float = FL
     """
     if len(distances) == 0:
         return Gap(0.0, ceiling, floor)
-    return Gap(min(float(distances.min()), ceiling), ceiling, floor).narrowed(distances)
+    return Gap(min(float(distances.min()), ceiling), ceiling, floor).narrow(distances)

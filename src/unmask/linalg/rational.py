@@ -158,7 +158,7 @@ def _fit(
         return SigmoidFit(none, none, residual, none, none, residual <= EXPLAINED * noise)
     size = values.square().mean(1).sqrt().clamp_min(1e-300)
     scaled = values / size[:, None]
-    t = torch.cat([_on_grid(log_rho, scaled, num_heads), _linearised(log_rho, scaled, num_heads)], dim=1)
+    t = torch.cat([_on_grid(log_rho, scaled, num_heads), _linearise(log_rho, scaled, num_heads)], dim=1)
     c = _heights(log_rho, scaled, t)
     repeated = scaled.repeat_interleave(c.shape[1], dim=0)
     c, t = polish_sigmoids(log_rho, repeated, c.flatten(0, 1), t.flatten(0, 1), max_steps=12)
@@ -193,7 +193,7 @@ def _combinations(log_rho: tuple[float, ...], num_heads: int) -> tuple[Float[Ten
     return grid[places], torch.linalg.qr(sigmoids).Q
 
 
-def _linearised(log_rho: Float[Tensor, " k"], values: Float[Tensor, "b k"], num_heads: int) -> Float[Tensor, "b s h"]:
+def _linearise(log_rho: Float[Tensor, " k"], values: Float[Tensor, "b k"], num_heads: int) -> Float[Tensor, "b s h"]:
     """Shifts from the poles of z·P/Q, by least squares on (z·P − F·Q)/|Q before|; one start for each reweighting.
 
     Notation: z = ρ/(1 + ρ); P and Q homogeneous in (z, 1 − z), of degrees H − 1 and H, which keeps numbers of the

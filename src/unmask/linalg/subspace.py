@@ -72,21 +72,21 @@ class Span:
 
     def distance(self, rows: Rows) -> Float[Tensor, " n"]:
         """Relative distance ‖x − UUᵀx‖ / ‖x‖ of each row, in float64. Zero rows are at distance 1."""
-        x = self.measured(rows)
+        x = self.scale(rows)
         residual = x - (x @ self.basis) @ self.basis.T
         norms = x.norm(dim=-1)
         return torch.where(norms > 0, residual.norm(dim=-1) / norms, torch.ones_like(norms))
 
-    def joined(self, rows: Rows) -> Span:
+    def join(self, rows: Rows) -> Span:
         """The span with further directions in it; those that it holds already add nothing."""
-        extra = self.measured(rows)
+        extra = self.scale(rows)
         for _ in range(2):  # twice is enough (Kahan)
             extra = extra - (extra @ self.basis) @ self.basis.T
         _, sizes, directions = torch.linalg.svd(extra, full_matrices=False)
-        kept = directions[sizes > _ROUNDING * self.measured(rows).norm()]
+        kept = directions[sizes > _ROUNDING * self.scale(rows).norm()]
         return replace(self, basis=torch.cat([self.basis, kept.T], dim=1))
 
-    def measured(self, rows: Rows) -> Rows:
+    def scale(self, rows: Rows) -> Rows:
         """What distances are taken of: the rows in float64, scaled as the basis is."""
         x = rows.to(self.basis.dtype)
         return x if self.row_scale is None else x * self.row_scale
@@ -108,7 +108,7 @@ class Span:
         for _ in range(2):  # twice is enough (Kahan): what the first projection leaves by rounding, the second takes
             noise = noise - self.basis @ (self.basis.T @ noise)
         orthonormal, _ = torch.linalg.qr(noise)
-        return self.measured((orthonormal * (codimension / num_probes) ** 0.5).T).T.contiguous()
+        return self.scale((orthonormal * (codimension / num_probes) ** 0.5).T).T.contiguous()
 
 
 def column_span(*gradients: Float[Tensor, "d m"], min_gap_decades: float = 1.0) -> Span:
@@ -152,7 +152,7 @@ def _span_above_rounding(matrix: Float[Tensor, "d m"], eps: float) -> Span:
     (Bandeira, van Handel, arXiv 1408.6185), and the rank is the number of singular values above. Scaling columns leaves
     the span alone, scaling rows is undone by scaling every tested vector alike. No fall of the spectrum is asked for.
     """
-    balanced, scale = _balanced(matrix)
+    balanced, scale = _balance(matrix)
     left, values = _left_singular(balanced)
     edge = 0.72 * eps / 12**0.5 * float(balanced.norm(dim=1).max() + balanced.norm(dim=0).max())
     rank = int((values > edge).sum())
@@ -160,7 +160,7 @@ def _span_above_rounding(matrix: Float[Tensor, "d m"], eps: float) -> Span:
     return Span(left[:, :rank].contiguous(), values, min(matrix.shape), gap, edge / float(values[0]), scale)
 
 
-def _balanced(matrix: Float[Tensor, "d m"]) -> tuple[Float[Tensor, "d m"], Float[Tensor, " d"]]:
+def _balance(matrix: Float[Tensor, "d m"]) -> tuple[Float[Tensor, "d m"], Float[Tensor, " d"]]:
     """D·G·C with rows and columns of equal norms (Sinkhorn's iteration on squares), and D."""
     scale = torch.ones_like(matrix[:, 0])
     for _ in range(_BALANCING_STEPS):

@@ -25,7 +25,7 @@ _BALANCING_STEPS = 12
 
 
 @dataclass(frozen=True)
-class Whitened:
+class WhitenedGradients:
     """M, the scale D of its rows, and the noise of each gradient in that gradient's own units.
 
     `excess` is the noise that M showed beyond what was taken for it, as a factor; far above one, something else than
@@ -38,19 +38,19 @@ class Whitened:
     widths: tuple[int, ...]
     excess: float
 
-    def louder(self, factor: float) -> Whitened:
+    def louder(self, factor: float) -> WhitenedGradients:
         """The same with the noise taken to be this many times larger."""
         return replace(self, matrix=self.matrix / factor, sigmas=tuple(factor * sigma for sigma in self.sigmas))
 
 
 def whiten(
     gradients: Sequence[Float[Tensor, "d m"]], variances: Sequence[Float[Tensor, "d m"] | None] | None = None
-) -> Whitened:
+) -> WhitenedGradients:
     """With the variance of every entry where it is given; else with one σ for a gradient, from its own spectrum.
 
     Noise beyond that shows in the spectrum of M and is divided out as well; where M shows less, the variances are kept
     as bounds. A gradient with no more columns than inputs has no direction without signal: its σ comes out too large
-    and it counts for less, until `rescaled` knows better.
+    and it counts for less, until `rescale` knows better.
     """
     doubles = [gradient.double() for gradient in gradients]
     given = [None] * len(doubles) if variances is None else variances
@@ -59,7 +59,7 @@ def whiten(
     matrix = rows[:, None] * torch.cat(doubles, dim=1) * columns
     excess = max(1.0, estimate_noise(matrix).sigma)
     sigmas = tuple(excess * float(variance.mean().sqrt()) for variance in filled)
-    return Whitened(matrix / excess, rows, sigmas, tuple(g.shape[1] for g in doubles), excess)
+    return WhitenedGradients(matrix / excess, rows, sigmas, tuple(g.shape[1] for g in doubles), excess)
 
 
 def _constant(gradient: Float[Tensor, "d m"]) -> Float[Tensor, "d m"]:
@@ -68,7 +68,7 @@ def _constant(gradient: Float[Tensor, "d m"]) -> Float[Tensor, "d m"]:
     return torch.full_like(gradient, max(estimate_noise(gradient).sigma, rounding) ** 2)
 
 
-def rescaled(whitened: Whitened, basis: Basis) -> Whitened:
+def rescale(whitened: WhitenedGradients, basis: Basis) -> WhitenedGradients:
     """With σ of each gradient from what it has outside of `basis`, orthonormal and thought to hold all of the signal.
 
     σ is never raised: what is not explained yet is no noise.

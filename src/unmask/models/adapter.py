@@ -19,7 +19,7 @@ from unmask.models.fingerprint import fingerprint_of
 from unmask.models.linear import LinearLayer, Role
 from unmask.models.peft_adapters import Adapters
 from unmask.models.token_head import TokenHead
-from unmask.models.twin import twin_of
+from unmask.models.twin import copy_module
 from unmask.models.vocabulary import Vocabulary
 from unmask.shapes import MaskBatch, States, TokenBatch
 
@@ -196,7 +196,7 @@ class Model(Vocabulary, ABC):
     def weight(self, role: Role, block: int) -> Float[Tensor, "d_in d_out"] | None:
         """A linear layer's weight as (d_in, d_out)."""
         layer = self.linear(role, block)
-        return None if layer is None else layer.oriented(self.parameter(layer.parameter))
+        return None if layer is None else layer.orient(self.parameter(layer.parameter))
 
     @property
     def unembedding(self) -> Float[Tensor, "vocab d"] | None:
@@ -274,14 +274,14 @@ class Model(Vocabulary, ABC):
         """The rows that enter a block's output projection."""
         rows = self.attention_input(block, states)
         queries, keys, values = self.queries_keys_values(block, rows, positions)
-        return self.mix(block, queries, keys, values, self.allowed(mask))
+        return self.mix(block, queries, keys, values, self.visible_keys(mask))
 
     def block_forward(self, block: int, states: States, positions: TokenBatch, mask: MaskBatch) -> States:
         """One block of the residual stream."""
         attended = self.after_attention(block, states, self.mixed_values(block, states, positions, mask))
         return self.after_mlp(block, attended, self.mlp_hidden(block, attended))
 
-    def allowed(self, mask: MaskBatch) -> Bool[Tensor, "batch length length"]:
+    def visible_keys(self, mask: MaskBatch) -> Bool[Tensor, "batch length length"]:
         """Which key each query may see: real tokens, and under a causal mask no later ones."""
         length = mask.shape[1]
         allowed = mask[:, None, :].expand(-1, length, -1)
@@ -313,5 +313,5 @@ class Model(Vocabulary, ABC):
     ) -> Model:
         """A copy on another device or in another precision; with `num_blocks`, later blocks cannot be used."""
         left_out = [self._block(block) for block in range(num_blocks or self.num_blocks, self.num_blocks)]
-        twin = twin_of(self.hf, torch.device(device or self.device), dtype or self.dtype, left_out)
+        twin = copy_module(self.hf, torch.device(device or self.device), dtype or self.dtype, left_out)
         return type(self)(twin, self.tokenizer, self.adapters)

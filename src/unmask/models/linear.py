@@ -29,7 +29,7 @@ class LinearLayer:
     stored_transposed: bool
     columns: tuple[int, int] | None = None
 
-    def oriented(self, stored: Tensor) -> Float[Tensor, "d_in d_out"]:
+    def orient(self, stored: Tensor) -> Float[Tensor, "d_in d_out"]:
         """A weight or gradient as (d_in, d_out), whatever the family stores."""
         whole = stored.T if self.stored_transposed else stored
         return whole if self.columns is None else whole[:, slice(*self.columns)]

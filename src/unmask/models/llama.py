@@ -49,7 +49,7 @@ class Llama(Model):
         values = attention.v_proj(rows).unflatten(-1, (self.num_key_value_heads, self.head_width))
         cos, sin = self.body.rotary_emb(rows, positions.reshape(1, -1))
         cos, sin = (part.reshape(*positions.shape, 1, self.head_width) for part in (cos, sin))
-        return _rotated(queries, cos, sin), _rotated(keys, cos, sin), values
+        return _rotate(queries, cos, sin), _rotate(keys, cos, sin), values
 
     def after_attention(self, block: int, states: Tensor, mixed: Tensor) -> Tensor:
         return states + self._block(block).self_attn.o_proj(mixed)
@@ -80,7 +80,7 @@ class Llama(Model):
         return LinearLayer(f"layers.{block}.{names[role]}.weight", stored_transposed=True)
 
 
-def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions in the half-split layout of Hugging Face: x∘cos + (−x₂, x₁)∘sin."""
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat([-second, first], dim=-1) * sin

@@ -40,6 +40,6 @@ class OutputProjection:
         """The module's output for mixed values."""
         return mixed @ self.weight + self.bias
 
-    def undone(self, outputs: Float[Tensor, "n d"]) -> Float[Tensor, "n o"]:
+    def invert(self, outputs: Float[Tensor, "n d"]) -> Float[Tensor, "n o"]:
         """Mixed values from the module's output."""
         return torch.linalg.lstsq(self.weight.T, (outputs - self.bias).T).solution.T

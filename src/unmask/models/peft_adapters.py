@@ -45,7 +45,7 @@ def split_adapters(hf: Any) -> tuple[Any, Adapters | None]:
         for factor in _FACTORS:
             factors[f"{name}.{factor}.weight"] = getattr(module, factor)[adapter].weight.detach()
         scales.add(float(module.scaling[adapter]))
-    plain = _without({id(module): module.base_layer for module in wrapped.values()} | _saved(replaced), hf)
+    plain = _without({id(module): module.base_layer for module in wrapped.values()} | _find_copies(replaced), hf)
     return plain, Adapters(factors, scales.pop() if len(scales) == 1 else None) if factors else None
 
 
@@ -68,7 +68,7 @@ def _active_adapter(name: str, module: Any) -> str:
     return active[0]
 
 
-def _saved(replaced: Mapping[str, Any]) -> dict[int, nn.Module]:
+def _find_copies(replaced: Mapping[str, Any]) -> dict[int, nn.Module]:
     """For each module that PEFT trains as a whole, the copy in use."""
     return {id(module): module.modules_to_save[module.active_adapters[0]] for module in replaced.values()}
 

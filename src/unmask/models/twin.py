@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 
-def twin_of(module: nn.Module, device: torch.device, dtype: torch.dtype, left_out: Sequence[nn.Module] = ()) -> Any:
+def copy_module(module: nn.Module, device: torch.device, dtype: torch.dtype, left_out: Sequence[nn.Module] = ()) -> Any:
     """Every parameter is copied once, in its new precision; modules left out are empty in the copy."""
     dropped = {id(weights) for part in left_out for weights in part.parameters()}
     copied: dict[int, Any] = {id(part): nn.Identity() for part in left_out}

@@ -55,14 +55,14 @@ class Vocabulary:
     def encode(self, text: str, max_length: int | None = None) -> list[int]:
         """Tokens of a text as the tokenizer makes them, and cuts them to `max_length`; special tokens included."""
         self._require_tokenizer()
-        return list(self._encoded(max_length, text)["input_ids"])
+        return list(self._encode(max_length, text)["input_ids"])
 
     def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
         """Tokens and token types of two texts in one, special tokens included; the longer part is cut first."""
         if not isinstance(first, str) or not isinstance(second, str):
             raise InputError("a pair must be two strings or two lists of token ids, got one of each")
         self._require_tokenizer()
-        both = self._encoded(max_length, first, second, return_token_type_ids=True)
+        both = self._encode(max_length, first, second, return_token_type_ids=True)
         return list(both["input_ids"]), list(both["token_type_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -71,7 +71,7 @@ class Vocabulary:
             return " ".join(str(token) for token in tokens)
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
 
-    def _encoded(self, max_length: int | None, *texts: str, **options: Any) -> Any:
+    def _encode(self, max_length: int | None, *texts: str, **options: Any) -> Any:
         """What the tokenizer makes of a text or a pair; it does not warn of long ones, as whoever cuts says so."""
         if max_length is None:
             return self.tokenizer(*texts, verbose=False, **options)

@@ -105,7 +105,7 @@ def is_pair(text: str | TokenIds | Pair) -> bool:
 def _tokens_and_types(model: Model, text: Any, limit: int) -> tuple[list[int], list[int], bool]:
     """Tokens and types of a text or a pair, and whether it had to be cut."""
     if not is_pair(text):
-        tokens = model.encode(text) if isinstance(text, str) else _checked(model, text)
+        tokens = model.encode(text) if isinstance(text, str) else _check(model, text)
         if len(tokens) <= limit:
             return tokens, [0] * len(tokens), False
         tokens = model.encode(text, limit) if isinstance(text, str) else _cut(model, tokens, limit)
@@ -116,7 +116,7 @@ def _tokens_and_types(model: Model, text: Any, limit: int) -> tuple[list[int], l
         tokens, types = model.encode_pair(text[0], text[1])
         was_cut = len(tokens) > limit
         return *(model.encode_pair(text[0], text[1], limit) if was_cut else (tokens, types)), was_cut
-    first, second = (_checked(model, part) for part in text)
+    first, second = (_check(model, part) for part in text)
     was_cut = len(first) + len(second) > limit
     if was_cut:
         lengths = _longest_first(len(first), len(second), limit)
@@ -140,7 +140,7 @@ def _longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
     return (short, limit - short) if first <= second else (limit - short, short)
 
 
-def _checked(model: Model, text: TokenIds) -> list[int]:
+def _check(model: Model, text: TokenIds) -> list[int]:
     if not isinstance(text, Iterable) or any(isinstance(token, str) for token in text):
         seen = "a list holds strings" if isinstance(text, Iterable) else f"one is a {type(text).__name__}"
         raise InputError(f"a text must be a string, a tuple of two strings or token ids; {seen}")

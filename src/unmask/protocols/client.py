@@ -80,7 +80,7 @@ class Client(nn.Module):
         self.task = require_member(Task, "task", task)
         if self.task is Task.MASKED_TOKEN:
             raise InputError("clients that train do not support task='masked_token' yet; observe_gradients does")
-        self.pooling = checked_pooling(model, pooling)
+        self.pooling = choose_pooling(model, pooling)
         everyone = make_batch(model, texts, padding_side=padding_side, max_length=max_length)
         self.sequences = _sequences(everyone)
         self.padding_side = padding_side
@@ -129,13 +129,13 @@ class Client(nn.Module):
         losses = functional.cross_entropy(logits, self.labels[list(rows)], reduction="none")
         return Losses(losses, torch.ones_like(losses, dtype=torch.long))
 
-    def shared(self, patterns: Sequence[str] | None) -> dict[str, nn.Parameter]:
+    def shared_parameters(self, patterns: Sequence[str] | None) -> dict[str, nn.Parameter]:
         """Trainable parameters of the model by canonical name, those that contain one of the patterns."""
         return trainable(self.model, patterns)
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def fix_seed(seed: int) -> Iterator[None]:
     """Gradients on, and torch's global generator (dropout, initial weights) at a seed; afterwards as it was."""
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -152,7 +152,7 @@ def _sequences(batch: Batch) -> list[TokenIds | Pair]:
     ]
 
 
-def checked_pooling(model: Model, pooling: Pooling | None) -> Pooling:
+def choose_pooling(model: Model, pooling: Pooling | None) -> Pooling:
     """Which state stands for a text: as given, else the last one of decoders and the first, [CLS], of encoders."""
     pooling = pooling or ("last" if model.causal else "first")
     if pooling not in get_args(Pooling):

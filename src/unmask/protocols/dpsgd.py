@@ -35,7 +35,7 @@ from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.protocols.batch import Batch, Texts
-from unmask.protocols.client import Client, DataOptions, seeded
+from unmask.protocols.client import Client, DataOptions, fix_seed
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def observe_dpsgd(
     require_count("texts_at_once", texts_at_once)
     epsilon = epsilon_spent(noise_multiplier, _rate(sample_rate, dataset_size, len(texts)), steps, delta)
     client = Client(model, texts, seed=seed, **data)
-    shared, known = client.shared(parameters), client.side_knowledge()
-    with seeded(seed), warnings.catch_warnings():
+    shared, known = client.shared_parameters(parameters), client.side_knowledge()
+    with fix_seed(seed), warnings.catch_warnings():
         # Embeddings have no inputs that need gradients, of which torch warns at every step.
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         _noisy_mean(client, noise_multiplier, max_grad_norm, texts_at_once, train_mode, seed)

@@ -15,7 +15,7 @@ from unmask.errors import InputError
 from unmask.evidence.gradients import OPTIMIZERS, GradientEvidence, Update
 from unmask.models.adapter import Model
 from unmask.protocols.batch import Texts
-from unmask.protocols.client import Client, DataOptions, seeded
+from unmask.protocols.client import Client, DataOptions, fix_seed
 
 _LEARNING_RATES = {"sgd": 0.01, "adamw": 5e-5}  # AdamW's is that of transformers' Trainer
 
@@ -65,12 +65,12 @@ def observe_fedavg(
     )
     learning_rate = _LEARNING_RATES[optimizer] if learning_rate is None else learning_rate
     client = Client(model, texts, seed=seed, **data)
-    shared, known = client.shared(parameters), client.side_knowledge()
+    shared, known = client.shared_parameters(parameters), client.side_knowledge()
     descent = _optimizer(client, optimizer, learning_rate, weight_decay, momentum)
     batch_size = batch_size or len(texts)
     num_steps = local_steps or 1 if epochs is None else epochs * math.ceil(len(texts) / batch_size)
     batches = _minibatches(len(texts), batch_size, torch.Generator().manual_seed(seed))
-    with seeded(seed):
+    with fix_seed(seed):
         client.train(train_mode)
         for step, rows in zip(range(num_steps), batches, strict=False):
             _step(client, rows, descent, max_grad_norm, autocast, step)

@@ -17,11 +17,11 @@ from unmask.models.load import require_model
 from unmask.protocols.batch import Batch, Texts, make_batch
 from unmask.protocols.client import (
     Pooling,
-    checked_pooling,
+    choose_pooling,
     class_logits,
+    fix_seed,
     labels_and_head,
     require_next_token,
-    seeded,
     task_knowledge,
     trainable,
 )
@@ -56,12 +56,12 @@ def observe_gradients(
     `train_mode` keeps dropout on. `parameters` keeps only gradients whose names contain one of them.
     """
     require_model(model)
-    task, pooling = require_member(Task, "task", task), checked_pooling(model, pooling)
+    task, pooling = require_member(Task, "task", task), choose_pooling(model, pooling)
     wanted = trainable(model, parameters)
     generator = torch.Generator().manual_seed(seed)
     known_head = None
     batch = make_batch(model, texts, padding_side=padding_side, max_length=max_length)
-    with seeded(seed), _mode(model, train_mode):
+    with fix_seed(seed), _mode(model, train_mode):
         if task is Task.NEXT_TOKEN:
             loss = next_token_loss(model, batch)
         elif task is Task.MASKED_TOKEN:

@@ -26,7 +26,7 @@ from unmask.evidence.lora import linear_sizes, plain_name
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.protocols.batch import Texts
-from unmask.protocols.client import Client, DataOptions, seeded
+from unmask.protocols.client import Client, DataOptions, fix_seed
 
 
 def observe_lora(
@@ -63,7 +63,7 @@ def observe_lora(
         _inject(earlier, modules, rank, alpha, dropout, seed)
         _train(earlier, steps, learning_rate, train_mode, seed)
         client.load_state_dict(earlier.state_dict())
-    with seeded(seed):
+    with fix_seed(seed):
         client.train(train_mode)
         loss = client(client.batch(client.rows), client.rows).mean()
         gradients = torch.autograd.grad(loss, list(factors.values()), allow_unused=True)
@@ -108,10 +108,10 @@ def _inject(
     except ImportError as error:
         raise InputError(f"LoRA needs PEFT ({error}); install it with: pip install 'unmask[lora]'") from None
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=modules)
-    with seeded(seed), warnings.catch_warnings():
+    with fix_seed(seed), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out")  # PEFT sets it for Conv1D by itself, and says so
         get_peft_model(client.hf, config)  # in place; the wrapper that it returns is not needed
-    return {plain_name(name): parameter for name, parameter in client.shared([".lora_"]).items()}
+    return {plain_name(name): parameter for name, parameter in client.shared_parameters([".lora_"]).items()}
 
 
 def _train(client: Client, steps: int, learning_rate: float, train_mode: bool, seed: int) -> None:
@@ -119,7 +119,7 @@ def _train(client: Client, steps: int, learning_rate: float, train_mode: bool, s
     trainable = [parameter for parameter in client.parameters() if parameter.requires_grad]
     descent = torch.optim.AdamW(trainable, learning_rate, weight_decay=0.0)
     batch = client.batch(client.rows)
-    with seeded(seed):
+    with fix_seed(seed):
         client.train(train_mode)
         for _ in range(steps):
             descent.zero_grad()

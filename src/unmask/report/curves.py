@@ -58,7 +58,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """What is varied. `place` finds x and the case with x taken out; `bare` is that case without the defence."""
 
     name: str
@@ -72,7 +72,7 @@ class Axis:
 class Chart:
     """Lines that share an axis, a metric and a channel."""
 
-    axis: Axis
+    axis: ChartAxis
     metric: str
     channel: str
     lines: tuple[Line, ...]
@@ -110,7 +110,7 @@ def charts_of(
     return charts
 
 
-def _charts(axis: Axis, metric: str, channel: str, lines: list[tuple[Case, Line]]) -> list[Chart]:
+def _charts(axis: ChartAxis, metric: str, channel: str, lines: list[tuple[Case, Line]]) -> list[Chart]:
     names = _names([case for case, _ in lines])
     named = [replace(line, name=name) for name, (_, line) in zip(names, lines, strict=True)]
     parts = [tuple(named[start : start + MAX_LINES]) for start in range(0, len(named), MAX_LINES)]
@@ -121,7 +121,7 @@ def _charts(axis: Axis, metric: str, channel: str, lines: list[tuple[Case, Line]
 
 
 def _lines(
-    axis: Axis, metric: str, known: Sequence[Finding], lost: Sequence[Finding], gated: Collection[str]
+    axis: ChartAxis, metric: str, known: Sequence[Finding], lost: Sequence[Finding], gated: Collection[str]
 ) -> list[tuple[Case, Line]]:
     """Lines without their names."""
     groups: dict[str, tuple[Case, dict[float, list[Finding]]]] = {}
@@ -138,7 +138,7 @@ def _lines(
         bare = axis.bare(case)
         if bare is not None and axis.bare_x not in places and (without := unplaced.get(_key(bare))):
             places[axis.bare_x] = without
-        places, num_ungated = _gated(places, gated, None if bare is None else axis.bare_x)
+        places, num_ungated = _select_gated(places, gated, None if bare is None else axis.bare_x)
         if len(places) >= 2:
             counts = _lost(axis, key, places, lost)
             points = tuple(_point(x, metric, places[x], counts.get(x, 0)) for x in sorted(places))
@@ -147,7 +147,7 @@ def _lines(
     return lines
 
 
-def _gated(
+def _select_gated(
     places: Mapping[float, list[Finding]], gated: Collection[str], bare_x: float | None
 ) -> tuple[dict[float, list[Finding]], int]:
     """The places under a gate if there are two of them, else all; and the number of findings that are left out."""
@@ -158,7 +158,7 @@ def _gated(
     return kept, sum(map(len, places.values())) - sum(map(len, kept.values()))
 
 
-def _lost(axis: Axis, key: str, places: Mapping[float, list[Finding]], lost: Sequence[Finding]) -> Counter[float]:
+def _lost(axis: ChartAxis, key: str, places: Mapping[float, list[Finding]], lost: Sequence[Finding]) -> Counter[float]:
     """Cases of a line that have no value, by x: as the axis places them, or beside the same case with another seed."""
     homes = {_key(_seedless(finding.case)): x for x, found in places.items() for finding in found}
     counts: Counter[float] = Counter()
@@ -259,10 +259,12 @@ def _plain_sgd(case: Case) -> Case:
 
 
 AXES = (
-    Axis("batch size", "texts in the batch", _by_batch),
-    Axis("noise", "standard deviation σ of the noise", _by_noise(relative=False), _without_noise),
-    Axis("relative noise", "σ of the noise, in units of each tensor's rms", _by_noise(relative=True), _without_noise),
+    ChartAxis("batch size", "texts in the batch", _by_batch),
+    ChartAxis("noise", "standard deviation σ of the noise", _by_noise(relative=False), _without_noise),
+    ChartAxis(
+        "relative noise", "σ of the noise, in units of each tensor's rms", _by_noise(relative=True), _without_noise
+    ),
     # Without noise DP-SGD still clips, so plain FedSGD is no point of this axis.
-    Axis("DP-SGD's noise", "noise multiplier of DP-SGD", _private),
-    Axis("ε", "privacy budget ε of DP-SGD (small is private)", _by_epsilon, _plain_sgd, math.inf),
+    ChartAxis("DP-SGD's noise", "noise multiplier of DP-SGD", _private),
+    ChartAxis("ε", "privacy budget ε of DP-SGD (small is private)", _by_epsilon, _plain_sgd, math.inf),
 )

@@ -15,11 +15,11 @@ from markupsafe import Markup, escape
 from unmask.audit.finding import Outcome
 from unmask.audit.folder import Audit
 from unmask.audit.verdict import Verdict
-from unmask.harmless import shown
+from unmask.harmless import make_safe
 from unmask.report import page, svg
 from unmask.report.curves import MAX_CHARTS, Chart, Line, charts_of
 from unmask.report.folders import last_name
-from unmask.report.island import as_script, island
+from unmask.report.island import as_script, page_data
 from unmask.report.numbers import percent, scientific
 
 _COLOURS = {"crossed": "#b42318", "error": "#6d3fc0", "unclear": "#b26a00", "held": "#0b6e5f", "neutral": "#475467"}
@@ -39,14 +39,14 @@ def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool
     places = {finding.id: place for place, finding in enumerate(audit.findings)}
     rows = page.rows(audit, verdict)
     return environment.get_template("report.html.j2").render(
-        title=shown(page.plan_of(audit.manifest).get("title") or "Audit", 200),
+        title=make_safe(page.plan_of(audit.manifest).get("title") or "Audit", 200),
         policy=content_security_policy(style, script),
         icon=_icon(_COLOURS[face.kind]),
         style=Markup(style),
         script=Markup(script),
         hero=face,
         verdict=verdict,
-        headline=shown(verdict.headline, 2000),
+        headline=make_safe(verdict.headline, 2000),
         gates=page.gate_lines(verdict, places),
         missing=page.missing_cases(audit),
         failed=page.failed_cases(audit),
@@ -60,10 +60,10 @@ def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool
         show_secrets=show_secrets,
         manifest=page.manifest_tables(audit.manifest, show_secrets),
         other_versions=page.other_versions(audit),
-        created=shown(audit.manifest.get("created", "")),
-        version=shown(audit.manifest.get("unmask", "")),
-        folder=shown(last_name(str(folder)), 1000),
-        island=as_script(island(audit, verdict, folder, rows, show_secrets)),
+        created=make_safe(audit.manifest.get("created", "")),
+        version=make_safe(audit.manifest.get("unmask", "")),
+        folder=make_safe(last_name(str(folder)), 1000),
+        island=as_script(page_data(audit, verdict, folder, rows, show_secrets)),
     )
 
 
@@ -104,7 +104,7 @@ def _figure(chart: Chart, number: int) -> dict[str, Any]:
         sentences.append("'∞': plain FedSGD, which guarantees nothing.")
     return {
         "title": chart.title,
-        "channel": shown(chart.channel),
+        "channel": make_safe(chart.channel),
         "svg": svg.draw(chart, number),
         "legend": [(svg.marker(index, 8, 8), line.name) for index, line in enumerate(chart.lines)],
         "chances": svg.chance_legend(chart.lines),

@@ -13,13 +13,13 @@ from markupsafe import Markup
 from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import Audit
 from unmask.audit.verdict import Verdict
-from unmask.harmless import shown
+from unmask.harmless import make_safe
 from unmask.recovery import Status
 from unmask.report.case_names import full_name, is_live, is_shortened, repeat_command, specification
-from unmask.report.numbers import control_in_words, leak_in_full, looked_for_in_words, scientific, written
+from unmask.report.numbers import control_in_words, format_value, leak_in_full, looked_for_in_words, scientific
 from unmask.report.page import Row, judgements_by_finding, plan_of
 from unmask.report.secrets import Secrets, error_traceback, reason
-from unmask.report.stops import Effect, Stop, Stops
+from unmask.report.stops import Counterpart, Counterparts, Effect
 from unmask.report.threats import attack_limit, threat_key, threat_of
 
 _MAX_STOPS = 12
@@ -41,9 +41,9 @@ class Strings:
         return list(self._places)
 
 
-def island(audit: Audit, verdict: Verdict, folder: Path, rows: Sequence[Row], show_secrets: bool) -> dict[str, Any]:
+def page_data(audit: Audit, verdict: Verdict, folder: Path, rows: Sequence[Row], show_secrets: bool) -> dict[str, Any]:
     """Everything that the script reads. Texts are in it only if secrets are shown."""
-    strings, stops, secrets = Strings(), Stops(audit.findings), Secrets(show_secrets)
+    strings, stops, secrets = Strings(), Counterparts(audit.findings), Secrets(show_secrets)
     places = {finding.id: place for place, finding in enumerate(audit.findings)}
     path = plan_of(audit.manifest).get("path")
     judgements = judgements_by_finding(verdict)
@@ -53,7 +53,7 @@ def island(audit: Audit, verdict: Verdict, folder: Path, rows: Sequence[Row], sh
             "order": row.order,
             "gate": row.gate,
             "gates": [
-                [shown(one.gate.text), one.ruling.value, strings.place(shown(one.why))]
+                [make_safe(one.gate.text), one.ruling.value, strings.place(make_safe(one.why))]
                 for one in judgements.get(finding.id, ())
             ],
             "stops": None if is_live(finding.case) else _stops(stops.of(finding), places),
@@ -70,7 +70,7 @@ def island(audit: Audit, verdict: Verdict, folder: Path, rows: Sequence[Row], sh
         "pieces": secrets.pieces,
         "outcomes": {outcome.name: outcome.value for outcome in Outcome},
         "meanings": {finding.status: finding.meaning for finding in audit.findings},
-        "threats": {shown(key): asdict(threat_of(key)) for key in keys},
+        "threats": {make_safe(key): asdict(threat_of(key)) for key in keys},
         "findings": findings,
     }
 
@@ -85,18 +85,20 @@ def as_script(document: Any) -> Markup:
 
 def _details(finding: Finding, strings: Strings, show_secrets: bool) -> dict[str, Any]:
     details: dict[str, Any] = {
-        "id": shown(finding.id),
+        "id": make_safe(finding.id),
         "name": full_name(finding.case),
         "outcome": finding.outcome.name,
         "status": finding.status,
         "reason": strings.place(reason(finding, show_secrets)),
-        "threat": shown(threat_key(finding.case)),
+        "threat": make_safe(threat_key(finding.case)),
         "case": specification(finding.case, show_secrets),
         "metrics": _metrics(finding),
         "certificate": _certificate(finding.certificate, strings),
-        "cost": [(shown(name).replace("_", " "), _value(value)) for name, value in finding.cost.items()],
-        "run": [(shown(name), _value(value)) for name, value in finding.run.items() if show_secrets or name != "host"],
-        "used": strings.place(", ".join(shown(name, 120) for name in finding.used[:200])),
+        "cost": [(make_safe(name).replace("_", " "), _value(value)) for name, value in finding.cost.items()],
+        "run": [
+            (make_safe(name), _value(value)) for name, value in finding.run.items() if show_secrets or name != "host"
+        ],
+        "used": strings.place(", ".join(make_safe(name, 120) for name in finding.used[:200])),
     }
     if finding.outcome is Outcome.LEAK and finding.status not in _PROVEN:
         details["note"] = strings.place("The adversary cannot prove it, but its guesses are right.")
@@ -107,7 +109,7 @@ def _details(finding: Finding, strings: Strings, show_secrets: bool) -> dict[str
     if limit := attack_limit(finding.case):
         details["limit"] = strings.place(limit)
     if finding.model_fingerprint:
-        details["fingerprint"] = shown(finding.model_fingerprint)
+        details["fingerprint"] = make_safe(finding.model_fingerprint)
     if lines := error_traceback(finding, show_secrets):
         details["traceback"] = lines
     return details
@@ -115,7 +117,11 @@ def _details(finding: Finding, strings: Strings, show_secrets: bool) -> dict[str
 
 def _metrics(finding: Finding) -> list[tuple[str, str, str]]:
     return [
-        (shown(name), written(name, value), written(name, finding.chance[name]) if name in finding.chance else "")
+        (
+            make_safe(name),
+            format_value(name, value),
+            format_value(name, finding.chance[name]) if name in finding.chance else "",
+        )
         for name, value in finding.metrics.items()
     ]
 
@@ -127,11 +133,11 @@ def _certificate(certificate: Mapping[str, Any], strings: Strings) -> dict[str, 
     details = details if isinstance(details, Mapping) else {}
     holds, is_tested = certificate.get("holds") is True, certificate.get("residual") is not None
     return {
-        "claim": strings.place(shown(certificate.get("claim", ""), 2000)),
+        "claim": strings.place(make_safe(certificate.get("claim", ""), 2000)),
         "word": "It holds." if holds else "It does not hold." if is_tested else "Nothing is certified.",
         "numbers": [
             *((name, _value(certificate.get(name))) for name in ("residual", "tolerance", "rejected")),
-            *((shown(name).replace("_", " "), _value(value)) for name, value in details.items()),
+            *((make_safe(name).replace("_", " "), _value(value)) for name, value in details.items()),
         ],
     }
 
@@ -139,14 +145,14 @@ def _certificate(certificate: Mapping[str, Any], strings: Strings) -> dict[str, 
 def _value(value: Any) -> str:
     if value is None:
         return "none"
-    return scientific(value) if isinstance(value, float) else shown(value)
+    return scientific(value) if isinstance(value, float) else make_safe(value)
 
 
-def _stops(stops: Sequence[Stop], places: Mapping[str, int]) -> list[tuple[int, str, str]]:
+def _stops(stops: Sequence[Counterpart], places: Mapping[str, int]) -> list[tuple[int, str, str]]:
     return [(places[stop.finding.id], stop.protection, _effect(stop)) for stop in stops[:_MAX_STOPS]]
 
 
-def _effect(stop: Stop) -> str:
+def _effect(stop: Counterpart) -> str:
     match stop.effect:
         case Effect.STOPPED:
             seeds = f", in all {stop.num_seeds} seeds" if stop.num_seeds > 1 else ""

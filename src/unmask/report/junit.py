@@ -9,7 +9,7 @@ from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import Audit
 from unmask.audit.gates import Ruling
 from unmask.audit.verdict import Judgement, Verdict
-from unmask.harmless import shown
+from unmask.harmless import make_safe
 from unmask.report.case_names import case_name, full_name, model_name
 from unmask.report.numbers import leak_in_words, number
 from unmask.report.page import judgements_by_finding, missing_cases
@@ -24,7 +24,7 @@ def render_junit(audit: Audit, verdict: Verdict, folder: Path) -> str:
         for place, judgement in enumerate(judgements.get(finding.id, (None,))):
             seconds = number(finding.run, "seconds") if place == 0 else None
             _add(suite, finding, judgement, seconds or 0.0)
-    gated = {shown(case["id"]) for case in audit.planned if case["gates"]}
+    gated = {make_safe(case["id"]) for case in audit.planned if case["gates"]}
     for case_id, name in missing_cases(audit):
         case = ElementTree.SubElement(
             suite, "testcase", classname="unmask.missing", name=f"{name} [{case_id}]", time="0"
@@ -34,20 +34,20 @@ def render_junit(audit: Audit, verdict: Verdict, folder: Path) -> str:
         suite.set(kind, str(len(suite.findall(f"testcase/{tag}"))))
     suite.set("tests", str(len(suite)))
     suite.set("time", f"{sum(float(case.get('time', 0)) for case in suite):.3f}")
-    suites = ElementTree.Element("testsuites", name=shown(verdict.headline, 1000))
+    suites = ElementTree.Element("testsuites", name=make_safe(verdict.headline, 1000))
     suites.append(suite)
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _add(suite: ElementTree.Element, finding: Finding, judgement: Judgement | None, seconds: float) -> None:
-    channel = shown(finding.case.get("channel", "?"), 40)
-    gate = "no gate" if judgement is None else f"gate {shown(judgement.gate.text)!r}"
+    channel = make_safe(finding.case.get("channel", "?"), 40)
+    gate = "no gate" if judgement is None else f"gate {make_safe(judgement.gate.text)!r}"
     case = ElementTree.SubElement(
         suite,
         "testcase",
         classname=f"unmask.{channel}.{model_name(finding.case)}",
-        name=f"{case_name(finding.case)} [{shown(finding.id)}] {gate}",
+        name=f"{case_name(finding.case)} [{make_safe(finding.id)}] {gate}",
         time=f"{seconds:.3f}",
     )
     why = reason(finding)
@@ -58,12 +58,12 @@ def _add(suite: ElementTree.Element, finding: Finding, judgement: Judgement | No
         node = ElementTree.SubElement(case, "failure", message=f"{gate} is crossed; {measured}", type="crossed")
         node.text = f"{full_name(finding.case)}\n{why}"
     elif judgement is not None and judgement.ruling is Ruling.INCONCLUSIVE:
-        open_point = f"{gate} is inconclusive, which is not 'safe' ({finding.status}): {shown(judgement.why)}"
+        open_point = f"{gate} is inconclusive, which is not 'safe' ({finding.status}): {make_safe(judgement.why)}"
         _add_unknown(case, f"{open_point}; {why}", is_gated=True)
     elif judgement is None and finding.outcome is Outcome.INCONCLUSIVE:
         _add_unknown(case, f"inconclusive, which is not 'safe' ({finding.status}): {why}", is_gated=False)
     else:
-        held = "" if judgement is None else f"{gate} is held: {shown(judgement.why)}\n"
+        held = "" if judgement is None else f"{gate} is held: {make_safe(judgement.why)}\n"
         ElementTree.SubElement(case, "system-out").text = f"{measured}\n{held}{why}"
 
 

@@ -9,13 +9,13 @@ from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import Audit
 from unmask.audit.gates import Ruling
 from unmask.audit.verdict import Verdict
-from unmask.harmless import code_span, shown
+from unmask.harmless import code_span, make_safe
 from unmask.report import page
 from unmask.report.case_names import full_name, is_shortened, repeat_command
 from unmask.report.folders import last_name
 from unmask.report.numbers import leak_in_full
 from unmask.report.secrets import reason
-from unmask.report.stops import Effect, Stops
+from unmask.report.stops import Counterparts, Effect
 
 MAX_LINES = 20  # of a table; a comment on GitHub ends at 65,536 characters
 _PUNCTUATION = set("\\`*_{}[]()#|<>&~@$")
@@ -81,7 +81,7 @@ def _look_at(audit: Audit, verdict: Verdict, folder: Path) -> list[str]:
     }
     if not ranks:
         return []
-    stops = Stops(audit.findings)
+    stops = Counterparts(audit.findings)
     chosen = sorted((finding for finding in audit.findings if finding.id in ranks), key=lambda f: ranks[f.id])
     body = []
     for finding in chosen[:MAX_LINES]:
@@ -139,4 +139,4 @@ def _table(head: Iterable[str], body: Iterable[Iterable[str]]) -> str:
 
 
 def _prose(text: str) -> str:
-    return "".join(f"\\{sign}" if sign in _PUNCTUATION else sign for sign in shown(text, 2000))
+    return "".join(f"\\{sign}" if sign in _PUNCTUATION else sign for sign in make_safe(text, 2000))

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask.audit.finding import Finding, Outcome, TextPair
-from unmask.audit.verdict import counted
-from unmask.harmless import shown
+from unmask.audit.verdict import count_noun
+from unmask.harmless import make_safe
 from unmask.metrics import LEAKS, METRICS
 from unmask.recovery import Aim, AmbiguityKind
 
@@ -44,7 +44,7 @@ def leak_in_words(finding: Finding) -> str:
         return "inconclusive"
     if finding.outcome is Outcome.LEAK and not finding.metrics:
         claims = ((len(finding.texts), "text"), (len(finding.tokens), "token"))
-        return f"{' and '.join(counted(*claim) for claim in claims if claim[0]) or 'something'} claimed"
+        return f"{' and '.join(count_noun(*claim) for claim in claims if claim[0]) or 'something'} claimed"
     if measured is None:
         return "not measured"
     name, value = measured
@@ -101,7 +101,7 @@ def control_in_words(finding: Finding) -> str:
         f"{percent(value)} {METRICS[name].unit}" for name in LEAKS if (value := number(metrics, name)) is not None
     ]
     found = ", ".join([*shares, *_texts_in_words(metrics)]) or "nothing measured"
-    return f"without protection the same attack ended as {shown(finding.control['status'], 40)}: {found}."
+    return f"without protection the same attack ended as {make_safe(finding.control['status'], 40)}: {found}."
 
 
 def percent(share: float) -> str:
@@ -113,12 +113,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def written(name: str, value: Any) -> str:
+def format_value(name: str, value: Any) -> str:
     """A metric's value for people."""
     if value is None:
         return "∞" if name == "epsilon" else "not a number"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return shown(value)
+        return make_safe(value)
     known = number({name: value}, name)
     if known is None:
         return "not a number"

@@ -11,7 +11,7 @@ from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import Audit
 from unmask.audit.gates import Ruling
 from unmask.audit.verdict import CROSSED, FAILED, INCONCLUSIVE, Judgement, Verdict
-from unmask.harmless import shown
+from unmask.harmless import make_safe
 from unmask.metrics import METRICS
 from unmask.report.case_names import case_name, full_name, model_name
 from unmask.report.folders import command_without_folders, value_without_folders
@@ -114,15 +114,15 @@ def gate_lines(verdict: Verdict, places: Mapping[str, int]) -> list[GateLine]:
             Named(
                 places[judgement.finding.id],
                 full_name(judgement.finding.case),
-                shown(judgement.finding.id),
-                shown(judgement.why) if worst is Ruling.INCONCLUSIVE else "",
+                make_safe(judgement.finding.id),
+                make_safe(judgement.why) if worst is Ruling.INCONCLUSIVE else "",
             )
             for judgement in judgements
             if judgement.ruling is worst and worst is not Ruling.HELD
         ]
         numbers = {ruling.value: counts[ruling] for ruling in _WORST_FIRST}
         more = len(named) - len(named[:MAX_NAMED])
-        lines.append(GateLine(shown(text), worst.value, numbers, tuple(named[:MAX_NAMED]), more))
+        lines.append(GateLine(make_safe(text), worst.value, numbers, tuple(named[:MAX_NAMED]), more))
     order = [ruling.value for ruling in _WORST_FIRST]
     return sorted(lines, key=lambda line: order.index(line.ruling))
 
@@ -158,7 +158,7 @@ def rows(audit: Audit, verdict: Verdict) -> list[Row]:
 
 def _row(place: int, finding: Finding, judgements: Sequence[Judgement]) -> Row:
     measured, gate = leak(finding), worst_ruling(judgements)
-    channel, name = shown(finding.case.get("channel", "?"), 40), case_name(finding.case)
+    channel, name = make_safe(finding.case.get("channel", "?"), 40), case_name(finding.case)
     severity = _MOST_URGENT_FIRST.index(finding.outcome)
     gates = [*(ruling.value for ruling in _WORST_FIRST), NO_GATE].index(gate)
     is_known = measured is not None and finding.outcome in (Outcome.LEAK, Outcome.NO_LEAK)
@@ -171,7 +171,7 @@ def _row(place: int, finding: Finding, judgements: Sequence[Judgement]) -> Row:
         name,
         leak_in_full(finding),
         gate,
-        shown(finding.id),
+        make_safe(finding.id),
         order,
     )
 
@@ -190,19 +190,19 @@ def summary(audit: Audit) -> list[tuple[str, str, dict[str, int]]]:
 
 
 def _cell(case: Mapping[str, Any]) -> tuple[str, str]:
-    return shown(case.get("channel", "?"), 40), model_name(case)
+    return make_safe(case.get("channel", "?"), 40), model_name(case)
 
 
 def missing_cases(audit: Audit) -> list[tuple[str, str]]:
     """Id and name of every planned case without a finding."""
     cases = {case["id"]: case.get("case") or {} for case in audit.planned}
-    return [(shown(case_id), full_name(cases[case_id])) for case_id in audit.missing]
+    return [(make_safe(case_id), full_name(cases[case_id])) for case_id in audit.missing]
 
 
 def failed_cases(audit: Audit) -> list[tuple[Named, str]]:
     """Cases that raised, with the error."""
     return [
-        (Named(place, full_name(finding.case), shown(finding.id)), reason(finding))
+        (Named(place, full_name(finding.case), make_safe(finding.id)), reason(finding))
         for place, finding in enumerate(audit.findings)
         if finding.outcome is Outcome.ERROR
     ]
@@ -211,7 +211,7 @@ def failed_cases(audit: Audit) -> list[tuple[Named, str]]:
 def other_versions(audit: Audit) -> list[tuple[str, int]]:
     """Versions of unmask that made findings and are not the manifest's, with the number of findings."""
     own = audit.manifest.get("unmask")
-    versions = Counter(shown(finding.run["unmask"], 40) for finding in audit.findings if "unmask" in finding.run)
+    versions = Counter(make_safe(finding.run["unmask"], 40) for finding in audit.findings if "unmask" in finding.run)
     return sorted((version, count) for version, count in versions.items() if own is not None and version != own)
 
 
@@ -227,19 +227,19 @@ def manifest_tables(manifest: Mapping[str, Any], show: bool) -> list[tuple[str, 
             pairs = _flat(value, show)
             if key == "data" and not show:
                 pairs = [(name, text) for name, text in pairs if not name.endswith("sha256")]
-            tables.append((shown(key).capitalize(), pairs))
+            tables.append((make_safe(key).capitalize(), pairs))
     return tables
 
 
 def _flat(value: Mapping[str, Any], show: bool, prefix: str = "") -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for key, part in value.items():
-        name = f"{prefix}{shown(key if show else value_without_folders(str(key)), 120)}"
+        name = f"{prefix}{make_safe(key if show else value_without_folders(str(key)), 120)}"
         if isinstance(part, Mapping):
             pairs += _flat(part, show, f"{name} / ")
         elif show:
-            pairs.append((name, shown(part, 1000)))
+            pairs.append((name, make_safe(part, 1000)))
         elif key != "host":
             cut = command_without_folders if key == "command" else value_without_folders
-            pairs.append((name, shown(cut(str(part)), 1000)))
+            pairs.append((name, make_safe(cut(str(part)), 1000)))
     return pairs

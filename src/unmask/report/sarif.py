@@ -15,7 +15,7 @@ from unmask.audit.finding import Finding, Outcome
 from unmask.audit.folder import MANIFEST, Audit
 from unmask.audit.gates import Ruling
 from unmask.audit.verdict import FAILED, Judgement, Verdict
-from unmask.harmless import shown
+from unmask.harmless import make_safe
 from unmask.report.case_names import full_name
 from unmask.report.numbers import leak_in_words
 from unmask.report.page import judgements_by_finding, missing_cases, plan_of
@@ -37,13 +37,13 @@ def render_sarif(audit: Audit, verdict: Verdict, folder: Path) -> str:
     judgements = judgements_by_finding(verdict)
     results = [result for finding in audit.findings for result in _results(finding, judgements.get(finding.id, ()))]
     results += [(MISSING, "warning", f"{_RULES[MISSING]} {name}", case_id) for case_id, name in missing_cases(audit)]
-    gates = dict.fromkeys(shown(judgement.gate.text) for judgement in verdict.judgements)
+    gates = dict.fromkeys(make_safe(judgement.gate.text) for judgement in verdict.judgements)
     rules = {
         **{gate: f"The plan does not accept a finding that breaks '{gate}'." for gate in gates},
         **{name: _RULES[name] for name, *_ in results if name in _RULES},
     }
     places = {name: place for place, name in enumerate(rules)}
-    lines = {shown(case["id"]): case.get("line") for case in audit.planned}
+    lines = {make_safe(case["id"]): case.get("line") for case in audit.planned}
     address = _address(audit)
     document = {
         "$schema": _SCHEMA,
@@ -53,7 +53,7 @@ def render_sarif(audit: Audit, verdict: Verdict, folder: Path) -> str:
                 "tool": {
                     "driver": {
                         "name": "unmask",
-                        "version": shown(audit.manifest.get("unmask", "unknown")),
+                        "version": make_safe(audit.manifest.get("unmask", "unknown")),
                         "informationUri": _HOME,
                         "rules": [_rule(name, text) for name, text in rules.items()],
                     }
@@ -73,15 +73,15 @@ def render_sarif(audit: Audit, verdict: Verdict, folder: Path) -> str:
 
 def _results(finding: Finding, judgements: Sequence[Judgement]) -> list[tuple[str, str, str, str]]:
     """Rule, level, message and id for whatever somebody should look at."""
-    name, case_id, why = full_name(finding.case), shown(finding.id), reason(finding)
+    name, case_id, why = full_name(finding.case), make_safe(finding.id), reason(finding)
     measured = f"{name}: {finding.outcome.value}, {leak_in_words(finding)}. {why}"
     results = []
     for judgement in judgements:
-        gate = shown(judgement.gate.text)
+        gate = make_safe(judgement.gate.text)
         if judgement.ruling is Ruling.CROSSED:
             results.append((gate, "error", f"The gate '{gate}' is crossed. {measured}", case_id))
         elif judgement.ruling is Ruling.INCONCLUSIVE:
-            text = f"The gate '{gate}' is inconclusive, which is not 'safe': {shown(judgement.why)}. {name}: {why}"
+            text = f"The gate '{gate}' is inconclusive, which is not 'safe': {make_safe(judgement.why)}. {name}: {why}"
             results.append((gate, "warning", text, case_id))
     if judgements:
         return results

@@ -10,7 +10,7 @@ from typing import Any
 
 from unmask import errors
 from unmask.audit.finding import ERROR, Finding, OpenPoint, TextPair
-from unmask.harmless import shown
+from unmask.harmless import make_safe
 from unmask.recovery import AmbiguityKind
 from unmask.report.folders import without_folders
 
@@ -48,8 +48,8 @@ class Secrets:
         if pairs:
             document["texts"] = [
                 {
-                    "true": self._marked(pair.true),
-                    "recovered": self._marked(pair.recovered),
+                    "true": self._mark(pair.true),
+                    "recovered": self._mark(pair.recovered),
                     "certain": pair.certain,
                     "exact": pair.exact,
                     "count": pair.count,
@@ -65,7 +65,7 @@ class Secrets:
         if len(pairs) < len(finding.texts):
             document["left_out"] = len(finding.texts) - len(pairs)
         if finding.tokens:
-            document["bag"] = self._marked(finding.tokens)
+            document["bag"] = self._mark(finding.tokens)
         return document
 
     def _open(self, point: OpenPoint) -> tuple[str, str | None]:
@@ -74,8 +74,8 @@ class Secrets:
         if not self.show:
             return plain, None
         where = "" if point.position is None else f" (token {point.position + 1})"
-        listed = ", ".join(f"'{shown(one, LONGEST_PIECE)}'" for one in point.alternatives[:MAX_TOKENS])
-        return plain, f"{shown(point.reason)}{where}{f': {listed}' if listed else ''}"
+        listed = ", ".join(f"'{make_safe(one, LONGEST_PIECE)}'" for one in point.alternatives[:MAX_TOKENS])
+        return plain, f"{make_safe(point.reason)}{where}{f': {listed}' if listed else ''}"
 
     def _fits(self, pair: TextPair) -> bool:
         size = sum(min(len(side), MAX_TOKENS) for side in (pair.true, pair.recovered) if side is not None)
@@ -84,14 +84,14 @@ class Secrets:
         self._left -= size
         return True
 
-    def _marked(self, pieces: Sequence[tuple[str, str]] | None) -> dict[str, Any] | None:
+    def _mark(self, pieces: Sequence[tuple[str, str]] | None) -> dict[str, Any] | None:
         if pieces is None:
             return None
         kept = pieces[:MAX_TOKENS]
         document: dict[str, Any] = {"marks": "".join(_MARKS.get(mark, "n") for _, mark in kept)}
         if self.show:
             document["pieces"] = [
-                self._pieces.setdefault(shown(piece, LONGEST_PIECE), len(self._pieces)) for piece, _ in kept
+                self._pieces.setdefault(make_safe(piece, LONGEST_PIECE), len(self._pieces)) for piece, _ in kept
             ]
         if len(kept) < len(pieces):
             document["cut"] = len(pieces)
@@ -106,16 +106,16 @@ def error_message(finding: Finding, show: bool) -> str | None:
     kind, message = str(error.get("type", "error")), str(error.get("message", ""))
     if not show:
         message = without_folders(message) if kind.rpartition(".")[2] in _OURS else HELD_BACK
-    return f"{shown(kind, 80)}: {shown(message, 2000)}"
+    return f"{make_safe(kind, 80)}: {make_safe(message, 2000)}"
 
 
 def error_traceback(finding: Finding, show: bool) -> list[str]:
     """Lines of the traceback, only where secrets are shown."""
     if not isinstance(finding.error, Mapping) or not show:
         return []
-    return [shown(line) for line in str(finding.error.get("traceback", "")).splitlines()[-60:]]
+    return [make_safe(line) for line in str(finding.error.get("traceback", "")).splitlines()[-60:]]
 
 
 def reason(finding: Finding, show: bool = False) -> str:
     """Why the finding is as it is, in the attack's or the error's words; without folders unless secrets are shown."""
-    return error_message(finding, show) or shown(finding.reason if show else without_folders(finding.reason), 2000)
+    return error_message(finding, show) or make_safe(finding.reason if show else without_folders(finding.reason), 2000)

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from unmask.audit.finding import Finding, Outcome
-from unmask.harmless import shown
+from unmask.harmless import make_safe
 from unmask.metrics import AMOUNTS
 from unmask.report.case_names import SEPARATOR, defences_name, is_live, setting
 from unmask.report.numbers import leak, number
@@ -32,7 +32,7 @@ class Effect(Enum):
 
 
 @dataclass(frozen=True)
-class Stop:
+class Counterpart:
     """A finding of the same seed under another protection, and how many of all seeds leak nothing there."""
 
     effect: Effect
@@ -49,12 +49,12 @@ class Stop:
 def protection_name(case: Mapping[str, Any]) -> str:
     """What a case says of its protection."""
     protocol = [setting("protocol", case["protocol"])] if case.get("protocol", "fedsgd") != "fedsgd" else []
-    clients = [f"{shown(case['clients'])} clients summed"] if case.get("clients", 1) != 1 else []
+    clients = [f"{make_safe(case['clients'])} clients summed"] if case.get("clients", 1) != 1 else []
     defences = [defences_name(case["defences"])] if case.get("defences") else []
     return SEPARATOR.join([*protocol, *clients, *defences]) or defences_name(())
 
 
-class Stops:
+class Counterparts:
     """All findings by what they share, so that the counterparts of one are found at once."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
@@ -64,7 +64,7 @@ class Stops:
             self._alike[_without(finding.case, _PROTECTION)].append(finding)
             self._seeds[_without(finding.case, ("seed",))].append(finding)
 
-    def of(self, finding: Finding) -> list[Stop]:
+    def of(self, finding: Finding) -> list[Counterpart]:
         """What stopped or reduced a leak, the strongest effect first; empty for a finding that shows none."""
         if finding.outcome is not Outcome.LEAK or is_live(finding.case):
             return []
@@ -77,7 +77,7 @@ class Stops:
         order = list(Effect)
         return sorted(stops, key=lambda stop: (order.index(stop.effect), (leak(stop.finding) or ("", 0.0))[1]))
 
-    def _stop(self, finding: Finding, other: Finding) -> Stop | None:
+    def _stop(self, finding: Finding, other: Finding) -> Counterpart | None:
         seeds = self._seeds[_without(other.case, ("seed",))]
         num_stopped = sum(one.outcome is Outcome.NO_LEAK for one in seeds)
         if num_stopped:
@@ -88,7 +88,7 @@ class Stops:
             effect = Effect.REDUCED
         else:
             return None
-        return Stop(effect, other, num_stopped, len(seeds))
+        return Counterpart(effect, other, num_stopped, len(seeds))
 
 
 def _without(case: Mapping[str, Any], keys: Sequence[str]) -> str:

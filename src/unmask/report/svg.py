@@ -117,7 +117,7 @@ def _line(line: Line, index: int, shift: float, scale: Scale) -> list[str]:
                 f'<path class="bar c{index}" d="M{x:.1f} {low:.1f}V{high:.1f}M{x - 4:.1f} {low:.1f}h8'
                 f'M{x - 4:.1f} {high:.1f}h8"/>'
             )
-        parts.append(f"<g><title>{escape(_said(line, point))}</title>{marker(index, x, y, point.is_open)}</g>")
+        parts.append(f"<g><title>{escape(_tooltip(line, point))}</title>{marker(index, x, y, point.is_open)}</g>")
     return parts
 
 
@@ -160,7 +160,7 @@ def _path(places: Sequence[tuple[float, float]], scale: Scale) -> str:
     return f"M{'L'.join(steps)}"
 
 
-def _said(line: Line, point: Point) -> str:
+def _tooltip(line: Line, point: Point) -> str:
     unclear = f", {point.num_unclear} of {point.num_runs} inconclusive" if point.num_unclear else ""
     lost = f", {point.num_lost} more raised or not run" if point.num_lost else ""
     return f"{line.name}, {_x(point.x)}: {percent(point.mean)}{unclear}{lost}"

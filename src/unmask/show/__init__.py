@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unmask.attacks.progress import Progress as Report
-from unmask.harmless import shown as printable
+from unmask.harmless import make_safe as printable
 
 if TYPE_CHECKING:
     from unmask.attacks.outputs.layer_inputs.preimages import Preimages
@@ -166,7 +166,7 @@ def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: 
     if recovery.value.texts:
         table = Table("", "text", "tokens", "times")
         for text in recovery.value.texts:
-            table.add_row(_mark(text), _shown(text), str(len(text.tokens)), str(text.count))
+            table.add_row(_mark(text), _render(text), str(len(text.tokens)), str(text.count))
         console.print(table)
     elif recovery.value.token_set:
         words = " · ".join(printable(model.decode([token])) for token in sorted(recovery.value.token_set)[:200])
@@ -181,7 +181,7 @@ def _mark(text: RecoveredText) -> str:
     return "one of a class" if text.ambiguities else "best effort"
 
 
-def _shown(text: RecoveredText) -> Text:
+def _render(text: RecoveredText) -> Text:
     """The text, and under it, dim, what it may as well be."""
     shown = Text(printable(text.text))
     for open_point in text.ambiguities:

@@ -51,7 +51,7 @@ class Chord:
         """The residual at the start, and the factors of the first Jacobian."""
         jacobian = problem.jacobian(start) if self.first is None else self.first
         residual = problem.residuals(start[None])[0]
-        return self._ended(ChordState(start, residual, _factors(jacobian), self.first is None))
+        return self._end(ChordState(start, residual, _factors(jacobian), self.first is None))
 
     def step(self, problem: System, state: ChordState) -> ChordState:
         """One step with the factors at hand; new ones where it does not shrink the residual enough."""
@@ -60,13 +60,13 @@ class Chord:
         moved = replace(state, x=x, residual=problem.residuals(x[None])[0], is_fresh=False)
         better = moved.value < state.value
         if moved.value <= max(self.least_contraction * state.value, self.tolerance):
-            return self._ended(moved)
+            return self._end(moved)
         if state.is_fresh and not better:
             return replace(state, ending=Ending.STALLED)
         best = moved if better else state
         return replace(best, factors=_factors(problem.jacobian(best.x)), is_fresh=True)
 
-    def _ended(self, state: ChordState) -> ChordState:
+    def _end(self, state: ChordState) -> ChordState:
         return replace(state, ending=Ending.CONVERGED) if state.value <= self.tolerance else state
 
 

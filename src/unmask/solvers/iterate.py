@@ -54,7 +54,7 @@ class Solver(Protocol[P, S]):
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[S]):
+class IterationResult(Generic[S]):
     """The last state, why it is the last, and how many steps led to it; `values` begins with the start's."""
 
     state: S
@@ -70,7 +70,7 @@ def iterate(
     *,
     max_steps: int,
     watch: Callable[[int, S], None] | None = None,
-) -> Outcome[S]:
+) -> IterationResult[S]:
     """Step until the state says that it is done, the budget ends, or numbers stop being finite."""
     state = solver.init(problem, start)
     values = [state.value]
@@ -78,10 +78,10 @@ def iterate(
         if watch is not None:
             watch(num_steps, state)
         if state.ending is not None:
-            return Outcome(state, state.ending, num_steps, tuple(values))
+            return IterationResult(state, state.ending, num_steps, tuple(values))
         following = solver.step(problem, state)
         if not (following.x.isfinite().all() and following.value < float("inf")):
-            return Outcome(state, Ending.NOT_FINITE, num_steps, tuple(values))
+            return IterationResult(state, Ending.NOT_FINITE, num_steps, tuple(values))
         state = following
         values.append(state.value)
-    return Outcome(state, state.ending or Ending.BUDGET, max_steps, tuple(values))
+    return IterationResult(state, state.ending or Ending.BUDGET, max_steps, tuple(values))

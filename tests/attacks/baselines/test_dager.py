@@ -19,7 +19,7 @@ from transformers import (
     LlamaModel,
 )
 
-from unmask.attacks.baselines.dager import Dager, Frame, _products, _without_used
+from unmask.attacks.baselines.dager import Dager, FrameTokens, _products, _without_used
 from unmask.attacks.baselines.dager_spans import query_layers, span_distance, take_spans
 from unmask.attacks.progress import silent
 from unmask.evidence.gradients import GradientEvidence
@@ -156,7 +156,7 @@ def test_end_tokens_at_two_positions_let_the_tokens_of_one_pass_at_the_other():
 def test_algorithm_1_gives_the_tokens_of_every_position_and_stops_behind_the_longest_text(name):
     model, texts, attack = family(name, 4)
     evidence = classify(model, texts)
-    frame = Frame(attack.start_token, attack.end_tokens or ())
+    frame = FrameTokens(attack.start_token, attack.end_tokens or ())
     sets = attack.token_sets(model, spans_of(attack, evidence, model).first, frame, silent)
     longest = max(map(len, texts))
     assert len(sets.sets) == longest
@@ -174,7 +174,7 @@ def test_algorithm_1_gives_the_tokens_of_every_position_and_stops_behind_the_lon
 def test_algorithm_1_has_one_set_where_positions_are_rotary():
     model, texts, attack = family("llama", 4)
     spans = spans_of(attack, classify(model, texts), model)
-    sets = attack.token_sets(model, spans.first, Frame(START, ()), silent)
+    sets = attack.token_sets(model, spans.first, FrameTokens(START, ()), silent)
     assert sets.everywhere
     assert set(sets.at(0).tolist()) == set(sets.at(17).tolist()) == {t for text in texts for t in text[1:]}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unmask.attacks.baselines.dager_guesses import Failed, add_nearest, choose_guesses
+from unmask.attacks.baselines.dager_guesses import FailedSequences, add_nearest, choose_guesses
 
 SEQUENCES = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5], [6, 7, 3, 5]])
 DISTANCES = torch.tensor([0.3, 0.1, 0.2], dtype=torch.float64)
@@ -32,14 +32,14 @@ def test_chunks_give_what_one_piece_gives():
 
 
 def test_failed_sequences_are_kept_length_by_length():
-    failed = Failed(most=1, fraction=0.7)
+    failed = FailedSequences(most=1, fraction=0.7)
     failed.offer(SEQUENCES, DISTANCES)
     failed.offer(SEQUENCES[:, :2], DISTANCES)
     assert failed.prefixes(4).tolist() == [[1, 2, 3, 5]]
     assert failed.prefixes(2).tolist() == [[1, 2]]
     assert failed.prefixes(3).shape == (0, 3)
-    assert sorted(failed.scored()) == [(0.1, (1, 2)), (0.1, (1, 2, 3, 5))]
-    none = Failed(most=0, fraction=0.7)
+    assert sorted(failed.list_all()) == [(0.1, (1, 2)), (0.1, (1, 2, 3, 5))]
+    none = FailedSequences(most=0, fraction=0.7)
     none.offer(SEQUENCES, DISTANCES)
     assert not none.of_length
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from unmask.attacks.gradients.bag_of_words.candidates import find_candidates
-from unmask.attacks.gradients.encoder.position_candidates import Places, Text
+from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.problem import Problem, set_up
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
@@ -46,7 +46,7 @@ def candidates_of(model: Model, evidence: GradientEvidence) -> Any:
     return bag.candidates
 
 
-def as_places(places: Places, tokens: Sequence[int], kinds: Sequence[int] | None = None) -> Text:
+def as_places(places: PositionCandidates, tokens: Sequence[int], kinds: Sequence[int] | None = None) -> Text:
     """The slow, obvious way from tokens to places."""
     rows = zip(places.token.tolist(), places.position.tolist(), places.kind.tolist(), strict=True)
     index = {row: place for place, row in enumerate(rows)}

@@ -135,4 +135,4 @@ def test_a_prefix_grows(tiny_llama):
     prefix = Prefix.empty(tiny_llama)
     assert len(prefix) == 0
     keys = torch.ones(2, tiny_llama.num_key_value_heads, tiny_llama.head_width)
-    assert len(prefix.extended(keys, keys).extended(keys[:1], keys[:1])) == 3
+    assert len(prefix.extend(keys, keys).extend(keys[:1], keys[:1])) == 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unmask.attacks.outputs import model_cache as kept
-from unmask.attacks.outputs.model_cache import once
+from unmask.attacks.outputs.model_cache import compute_once
 from unmask.attacks.recover import as_client_ran_it
 from unmask.models import Model
 
@@ -19,14 +19,14 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def is_made(model: Model, key: str = "test") -> bool:
     """Whether the value had to be made."""
     made = []
-    once(model, key, lambda: made.append(1))
+    compute_once(model, key, lambda: made.append(1))
     return bool(made)
 
 
 def test_it_is_made_once_for_each_model_and_key(tiny_gpt2, tiny_llama):
     made: list[str] = []
     for model, name in ((tiny_gpt2, "a"), (tiny_gpt2, "a"), (tiny_gpt2, "b"), (tiny_llama, "a")):
-        assert once(model, ("test", name), lambda name=name: made.append(name) or name) == name
+        assert compute_once(model, ("test", name), lambda name=name: made.append(name) or name) == name
     assert made == ["a", "b", "a"]
 
 

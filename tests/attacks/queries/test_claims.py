@@ -10,13 +10,13 @@ from tests.attacks.queries.random_networks import normal
 from unmask.attacks.queries.claims import (
     FRESH_LENGTH,
     NUM_FRESH,
-    certified,
+    certify,
     fresh_sequences,
     is_zero,
-    judged,
+    judge_heads,
     no_heads,
-    refused,
-    started,
+    open_bill,
+    refuse,
 )
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.linalg.heads import HeadWeights
@@ -30,8 +30,8 @@ def claim(claimed, true=HEADS, after=None, boost=1.0, **options):
     """The recovery of some heads from an oracle of others."""
     evidence = oracle_of(true, after, **options)
     profile = probe_oracle(evidence, generator())
-    bill = started(evidence, 7, profile.num_queries)
-    return judged(evidence, profile, claimed, bill, boost, generator(1), "Heads.")
+    bill = open_bill(evidence, 7, profile.num_queries)
+    return judge_heads(evidence, profile, claimed, bill, boost, generator(1), "Heads.")
 
 
 def test_the_true_heads_are_certified():
@@ -81,7 +81,7 @@ def test_the_rule_for_what_is_allowed(precision, noise, size, expected):
     profile = OracleProfile(0, False, True, noise, 0.0, precision, math.inf, 0)
     fresh = fresh_sequences(HEADS, 1.0, math.inf, generator())
     rms = float(HEADS(fresh).square().mean().sqrt())
-    certificate = certified(evidence, profile, HEADS, fresh, "With these weights")
+    certificate = certify(evidence, profile, HEADS, fresh, "With these weights")
     own = precision + noise / (size * rms)
     assert certificate.details["oracle_error"] == pytest.approx(own, rel=1e-9)
     assert certificate.tolerance == pytest.approx(expected if not noise else max(1e-8, 1e4 * own), rel=1e-9)
@@ -126,7 +126,7 @@ def test_the_bill_adds_up():
 
 def test_a_refusal_claims_nothing():
     evidence = oracle_of(HEADS)
-    recovery = refused(evidence, started(evidence, 0), Status.NOT_APPLICABLE, "Why.")
+    recovery = refuse(evidence, open_bill(evidence, 0), Status.NOT_APPLICABLE, "Why.")
     assert recovery.value.W.shape == (0, WIDTH, WIDTH)
     assert not recovery.certificate.holds
     assert recovery.reason == recovery.certificate.claim == "Why."

@@ -6,7 +6,7 @@ from tests.attacks.queries.layers import generator, vector_layer
 from tests.attacks.queries.random_heads import added, oracle_of, random_head, rounded
 from tests.attacks.queries.random_networks import evidence_of, normal, relative
 
-from unmask.attacks.queries.opening import not_applicable, opened_layer
+from unmask.attacks.queries.opening import not_applicable, open_layer
 from unmask.attacks.queries.profile import probe_oracle
 from unmask.linalg.heads import HeadWeights
 
@@ -16,7 +16,7 @@ WIDTH = 8
 def opened(evidence):
     profile = probe_oracle(evidence, generator())
     before = evidence.ledger.num_asked
-    return opened_layer(evidence, profile, generator(1)), evidence.ledger.num_asked - before
+    return open_layer(evidence, profile, generator(1)), evidence.ledger.num_asked - before
 
 
 def test_the_sum_of_v_is_read_with_width_and_four_queries():
@@ -64,7 +64,7 @@ def test_values_that_cancel_are_not_nothing():
 def test_one_direction_of_vectors_is_a_layer_too():
     heads, direction = vector_layer(2, WIDTH, 3), normal(1)(3)
     layer, _ = opened(oracle_of(heads))
-    seen = layer.projected(direction)
+    seen = layer.project(direction)
     numbers = HeadWeights(W=heads.W, v=heads.v @ direction)
     U, y = normal(2)(9, WIDTH), normal(3)(WIDTH)
     X = torch.stack([y + U, y.expand(9, -1)], dim=1)

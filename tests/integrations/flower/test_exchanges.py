@@ -31,7 +31,7 @@ from tests.integrations.flower_grid import (
 
 from unmask.audit.finding import Outcome
 from unmask.integrations.flower import AuditGrid, AuditStrategy
-from unmask.integrations.flower.exchanges import MAX_VERSIONS, Exchanges, round_of
+from unmask.integrations.flower.exchanges import MAX_VERSIONS, OpenMessages, round_of
 from unmask.protocols import observe_gradients
 
 
@@ -61,7 +61,7 @@ class Deaf(MemoryGrid):
 
 @pytest.fixture
 def exchanges():
-    return Exchanges(Heard())
+    return OpenMessages(Heard())
 
 
 def numbered(key: str, message: Message) -> Message:
@@ -119,7 +119,7 @@ def test_one_version_of_the_weights_is_held_once(exchanges):
     arrays = initial_arrays()
     for key in "abc":
         record = ArrayRecord(dict(arrays))  # the older interface makes a record for each client
-        exchanges.sent(exchanges.note([numbered(key, Message(RecordDict({"arrays": record}), 11, "train"))]))
+        exchanges.record_sent(exchanges.note([numbered(key, Message(RecordDict({"arrays": record}), 11, "train"))]))
     assert len({id(weights) for *_, weights in exchanges._out.values()}) == 1
 
 
@@ -129,9 +129,9 @@ def test_only_the_newest_versions_are_held(exchanges, caplog):
         record = ArrayRecord({"weight": torch.tensor([float(number)])})
         messages.append(numbered(str(number), Message(RecordDict({"arrays": record}), number, "train")))
         with caplog.at_level(logging.WARNING):
-            exchanges.sent(exchanges.note(messages[-1:]))
+            exchanges.record_sent(exchanges.note(messages[-1:]))
     assert "more than 32 versions" in caplog.text
-    exchanges.received([answer(message, {"weight": torch.zeros(1)}) for message in messages])
+    exchanges.audit_replies([answer(message, {"weight": torch.zeros(1)}) for message in messages])
     assert [asked.sent is None for asked in exchanges.audit.asked] == [True] + MAX_VERSIONS * [False]
 
 
@@ -183,8 +183,8 @@ def test_a_gradient_beside_unchanged_weights_is_never_clear(options, tmp_path):
 
 def asked_about(exchanges, reply_records):
     message = numbered("one", train_message(11))
-    exchanges.sent(exchanges.note([message]))
-    exchanges.received([Message(RecordDict(reply_records), reply_to=message)])
+    exchanges.record_sent(exchanges.note([message]))
+    exchanges.audit_replies([Message(RecordDict(reply_records), reply_to=message)])
     return exchanges.audit.asked[-1]
 
 

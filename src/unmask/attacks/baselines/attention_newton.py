@@ -27,7 +27,7 @@ from unmask.linalg.attention_loss import AttentionLoss
 from unmask.linalg.softmax_attention import AttentionMap
 from unmask.recovery import Certificate, Cost, Recovery, Status
 from unmask.solvers.hessian import Dense, NewtonMatrix
-from unmask.solvers.iterate import Ending, Outcome, iterate
+from unmask.solvers.iterate import Ending, IterationResult, iterate
 from unmask.solvers.newton import Newton, NewtonState
 
 _ROUNDINGS = 1e3  # of the evidence's number type: scores and sums of some hundred terms
@@ -64,7 +64,7 @@ class PaperNewton:
             watch=lambda done, _: progress("Newton steps", done, self.max_steps),
         )
         certificate = _certificate(evidence, outcome.state)
-        status, reason = _verdict(outcome, certificate, self.gamma)
+        status, reason = _claim(outcome, certificate, self.gamma)
         return Recovery(
             value=PaperSolution(outcome.state.x, outcome.values),
             status=status,
@@ -100,7 +100,7 @@ def _certificate(evidence: AttentionEvidence, state: NewtonState) -> Certificate
     )
 
 
-def _verdict(outcome: Outcome[NewtonState], certificate: Certificate, gamma: float) -> tuple[Status, str]:
+def _claim(outcome: IterationResult[NewtonState], certificate: Certificate, gamma: float) -> tuple[Status, str]:
     left = f"leaves {certificate.residual:.1e} of the output unexplained"
     if outcome.ending is not Ending.CONVERGED:
         return Status.NOTHING_FOUND, f"after {outcome.num_steps} steps X̂ {left}. {outcome.ending.value}"

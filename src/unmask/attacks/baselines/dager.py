@@ -35,8 +35,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unmask.attacks.baselines.dager_claim import Accepted, TokenSets, dager_verdict, judge, tokens_only
-from unmask.attacks.baselines.dager_guesses import Failed, Scored, Text, add_nearest, choose_guesses
+from unmask.attacks.baselines.dager_claim import (
+    AcceptedSequences,
+    TokenSets,
+    check_sequences,
+    claim_sequences,
+    tokens_only,
+)
+from unmask.attacks.baselines.dager_guesses import FailedSequences, Scored, Text, add_nearest, choose_guesses
 from unmask.attacks.baselines.dager_spans import QuerySpans, SequenceCheck, query_layers, span_distance, take_spans
 from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
@@ -49,7 +55,7 @@ _TOKENS_AT_ONCE = 2**14  # of the vocabulary: a temporary of (2**14, d)
 
 
 @dataclass(frozen=True)
-class Frame:
+class FrameTokens:
     """The token in front of every text, where there is one, and the tokens that end texts."""
 
     start: int | None
@@ -113,17 +119,17 @@ class Dager:
         if not accepted.sequences:
             return tokens_only(sets, check, accepted, self.token_tolerance, used, started)
         progress("judging texts", 0, 1)
-        judgement = judge(check, spans, accepted, self.sequence_tolerance)
-        return dager_verdict(evidence, judgement, sets, used, started)
+        judgement = check_sequences(check, spans, accepted, self.sequence_tolerance)
+        return claim_sequences(evidence, judgement, sets, used, started)
 
-    def _frame(self, model: Model) -> Frame:
+    def _frame(self, model: Model) -> FrameTokens:
         """Side knowledge: the settings, else what the tokenizer says."""
         known = (getattr(model.tokenizer, name, None) for name in ("eos_token_id", "sep_token_id"))
         ends = tuple(token for token in known if token is not None) if self.end_tokens is None else self.end_tokens
         if self.start_token is not None or model.tokenizer is None:
-            return Frame(self.start_token, ends)
+            return FrameTokens(self.start_token, ends)
         empty = model.encode("")
-        return Frame(empty[0] if empty and empty[0] not in ends else None, ends)
+        return FrameTokens(empty[0] if empty and empty[0] not in ends else None, ends)
 
     def _no_token(self, spans: QuerySpans, width: int) -> tuple[Status, str]:
         """How it ends if no token passes: nothing there, or a span that was cut and then holds no token."""
@@ -134,7 +140,7 @@ class Dager:
             return Status.NOT_IDENTIFIABLE, _FULL.format(spans.rank, width, kept, self.token_tolerance)
         return Status.NOTHING_FOUND, _CUT.format(spans.rank, kept, width, self.token_tolerance)
 
-    def token_sets(self, model: Model, basis: Basis, frame: Frame, progress: Progress) -> TokenSets:
+    def token_sets(self, model: Model, basis: Basis, frame: FrameTokens, progress: Progress) -> TokenSets:
         """Algorithm 1: at every position the tokens within τ₁ of block 0's span, until no token passes.
 
         End tokens are noted and taken out; a decoder's start token stands in front only.
@@ -171,22 +177,22 @@ class Dager:
         return torch.cat(near)[torch.cat(distances).argsort(stable=True)], worst
 
     def grow_prefixes(
-        self, sets: TokenSets, check: SequenceCheck, frame: Frame, num_texts: int | None, progress: Progress
-    ) -> Accepted:
+        self, sets: TokenSets, check: SequenceCheck, frame: FrameTokens, num_texts: int | None, progress: Progress
+    ) -> AcceptedSequences:
         """Algorithm 2: extend every prefix by every token of the next set; keep it if all its rows are within τ₂.
 
         A prefix that nothing extends is a text. As in the official code, first tokens are not checked by themselves,
         and a text has at least two tokens.
         """
         prefixes = sets.at(0)[:, None] if frame.start is None else torch.tensor([[frame.start]])
-        failed = Failed((num_texts or 0) * self.best_effort, self.distinct_fraction)
+        failed = FailedSequences((num_texts or 0) * self.best_effort, self.distinct_fraction)
         texts: list[Text] = []
         num_checked = 0
         while len(prefixes):
             length = prefixes.shape[1]
             tokens = sets.at(length)[: None if length < check.model.max_positions else 0]
             if num_checked + len(prefixes) * len(tokens) > self.max_products:
-                return Accepted(texts + _texts(prefixes), num_checked, is_cut=True)
+                return AcceptedSequences(texts + _texts(prefixes), num_checked, is_cut=True)
             progress("growing prefixes", length, max(length, len(sets.sets)))
             extended, parents = self._extensions(prefixes, tokens, check, failed)
             texts += [text for i, text in enumerate(_texts(prefixes)) if i not in parents]
@@ -194,13 +200,13 @@ class Dager:
             prefixes = extended
         num_missing = (num_texts or 0) - len(texts)
         if not failed.of_length or num_missing <= 0:
-            return Accepted(texts, num_checked)
+            return AcceptedSequences(texts, num_checked)
         num_checked += self._grow_guesses(sets, check, failed)
-        guesses = choose_guesses(texts, failed.scored(), num_missing, self.distinct_fraction)
-        return Accepted(texts, num_checked, guesses=guesses)
+        guesses = choose_guesses(texts, failed.list_all(), num_missing, self.distinct_fraction)
+        return AcceptedSequences(texts, num_checked, guesses=guesses)
 
     def _extensions(
-        self, prefixes: TokenBatch, tokens: Tokens, check: SequenceCheck, failed: Failed
+        self, prefixes: TokenBatch, tokens: Tokens, check: SequenceCheck, failed: FailedSequences
     ) -> tuple[TokenBatch, set[int]]:
         """All prefix + token whose every row is within τ₂, and the numbers of the prefixes that were extended."""
         kept = [prefixes.new_zeros(0, prefixes.shape[1] + 1)]
@@ -213,7 +219,7 @@ class Dager:
             failed.offer(sequences[~passing], distances[~passing].mean(1))
         return torch.cat(kept), parents
 
-    def _grow_guesses(self, sets: TokenSets, check: SequenceCheck, failed: Failed) -> int:
+    def _grow_guesses(self, sets: TokenSets, check: SequenceCheck, failed: FailedSequences) -> int:
         """Extend, length by length, the nearest sequences that failed; return how many were checked.
 
         They end where Algorithm 1's positions do, with rotary positions where the texts do.
@@ -233,8 +239,8 @@ class Dager:
             yield before, torch.cat([prefixes[before], tokens[last, None]], dim=1)
 
     def search_products(
-        self, sets: TokenSets, check: SequenceCheck, frame: Frame, num_texts: int | None, progress: Progress
-    ) -> Accepted:
+        self, sets: TokenSets, check: SequenceCheck, frame: FrameTokens, num_texts: int | None, progress: Progress
+    ) -> AcceptedSequences:
         """Algorithm 3: for every end token, the shortest text first, all products of the token sets before it.
 
         The paper's heuristics: if the number of texts is known, a position keeps that many of its nearest tokens;
@@ -263,7 +269,7 @@ class Dager:
             remaining = _without_used(remaining, found, frame.start)
             texts += found
         guesses = choose_guesses(texts, failed, (num_texts or 0) - len(texts), self.distinct_fraction)
-        return Accepted(texts, num_checked, is_cut, guesses)
+        return AcceptedSequences(texts, num_checked, is_cut, guesses)
 
 
 def _products(

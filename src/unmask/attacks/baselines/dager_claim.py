@@ -47,7 +47,7 @@ class TokenSets:
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptedSequences:
     """Sequences that passed, how many were checked, whether the budget ended the search, and guesses that failed."""
 
     sequences: Sequence[tuple[int, ...]]
@@ -57,12 +57,12 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class CheckedSequences:
     """Accepted sequences beside the gradient that they must explain."""
 
     check: SequenceCheck
     spans: QuerySpans
-    accepted: Accepted
+    accepted: AcceptedSequences
     tolerance: float
     distances: Sequence[float]  # the worst row of each sequence, in float64
     num_rows: int
@@ -79,45 +79,47 @@ class Judgement:
         return self.is_complete and distance <= self.tolerance
 
 
-def judge(check: SequenceCheck, spans: QuerySpans, accepted: Accepted, tolerance: float) -> Judgement:
+def check_sequences(
+    check: SequenceCheck, spans: QuerySpans, accepted: AcceptedSequences, tolerance: float
+) -> CheckedSequences:
     """Measure the accepted sequences in float64."""
     rows: dict[tuple[int, ...], torch.Tensor] = {}
     distances = []
     for text in accepted.sequences:
-        inputs = _checked_rows(check, text)
+        inputs = _check_rows(check, text)
         distances.append(float(span_distance(inputs, spans.second.double()).max()))
         for position, row in enumerate(inputs, start=check.num_unchecked):
             seen = text[: position + 1] if check.model.causal else (*text, position)
             rows.setdefault(seen, row)
     stacked = torch.stack(list(rows.values())) if rows else None
-    unexplained = 1.0 if stacked is None else _unexplained(stacked, spans)
-    return Judgement(check, spans, accepted, tolerance, distances, len(rows), unexplained)
+    unexplained = 1.0 if stacked is None else _measure_unexplained(stacked, spans)
+    return CheckedSequences(check, spans, accepted, tolerance, distances, len(rows), unexplained)
 
 
-def _checked_rows(check: SequenceCheck, text: Sequence[int]) -> Rows:
+def _check_rows(check: SequenceCheck, text: Sequence[int]) -> Rows:
     return check.rows(torch.tensor([text]))[0].double()[check.num_unchecked :]
 
 
-def _guessed(check: SequenceCheck, accepted: Accepted) -> list[RecoveredText]:
+def _list_guesses(check: SequenceCheck, accepted: AcceptedSequences) -> list[RecoveredText]:
     """Guesses as texts that are not certain, each with the distance of its worst row."""
     basis = check.basis.double()
     return [
         RecoveredText(
-            text, check.model.decode(text), False, float(span_distance(_checked_rows(check, text), basis).max())
+            text, check.model.decode(text), False, float(span_distance(_check_rows(check, text), basis).max())
         )
         for text in accepted.guesses
     ]
 
 
-def _unexplained(rows: Rows, spans: QuerySpans) -> float:
+def _measure_unexplained(rows: Rows, spans: QuerySpans) -> float:
     """The share of block 1's gradient outside the span of rows."""
     gradient = spans.second_gradient.double()
     frame, _ = torch.linalg.qr(rows.T.to(gradient.device))
     return float((gradient - frame @ (frame.T @ gradient)).norm() / gradient.norm())
 
 
-def dager_verdict(
-    evidence: GradientEvidence, judgement: Judgement, sets: TokenSets, used: tuple[str, ...], started: float
+def claim_sequences(
+    evidence: GradientEvidence, judgement: CheckedSequences, sets: TokenSets, used: tuple[str, ...], started: float
 ) -> Recovery[RecoveredTexts]:
     """Texts, status and certificate of a finished search that accepted something."""
     model = judgement.check.model
@@ -139,11 +141,11 @@ def dager_verdict(
     status, reason = _status(evidence, judgement, is_whole)
     cost = Cost(time.perf_counter() - started, candidates=sets.num_tested + judgement.accepted.num_checked)
     ordered = sorted(texts, key=lambda text: (not text.certain, text.residual, text.tokens))
-    ordered += _guessed(judgement.check, judgement.accepted)
+    ordered += _list_guesses(judgement.check, judgement.accepted)
     return Recovery(RecoveredTexts(tuple(ordered), sets.tokens), status, reason, certificate, cost, used)
 
 
-def _status(evidence: GradientEvidence, judgement: Judgement, is_whole: bool) -> tuple[Status, str]:
+def _status(evidence: GradientEvidence, judgement: CheckedSequences, is_whole: bool) -> tuple[Status, str]:
     num_found, rank = len(judgement.accepted.sequences), judgement.spans.rank
     problems = []
     if not judgement.is_complete:
@@ -164,17 +166,17 @@ def _status(evidence: GradientEvidence, judgement: Judgement, is_whole: bool) ->
     if not problems:
         return Status.RECOVERED, f"all {num_found} texts; their rows are all {rank} directions of block 1's gradient"
     status = Status.BUDGET_EXHAUSTED if judgement.accepted.is_cut else Status.PARTIAL
-    return status, f"{num_found} texts passed{_told(judgement.accepted)}; " + "; ".join(problems)
+    return status, f"{num_found} texts passed{_describe(judgement.accepted)}; " + "; ".join(problems)
 
 
-def _told(accepted: Accepted) -> str:
+def _describe(accepted: AcceptedSequences) -> str:
     return f" ({len(accepted.guesses)} more are guesses, which failed)" if accepted.guesses else ""
 
 
 def tokens_only(
     sets: TokenSets,
     check: SequenceCheck,
-    accepted: Accepted,
+    accepted: AcceptedSequences,
     tolerance: float,
     used: tuple[str, ...],
     started: float,
@@ -188,5 +190,5 @@ def tokens_only(
     cost = Cost(time.perf_counter() - started, candidates=sets.num_tested + accepted.num_checked)
     status = Status.BUDGET_EXHAUSTED if accepted.is_cut else Status.PARTIAL
     reason = f"the bag of words ({len(sets.tokens)} tokens) was recovered; no sequence of them passed in block 1"
-    value = RecoveredTexts(tuple(_guessed(check, accepted)), sets.tokens)
-    return Recovery(value, status, reason + _told(accepted), certificate, cost, used)
+    value = RecoveredTexts(tuple(_list_guesses(check, accepted)), sets.tokens)
+    return Recovery(value, status, reason + _describe(accepted), certificate, cost, used)

@@ -28,7 +28,7 @@ Scored = tuple[float, Text]  # the mean distance of its rows, the sequence
 
 
 @dataclass
-class Failed:
+class FailedSequences:
     """Of the sequences of each length that failed, the nearest `most`, no two alike in `fraction` of their tokens."""
 
     most: int
@@ -47,7 +47,7 @@ class Failed:
         kept = [text for _, text in self.of_length.get(length, [])]
         return torch.tensor(kept, dtype=torch.long).reshape(len(kept), length)
 
-    def scored(self) -> list[Scored]:
+    def list_all(self) -> list[Scored]:
         """Everything kept, of all lengths."""
         return [pair for kept in self.of_length.values() for pair in kept]
 

@@ -106,7 +106,7 @@ def cut(rank: int, width: int, rank_margin: int) -> int:
 
 def _whole_gradient(evidence: GradientEvidence, layer: LinearLayer) -> Float[Tensor, "d m"]:
     """The gradient of all that is stored under a layer's parameter; half precisions are raised to float32."""
-    stored = replace(layer, columns=None).oriented(evidence.gradients[layer.parameter])
+    stored = replace(layer, columns=None).orient(evidence.gradients[layer.parameter])
     return stored if stored.dtype is torch.float64 else stored.float()
 
 

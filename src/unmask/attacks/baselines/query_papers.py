@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import Bill, is_zero, judged, refused, started
+from unmask.attacks.queries.claims import Bill, is_zero, judge_heads, open_bill, refuse
 from unmask.attacks.queries.one_head.boosted_probes import columns_at_once
 from unmask.attacks.queries.one_head.single_head import out_of_budget, unknown_head
 from unmask.attacks.queries.opening import not_applicable, silence
@@ -57,8 +57,8 @@ class PaperSingleHeadAttack:
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Learn, and check on fresh sequences."""
         d = evidence.width
-        bill = started(evidence, d * d + d)
-        return _learned(evidence, bill, self.seed, lambda v, generator: self.weights(evidence, v, generator))
+        bill = open_bill(evidence, d * d + d)
+        return _learn(evidence, bill, self.seed, lambda v, generator: self.weights(evidence, v, generator))
 
     def weights(
         self, evidence: OracleEvidence, v: Float[Tensor, " d"], generator: torch.Generator
@@ -112,8 +112,8 @@ class NuclearNormAttack:
         d = evidence.width
         if self.num_measurements > d * d:
             raise InputError(f"num_measurements must be at most {d * d}, as many as W has entries")
-        bill = started(evidence, d * d + d)
-        return _learned(evidence, bill, self.seed, lambda v, generator: self.weights(evidence, v, generator))
+        bill = open_bill(evidence, d * d + d)
+        return _learn(evidence, bill, self.seed, lambda v, generator: self.weights(evidence, v, generator))
 
     def weights(
         self, evidence: OracleEvidence, v: Float[Tensor, " d"], generator: torch.Generator
@@ -126,7 +126,7 @@ class NuclearNormAttack:
         return least_nuclear_norm(U[kept], Y[kept], t[kept], self.max_steps)[0]
 
 
-def _learned(
+def _learn(
     evidence: OracleEvidence,
     bill: Bill,
     seed: int,
@@ -139,16 +139,18 @@ def _learned(
         profile = probe_oracle(evidence, generator)
         bill = replace(bill, probing=profile.num_queries)
         if profile.num_outputs or profile.signs_only or not profile.is_linear:
-            return refused(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
+            return refuse(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
         heads.v[0] = evidence.ask(torch.eye(evidence.width, dtype=torch.float64, device=evidence.device)[:, None])
         if is_zero(heads.v[0], profile):
-            return refused(evidence, bill, *silence(profile))
+            return refuse(evidence, bill, *silence(profile))
         heads.W[0] = weights(heads.v[0], generator)
         if not heads.W.isfinite().all():
             reason = "Some scores saturated or met v·u = 0, so that the linear system has no finite right side."
-            return refused(evidence, bill, Status.NOTHING_FOUND, reason)
-        return judged(evidence, profile, heads, bill, 1.0, generator, "v from unit tokens, W by the paper's method.")
+            return refuse(evidence, bill, Status.NOTHING_FOUND, reason)
+        return judge_heads(
+            evidence, profile, heads, bill, 1.0, generator, "v from unit tokens, W by the paper's method."
+        )
     except BudgetSpent as spent:
         return out_of_budget(evidence, heads, bill, spent)
     except Refused as seen:
-        return refused(evidence, bill, Status.NOTHING_FOUND, str(seen))
+        return refuse(evidence, bill, Status.NOTHING_FOUND, str(seen))

@@ -22,7 +22,7 @@ RowsOf = Callable[[Model, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Site:
+class SpanSite:
     """A layer, the span of its gradient, and how its input follows from block 0's attention."""
 
     name: str
@@ -31,7 +31,7 @@ class Site:
     parameters: tuple[str, ...]
 
 
-def first_input_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> Site | None:
+def first_input_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> SpanSite | None:
     """Inputs of block 0's queries, keys and values, together: they decide which tokens occur.
 
     With a `floor`, here and below, the span is cut at that share of the largest singular value, not at a gap.
@@ -40,7 +40,7 @@ def first_input_site(evidence: GradientEvidence, model: Model, floor: float | No
     return _site(evidence, model, "attention input of block 0", roles, 0, _never, floor)
 
 
-def second_input_site(evidence: GradientEvidence, model: Model) -> Site | None:
+def second_input_site(evidence: GradientEvidence, model: Model) -> SpanSite | None:
     """Inputs of block 1's queries, keys and values: a prefix passes the whole of block 0 on its way there."""
     if model.num_blocks < 2:
         return None
@@ -48,22 +48,22 @@ def second_input_site(evidence: GradientEvidence, model: Model) -> Site | None:
     return _site(evidence, model, "attention input of block 1", roles, 1, _next_attention_input)
 
 
-def output_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> Site | None:
+def output_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> SpanSite | None:
     """Attention outputs of block 0, before the output projection."""
-    return _site(evidence, model, "output projection of block 0", (Role.ATTENTION_OUT,), 0, _mixed, floor)
+    return _site(evidence, model, "output projection of block 0", (Role.ATTENTION_OUT,), 0, _attention_output, floor)
 
 
-def mlp_site(evidence: GradientEvidence, model: Model) -> Site | None:
+def mlp_site(evidence: GradientEvidence, model: Model) -> SpanSite | None:
     """Inputs of block 0's MLP."""
     return _site(evidence, model, "MLP input of block 0", (Role.MLP_IN, Role.MLP_GATE), 0, _mlp_input)
 
 
-def down_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> Site | None:
+def down_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> SpanSite | None:
     """Inputs of block 0's down projection: wider than the stream, so their span leaves room up to d rows."""
     return _site(evidence, model, "down projection of block 0", (Role.MLP_OUT,), 0, _mlp_hidden, floor)
 
 
-def prefix_sites(evidence: GradientEvidence, model: Model) -> Iterator[Site]:
+def prefix_sites(evidence: GradientEvidence, model: Model) -> Iterator[SpanSite]:
     """Layers that can check a prefix, the cheapest first: each further one needs more of the forward pass."""
     first = output_site(evidence, model)
     if first is not None:
@@ -84,7 +84,7 @@ def _site(
     block: int,
     rows: RowsOf,
     floor: float | None = None,
-) -> Site | None:
+) -> SpanSite | None:
     gradients = {role: evidence.linear(model, role, block) for role in roles}
     present = {role: _as_computed(evidence, gradient) for role, gradient in gradients.items() if gradient is not None}
     if not present:
@@ -92,7 +92,7 @@ def _site(
     layers = (model.linear(role, block) for role in present)
     names = tuple(dict.fromkeys(layer.parameter for layer in layers if layer is not None))
     span = column_span(*present.values()) if floor is None else span_above(*present.values(), floor=floor)
-    return Site(name, span, rows, names)
+    return SpanSite(name, span, rows, names)
 
 
 def _as_computed(evidence: GradientEvidence, gradient: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _never(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
     raise NotImplementedError("inputs of block 0 depend on no attention; use Model.first_input")
 
 
-def _mixed(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
+def _attention_output(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
     return mixed
 
 

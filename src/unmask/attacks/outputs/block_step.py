@@ -49,7 +49,7 @@ class Prefix:
         nothing = torch.zeros(shape, dtype=model.dtype, device=model.device)
         return cls(nothing, nothing)
 
-    def extended(self, keys: Float[Tensor, "n g e"], values: Float[Tensor, "n g e"]) -> Prefix:
+    def extend(self, keys: Float[Tensor, "n g e"], values: Float[Tensor, "n g e"]) -> Prefix:
         """The prefix with further positions behind it."""
         return Prefix(torch.cat([self.keys, keys]), torch.cat([self.values, values]))
 
@@ -58,7 +58,7 @@ class Prefix:
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionStep:
     """What candidate rows make of the prefix: the input of the output projection, and their own keys and values."""
 
     mixed: Float[Tensor, "k o"]
@@ -67,7 +67,7 @@ class Attended:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class BlockOutput:
     """What leaves the block, and the keys and values that a chosen row adds to the prefix."""
 
     outputs: Float[Tensor, "k d"]
@@ -101,15 +101,15 @@ class BlockStep:
         return self.run(rows).outputs
 
     @torch.no_grad()
-    def run(self, rows: Float[Tensor, "k d"]) -> Stepped:
+    def run(self, rows: Float[Tensor, "k d"]) -> BlockOutput:
         """What leaves the block, and each candidate's keys and values."""
         attended = self._attend(rows)
         stream = self.model.after_attention(self.block, rows, attended.mixed)
         outputs = self.model.after_mlp(self.block, stream, self.model.mlp_hidden(self.block, stream))
-        return Stepped(outputs, attended.keys, attended.values)
+        return BlockOutput(outputs, attended.keys, attended.values)
 
     @torch.no_grad()
-    def attend(self, rows: Float[Tensor, "k d"]) -> Attended:
+    def attend(self, rows: Float[Tensor, "k d"]) -> AttentionStep:
         """The attention module alone, before its output projection."""
         return self._attend(rows)
 
@@ -118,7 +118,7 @@ class BlockStep:
     ) -> BlockStep:
         """The block at the next position (or a later one, where padding lies between), once this row is known."""
         position = self.position + 1 if position is None else position
-        return BlockStep(self.model, self.block, position, self.prefix.extended(keys, values))
+        return BlockStep(self.model, self.block, position, self.prefix.extend(keys, values))
 
     def jacobian(self, row: Float[Tensor, " d"]) -> Float[Tensor, "d d"]:
         """∂φ/∂x at one row: entry (i, j) is the derivative of output i by input j."""
@@ -127,11 +127,11 @@ class BlockStep:
         x = row.detach()[None]
         with torch.no_grad():
             stream = model.after_attention(block, x, self._attend(x).mixed)
-        upper = pulled_back(lambda rows: model.mlp_hidden(block, rows), stream, down.T)
+        upper = pull_back(lambda rows: model.mlp_hidden(block, rows), stream, down.T)
         upper.diagonal().add_(1)
-        return upper + pulled_back(lambda rows: self._attend(rows).mixed, x, upper @ out.T)
+        return upper + pull_back(lambda rows: self._attend(rows).mixed, x, upper @ out.T)
 
-    def _attend(self, rows: Tensor) -> Attended:
+    def _attend(self, rows: Tensor) -> AttentionStep:
         """Scores against the shared prefix and against the row itself, one softmax over both."""
         model, groups = self.model, self.model.num_key_value_heads
         positions = torch.full((len(rows),), self.position, device=rows.device)
@@ -142,7 +142,7 @@ class BlockStep:
         weights = torch.cat([earlier, own[..., None]], dim=-1).softmax(-1)
         mixed = torch.einsum("kgrj,jge->kgre", weights[..., :-1], self.prefix.values)
         mixed = mixed + weights[..., -1:] * values[:, :, None]
-        return Attended(mixed.flatten(1), keys, values)
+        return AttentionStep(mixed.flatten(1), keys, values)
 
     def _weight(self, role: Role) -> Tensor:
         weight = self.model.weight(role, self.block)
@@ -150,7 +150,7 @@ class BlockStep:
         return weight.detach()
 
 
-def pulled_back(
+def pull_back(
     function: Callable[[Tensor], Tensor], at: Float[Tensor, "1 d"], matrix: Float[Tensor, "m p"]
 ) -> Float[Tensor, "m d"]:
     """M·J of a function of one row: a vector–Jacobian product for each row of M, all in one batch."""

@@ -20,7 +20,7 @@ _MOST_MODELS = 4  # those used last; a layer of SmolLM2 takes some 120 MB
 Value = TypeVar("Value")
 
 
-def once(model: Model, key: Hashable, make: Callable[[], Value]) -> Value:
+def compute_once(model: Model, key: Hashable, make: Callable[[], Value]) -> Value:
     """The value of a key, made when it is first asked for; `make` must not hold on to more than it needs."""
     identity = _identity(model)
     kept = _KEPT.setdefault(identity, {})

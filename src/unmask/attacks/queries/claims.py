@@ -56,7 +56,7 @@ def fresh_sequences(
     return torch.cat([X[:, :-1] * boost, X[:, -1:] / boost], dim=1)
 
 
-def certified(
+def certify(
     evidence: OracleEvidence,
     profile: OracleProfile,
     learned: Callable[[Sequences], Answers],
@@ -85,7 +85,7 @@ def certified(
     return Certificate(claim, residual, tolerance, rejected, {"oracle_error": own})
 
 
-def billed(evidence: OracleEvidence, certificate: Certificate, bill: Bill, num_fresh: int) -> tuple[Certificate, Cost]:
+def charge(evidence: OracleEvidence, certificate: Certificate, bill: Bill, num_fresh: int) -> tuple[Certificate, Cost]:
     """The certificate with the queries by purpose in its details, and the cost."""
     asked = evidence.ledger.num_asked - bill.asked_before
     learning = asked - bill.probing - num_fresh
@@ -100,7 +100,7 @@ def billed(evidence: OracleEvidence, certificate: Certificate, bill: Bill, num_f
     return replace(certificate, details=details), Cost(seconds=time.perf_counter() - bill.started, queries=asked)
 
 
-def judged(
+def judge_heads(
     evidence: OracleEvidence,
     profile: OracleProfile,
     heads: HeadWeights,
@@ -112,27 +112,27 @@ def judged(
 ) -> Recovery[HeadWeights]:
     """The recovery of heads that were learned whole: certified on fresh sequences, or withdrawn."""
     fresh = fresh_sequences(heads, boost, min(profile.max_norm, 1e12), generator)
-    certificate = certified_heads(evidence, profile, heads, fresh, amplification)
-    return concluded(evidence, heads, certificate, bill, len(fresh), reason)
+    certificate = certify_heads(evidence, profile, heads, fresh, amplification)
+    return conclude(evidence, heads, certificate, bill, len(fresh), reason)
 
 
-def certified_heads(
+def certify_heads(
     evidence: OracleEvidence,
     profile: OracleProfile,
     heads: HeadWeights,
     fresh: Sequences,
     amplification: float = AMPLIFICATION,
 ) -> Certificate:
-    """`certified`, with the error of the same heads at W = 0 as what is refused: answers must depend on W."""
+    """`certify`, with the error of the same heads at W = 0 as what is refused: answers must depend on W."""
     blind = HeadWeights(W=torch.zeros_like(heads.W), v=heads.v) if heads.W.any() else None
-    return certified(evidence, profile, heads, fresh, "With these weights", amplification, blind)
+    return certify(evidence, profile, heads, fresh, "With these weights", amplification, blind)
 
 
-def concluded(
+def conclude(
     evidence: OracleEvidence, heads: HeadWeights, certificate: Certificate, bill: Bill, num_fresh: int, reason: str
 ) -> Recovery[HeadWeights]:
     """The recovery that the certificate allows: the heads, or none."""
-    certificate, cost = billed(evidence, certificate, bill, num_fresh)
+    certificate, cost = charge(evidence, certificate, bill, num_fresh)
     if certificate.rejected is not None and certificate.rejected < _SHOWS * certificate.tolerance:
         why = (
             f"{reason} But W = 0 would answer fresh sequences nearly as well: it is off by {certificate.rejected:.1e} "
@@ -148,11 +148,11 @@ def concluded(
     return Recovery(no_heads(evidence), Status.NOTHING_FOUND, why, certificate, cost)
 
 
-def refused(
+def refuse(
     evidence: OracleEvidence, bill: Bill, status: Status, reason: str, heads: HeadWeights | None = None
 ) -> Recovery[HeadWeights]:
     """Nothing can be claimed; or, with `heads`, a part that was certain when the budget ended (unknown entries NaN)."""
-    certificate, cost = billed(evidence, Certificate.none(reason), bill, 0)
+    certificate, cost = charge(evidence, Certificate.none(reason), bill, 0)
     return Recovery(heads or no_heads(evidence), status, reason, certificate, cost)
 
 
@@ -162,7 +162,7 @@ def no_heads(evidence: OracleEvidence) -> HeadWeights:
     return HeadWeights(W=empty[:, :, None].expand(-1, -1, evidence.width), v=empty)
 
 
-def started(evidence: OracleEvidence, unknowns: int, probing: int = 0) -> Bill:
+def open_bill(evidence: OracleEvidence, unknowns: int, probing: int = 0) -> Bill:
     """The bill of an attack that begins now."""
     return Bill(time.perf_counter(), evidence.ledger.num_asked - probing, probing, unknowns)
 

@@ -34,12 +34,12 @@ class Layer:
         coarser = Resolution(max(_COARSER, self.resolution.precision))
         return [self.resolution] if math.isinf(self.pairs.max_norm) else [self.resolution, coarser]
 
-    def projected(self, direction: Float[Tensor, " p"]) -> Layer:
+    def project(self, direction: Float[Tensor, " p"]) -> Layer:
         """The same layer with the answers' component in one direction for its answer."""
         return Layer(replace(self.pairs, direction=direction.to(self.pairs.sum_v.device)), self.resolution)
 
 
-def opened_layer(evidence: OracleEvidence, profile: OracleProfile, generator: torch.Generator) -> Layer | None:
+def open_layer(evidence: OracleEvidence, profile: OracleProfile, generator: torch.Generator) -> Layer | None:
     """Σ_h v_h from one-token queries, and the boost against added errors; None where all answers are 0.
 
     Cost: width + 4 queries.

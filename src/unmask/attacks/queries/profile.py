@@ -106,11 +106,11 @@ def probe_oracle(evidence: OracleEvidence, generator: torch.Generator) -> Oracle
         asked = evidence.ledger.num_asked - before
         return OracleProfile(num_outputs, True, True, 0.0, 0.0, 0.0, largest_of(evidence), asked)
 
-    noise = _repeated(evidence, direction * unit)
+    noise = _measure_repetition(evidence, direction * unit)
     step = 0.0 if noise > 0 else _grid(answers)
     added = math.hypot(noise, step / math.sqrt(12))
     max_norm, slope, is_linear = _reach(evidence, direction, unit, largest, added)
-    relative_noise = _repeated(evidence, direction * min(max_norm, _LARGEST_NORM)) if noise > 0 else 0.0
+    relative_noise = _measure_repetition(evidence, direction * min(max_norm, _LARGEST_NORM)) if noise > 0 else 0.0
     size = float(slope.norm()) * min(max_norm, _LARGEST_NORM)
     is_relative = size > 0 and relative_noise > 30 * noise
     deviation = _deviation(evidence, direction, slope, min(max_norm, _LARGEST_NORM))
@@ -157,7 +157,7 @@ def _are_signs(answers: Float[Tensor, "b *p"]) -> bool:
     return bool((answers.abs().eq(1) | answers.eq(0)).all() and answers.any())
 
 
-def _repeated(evidence: OracleEvidence, token: Float[Tensor, " d"]) -> float:
+def _measure_repetition(evidence: OracleEvidence, token: Float[Tensor, " d"]) -> float:
     """The standard deviation of one answer, asked several times."""
     answers = torch.stack([evidence.ask(token[None, None], repetition)[0] for repetition in range(_NUM_REPEATS)])
     deviation, size = float(answers.std(0).square().mean().sqrt()), float(answers.square().mean().sqrt())

@@ -17,7 +17,7 @@ from typing import Any, Unpack
 from unmask.audit.finding import Outcome
 from unmask.errors import InputError
 from unmask.integrations.flower.audit import AuditOptions, UpdateAudit, log
-from unmask.integrations.flower.exchanges import Exchanges, is_train, reply_arrays, round_of, sent_arrays
+from unmask.integrations.flower.exchanges import OpenMessages, is_train, reply_arrays, round_of, sent_arrays
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
@@ -40,7 +40,7 @@ _REFUSED: dict[bool | str, frozenset[Outcome]] = {  # what each value of `refuse
 class WatchedGrid(Grid):
     """A grid whose train messages and replies are shown to an audit, and that is otherwise the grid that it wraps."""
 
-    def __init__(self, grid: Grid, exchanges: Exchanges) -> None:
+    def __init__(self, grid: Grid, exchanges: OpenMessages) -> None:
         self._grid = grid
         self._exchanges = exchanges
 
@@ -57,13 +57,13 @@ class WatchedGrid(Grid):
         messages = list(messages)
         noted = self._exchanges.note(messages)
         ids = self._grid.push_messages(messages)
-        self._exchanges.sent(noted)
+        self._exchanges.record_sent(noted)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Audit what has come, and hand it on."""
         replies = list(self._grid.pull_messages(message_ids))
-        self._exchanges.received(replies)
+        self._exchanges.audit_replies(replies)
         return replies
 
     def set_run(self, *args: Any, **options: Any) -> None:
@@ -97,7 +97,7 @@ class AuditGrid(WatchedGrid):
     """A grid that audits every reply to a train message: `strategy.start(grid=AuditGrid(grid, model=…, out=…), …)`."""
 
     def __init__(self, grid: Grid, **options: Unpack[AuditOptions]) -> None:
-        super().__init__(grid, Exchanges(_prepared(options)))
+        super().__init__(grid, OpenMessages(_prepare(options)))
 
 
 class AuditStrategy(Strategy):
@@ -108,7 +108,7 @@ class AuditStrategy(Strategy):
 
     def __init__(self, strategy: Strategy, **options: Unpack[AuditOptions]) -> None:
         self._strategy = strategy
-        self._exchanges = Exchanges(_prepared(options))
+        self._exchanges = OpenMessages(_prepare(options))
         self._messages: list[Message] = []
 
     def start(self, grid: Grid, *args: Any, **options: Any) -> Result:
@@ -198,7 +198,7 @@ class AuditMod:
         return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason), reply_to=message)
 
 
-def _prepared(options: AuditOptions) -> UpdateAudit:
+def _prepare(options: AuditOptions) -> UpdateAudit:
     audit = UpdateAudit(**options)
     audit.prepare()
     return audit

@@ -173,7 +173,7 @@ class UpdateAudit:
             return "the weights that the client got are not held any more: too many versions of them were out"
         if not sent or not received:
             return f"the message to the client holds {len(sent)} arrays and its reply {len(received)}"
-        base, received = self._named(sent), self._named(received)
+        base, received = self._rename(sent), self._rename(received)
         if sent is not self._placed:  # clients of one round got the same
             self._placed = None
             self._is_changed |= place_weights(model, base)
@@ -187,7 +187,7 @@ class UpdateAudit:
         kind = "gradient" if self.shares == "gradient" else "delta"
         return GradientEvidence.of(model, update, update=kind, **options)
 
-    def _named(self, arrays: Arrays) -> Arrays:
+    def _rename(self, arrays: Arrays) -> Arrays:
         if self.names is None:
             return arrays
         if len(self.names) != len(arrays):
@@ -201,7 +201,7 @@ class UpdateAudit:
             reason = "the client sent back exactly what it got"
             return Finding(case.id, case.spec, Status.NOTHING_FOUND.name, reason, used=tuple(evidence.gradients))
         recovery = recover_text(evidence, model, seed=self.seed)
-        return finding_of(case, model, recovery, _shown(recovery, model))
+        return finding_of(case, model, recovery, _document(recovery, model))
 
     def _save(self, evidence: GradientEvidence, model: Model, case: Case) -> None:
         """The update in a file, and the weights of its round in a folder, unless the model's name stands for them."""
@@ -301,7 +301,7 @@ def _not_read(unread: Sequence[str]) -> str:
     return f"the reply holds arrays that were not read, in {names} (`record` chooses what is read)"
 
 
-def _shown(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:
+def _document(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:
     """Nobody here knows the secret, so there are no scores; the bag of words is left out where certain texts say it."""
     told = {token for text in recovery.value.certain for token in text.tokens}
     return {

@@ -23,7 +23,7 @@ MAX_VERSIONS = 32  # of the weights, held for replies that may still come
 Weights = Mapping[str, "Array"]
 
 
-class Exchanges:
+class OpenMessages:
     """Train messages that are out, each waiting for its reply, and the audit that sees both.
 
     Servers of Flower's older interface ask each client in a thread of its own; here they come in one by one.
@@ -40,34 +40,34 @@ class Exchanges:
         """Train messages, each with the weights that it holds now: their owner may change them once they are sent."""
         noted = []
         for message in messages:
-            with harmless("a message"), self._lock:
+            with survive_errors("a message"), self._lock:
                 if is_train(message):
-                    noted.append((message, self._held(message)))
+                    noted.append((message, self._hold(message)))
         return noted
 
-    def sent(self, noted: Iterable[tuple[Message, Weights]], server_round: int | None = None) -> None:
+    def record_sent(self, noted: Iterable[tuple[Message, Weights]], server_round: int | None = None) -> None:
         """Remember messages that the grid has sent, and so numbered; those that nobody may answer any more are over."""
         with self._lock:
             self._out = {key: waiting for key, waiting in self._out.items() if waiting[0] > time.time()}
             for message, weights in noted:
-                with harmless("a message that was sent"):
+                with survive_errors("a message that was sent"):
                     about = message.metadata
                     number = round_of(message) if server_round is None else server_round
                     self._out[about.message_id] = (about.created_at + about.ttl, number, weights)
             self._let_old_weights_go()
 
-    def received(self, replies: Iterable[Message]) -> None:
+    def audit_replies(self, replies: Iterable[Message]) -> None:
         """Audit each reply to a message that is out; a client that failed has sent nothing."""
         for reply in replies:
-            with harmless("a reply"), self._lock:
+            with survive_errors("a reply"), self._lock:
                 self._audit(reply)
 
     def finish(
         self, noted: list[tuple[Message, Weights]], replies: Iterable[Message], server_round: int | None = None
     ) -> None:
         """Audit an exchange that is over: what has no reply yet will get none."""
-        self.sent(noted, server_round)
-        self.received(replies)
+        self.record_sent(noted, server_round)
+        self.audit_replies(replies)
         with self._lock:
             for message, _ in noted:
                 self._out.pop(message.metadata.message_id, None)
@@ -82,7 +82,7 @@ class Exchanges:
         number = self._seen[client] if number is None else number
         self.audit.audit(number, str(client), weights, *reply_arrays(reply, self.audit.record))
 
-    def _held(self, message: Message) -> Weights:
+    def _hold(self, message: Message) -> Weights:
         """A copy of a message's weights; the last one, if it has the same bytes, as all messages of a round do."""
         weights = sent_arrays(message, self.audit.record)
         known = self._last
@@ -104,7 +104,7 @@ class Exchanges:
 
 
 @contextmanager
-def harmless(what: str) -> Iterator[None]:
+def survive_errors(what: str) -> Iterator[None]:
     """Whatever the audit could not do is said in the log; the federation goes on."""
     try:
         yield

@@ -76,7 +76,7 @@ class OpenAIClient:
             payload |= {"messages": [{"role": "user", "content": prompts[0]}], "logprobs": True, "top_logprobs": top}
         else:
             payload |= {"prompt": prompts[0] if len(prompts) == 1 else list(prompts), "logprobs": top}
-        reply = _json(self._line.posted(payload), self.name)
+        reply = _json(self._line.post(payload), self.name)
         try:
             choices = sorted(reply["choices"], key=lambda choice: choice["index"])
             completions = [(_of_chat if self.chat else _of_completion)(choice) for choice in choices]
@@ -102,7 +102,7 @@ def _of_completion(choice: Mapping[str, Any]) -> Completion:
     return Completion(
         {str(token): float(value) for token, value in (shown["top_logprobs"][0] or {}).items()},
         str(shown["tokens"][0]),
-        _told(shown["token_logprobs"][0]),
+        _number_or_none(shown["token_logprobs"][0]),
         None if logits is None else np.frombuffer(base64.b64decode(logits), dtype="<f4"),
     )
 
@@ -110,8 +110,8 @@ def _of_completion(choice: Mapping[str, Any]) -> Completion:
 def _of_chat(choice: Mapping[str, Any]) -> Completion:
     first = choice["logprobs"]["content"][0]
     top = {str(entry["token"]): float(entry["logprob"]) for entry in first["top_logprobs"]}
-    return Completion(top, str(first["token"]), _told(first["logprob"]))
+    return Completion(top, str(first["token"]), _number_or_none(first["logprob"]))
 
 
-def _told(value: float | None) -> float | None:
+def _number_or_none(value: float | None) -> float | None:
     return None if value is None or value < _HIDDEN else float(value)

@@ -100,7 +100,7 @@ class _Prober:
         self.client = client
         self.num_requests = 0
 
-    def tried(
+    def try_prompts(
         self,
         prompts: list[Prompt] | None = None,
         top: int = 1,
@@ -120,7 +120,7 @@ class _Prober:
         """The most tokens that come back, whether they are all that there are, and then their names."""
         most: tuple[str, ...] = ()
         for top in _TOPS:
-            found = self.tried(top=top)
+            found = self.try_prompts(top=top)
             if found is None or len(found[0].top) <= len(most):
                 break
             most = tuple(sorted(found[0].top))
@@ -131,12 +131,12 @@ class _Prober:
 
     def bias(self, top: int) -> tuple[Bias, float]:
         """What a bias does, and the largest that is taken."""
-        plain = self.tried(top=top)
-        largest = next((size for size in _BIASES if self.tried(top=top, bias={_DEEP[-1]: size})), 0.0)
+        plain = self.try_prompts(top=top)
+        largest = next((size for size in _BIASES if self.try_prompts(top=top, bias={_DEEP[-1]: size})), 0.0)
         if plain is None or largest == 0:
             return Bias.REFUSED, 0.0
         for token in _DEEP:
-            lifted = self.tried(top=top, bias={token: largest})
+            lifted = self.try_prompts(top=top, bias={token: largest})
             if lifted is None or lifted[0].sampled == plain[0].sampled:
                 continue
             told = lifted[0].sampled_value
@@ -149,10 +149,10 @@ class _Prober:
 
     def vocabulary(self, largest_bias: float) -> int | None:
         """The number of tokens that a bias moves, by bisection; None where there is no end."""
-        plain = self.tried()
+        plain = self.try_prompts()
 
         def moves(token: int) -> bool:
-            lifted = self.tried(bias={token: largest_bias})
+            lifted = self.try_prompts(bias={token: largest_bias})
             return bool(plain and lifted and lifted[0].sampled != plain[0].sampled)
 
         low, high = 0, _LARGEST_VOCABULARY
@@ -172,17 +172,17 @@ def probe_server(client: OpenAIClient) -> Support:
     """
     ask = _Prober(client)
     largest, shows_all, names = ask.largest_top()
-    full = None if client.chat else ask.tried(extras=ALL_LOGITS)
+    full = None if client.chat else ask.try_prompts(extras=ALL_LOGITS)
     logits = full[0].logits if full else None
     bias, max_bias = ask.bias(min(max(largest, 1), 20)) if largest else (Bias.REFUSED, 0.0)
     works = bias in (Bias.BEFORE, Bias.AFTER)
     vocab_size = len(logits) if logits is not None else ask.vocabulary(max_bias) if works and not shows_all else None
-    as_ids = ask.tried(extras=AS_IDS)
-    takes_tokens = not client.chat and ask.tried([(5, 6)]) is not None
+    as_ids = ask.try_prompts(extras=AS_IDS)
+    takes_tokens = not client.chat and ask.try_prompts([(5, 6)]) is not None
     pair: Prompt = (5, 6) if takes_tokens else PROBE
-    sizes = [] if client.chat else [size for size in _BATCHES if ask.tried([pair] * size)]
-    long_prompt = ask.tried([" ".join(["word"] * _LONG_PROMPT)])
-    repeated = [found[0].top for _ in range(3) if (found := ask.tried(top=max(largest and 1, min(largest, 20))))]
+    sizes = [] if client.chat else [size for size in _BATCHES if ask.try_prompts([pair] * size)]
+    long_prompt = ask.try_prompts([" ".join(["word"] * _LONG_PROMPT)])
+    repeated = [found[0].top for _ in range(3) if (found := ask.try_prompts(top=max(largest and 1, min(largest, 20))))]
     return Support(
         chat=client.chat,
         largest_top=largest,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unmask import recover_text
-from unmask.attacks.gradients.bag_of_words.lora_tokens import lora_tokens
+from unmask.attacks.gradients.bag_of_words.lora_tokens import find_lora_tokens
 from unmask.protocols import observe_lora
 from unmask.recovery import Status
 
@@ -16,7 +16,7 @@ TASKS = {"tiny_gpt2": "next_token", "tiny_llama": "next_token", "tiny_bert": "cl
 
 
 def find(evidence, model):
-    return lora_tokens(evidence, model, 32, torch.Generator().manual_seed(0))
+    return find_lora_tokens(evidence, model, 32, torch.Generator().manual_seed(0))
 
 
 def held(texts, task):

@@ -11,7 +11,12 @@ from torch import Tensor
 from unmask import recover_text
 from unmask.attacks.baselines.dager import Dager
 from unmask.attacks.gradients.bag_of_words.attack import BagOfWordsAttack
-from unmask.attacks.gradients.bag_of_words.noisy_tokens import NoisyTokens, is_adaptive, noisy_tokens, rows_above_noise
+from unmask.attacks.gradients.bag_of_words.noisy_tokens import (
+    NoisyTokens,
+    find_noisy_tokens,
+    is_adaptive,
+    rows_above_noise,
+)
 from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
@@ -30,7 +35,7 @@ def seen(model: Model, defence: str, seed: int = 0, only: tuple[str, ...] = SPAN
 
 
 def find(evidence: GradientEvidence, model: Model) -> NoisyTokens:
-    return noisy_tokens(evidence, model, torch.Generator().manual_seed(0))
+    return find_noisy_tokens(evidence, model, torch.Generator().manual_seed(0))
 
 
 def tokens(found: NoisyTokens) -> set[int]:

@@ -13,7 +13,7 @@ from unmask.attacks.gradients.decoder.ambiguity import (
     open_end,
     texts_of_any_run,
 )
-from unmask.attacks.gradients.decoder.endings import Ending
+from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.models import Model
 from unmask.recovery import AmbiguityKind
 
@@ -53,7 +53,7 @@ def test_a_member_stands_for_its_class_as_well(tiny_gpt2):
 
 def test_labels_tell_which_of_equal_tokens_is_meant(twins):
     """Behind the first token every token is a label, and the output layer tells equal embeddings apart."""
-    ending = Ending((0, A), 1, 0.0)
+    ending = TextEnding((0, A), 1, 0.0)
     names = {(0, A[:length]): frozenset({token}) for length, token in ((2, 21), (3, 99), (4, 7))}
     classes = EqualTokens.of(twins, {20: (20, 21)}, names, [ending])
     tokens, points = classes.resolve(ending, labelled=True)
@@ -65,36 +65,36 @@ def test_labels_tell_which_of_equal_tokens_is_meant(twins):
 
 
 def test_a_first_token_is_no_label(twins):
-    ending = Ending((0, (20, 5, 7)), 1, 0.0)
+    ending = TextEnding((0, (20, 5, 7)), 1, 0.0)
     classes = EqualTokens.of(twins, {20: (20, 21)}, {(0, (20,)): frozenset({20})}, [ending])
     _, points = classes.resolve(ending, labelled=True)
     assert [point.position for point in points] == [0]
 
 
 def test_a_last_token_is_open_where_output_rows_are_equal(twins):
-    ending = Ending((0, (5, 6, 30)), 1, 0.0)
+    ending = TextEnding((0, (5, 6, 30)), 1, 0.0)
     classes = EqualTokens.of(twins, {}, {(0, (5, 6, 30)): frozenset({30})}, [ending])
     _, points = classes.resolve(ending, labelled=True)
     assert [(point.position, set(point.tokens)) for point in points] == [(2, {30, 31})]
 
 
 def test_runs_are_plain_where_positions_are_learned(tiny_gpt2):
-    assert not texts_of_any_run(tiny_gpt2, [Ending((0, (4, 4, 4)), 1, 0.0)], labelled=False)
+    assert not texts_of_any_run(tiny_gpt2, [TextEnding((0, (4, 4, 4)), 1, 0.0)], labelled=False)
 
 
 def test_texts_of_one_repeated_token_are_of_any_run(tiny_llama):
-    endings = [Ending((0, (4, 4)), 1, 0.0), Ending((0, (5, 6, 7)), 1, 0.0)]
+    endings = [TextEnding((0, (4, 4)), 1, 0.0), TextEnding((0, (5, 6, 7)), 1, 0.0)]
     assert texts_of_any_run(tiny_llama, endings, labelled=False) == {(0, (4, 4))}
 
 
 def test_labels_leave_a_run_open_only_if_texts_can_trade_it(tiny_llama):
-    alone = [Ending((0, (4, 4, 4)), 1, 0.0), Ending((0, (5, 6, 7)), 1, 0.0)]
+    alone = [TextEnding((0, (4, 4, 4)), 1, 0.0), TextEnding((0, (5, 6, 7)), 1, 0.0)]
     assert not texts_of_any_run(tiny_llama, alone, labelled=True)
-    traded = [Ending((0, (4, 4, 9)), 1, 0.0), Ending((0, (4, 4, 4)), 1, 0.0)]
+    traded = [TextEnding((0, (4, 4, 9)), 1, 0.0), TextEnding((0, (4, 4, 4)), 1, 0.0)]
     assert texts_of_any_run(tiny_llama, traded, labelled=True) >= {(0, (4, 4, 4))}
 
 
 def test_a_run_that_later_rows_show_is_not_open(tiny_llama):
     """The random model's rows behind a run of two and of three differ by more than a tenth."""
-    endings = [Ending((0, (4, 4, 9, 10, 11)), 1, 0.0)]
+    endings = [TextEnding((0, (4, 4, 9, 10, 11)), 1, 0.0)]
     assert not texts_of_any_run(tiny_llama, endings, labelled=False)

@@ -60,7 +60,7 @@ def test_every_text_beyond_the_width(batch):
     assert len({tuple(text[:n]) for text in texts for n in range(1, len(text))}) > 1.25 * D
     recovery = unmask.recover_text(evidence, model)
     assert recovery.status is unmask.Status.RECOVERED, recovery.reason
-    assert sorted(recovery.value.expanded()) == sorted(map(tuple, texts))
+    assert sorted(recovery.value.expand()) == sorted(map(tuple, texts))
     assert all(text.certain for text in recovery.value.texts)
     assert recovery.certificate.details["rank"] > D  # the completed span is wider than the model
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
-from unmask.attacks.gradients.decoder.claim import Findings, bag_of_words, verdict
+from unmask.attacks.gradients.decoder.claim import SearchResult, bag_of_words, claim_texts
 from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof
-from unmask.attacks.gradients.decoder.endings import Ending
+from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.prefix_search import Forest
-from unmask.attacks.gradients.sites import Site
+from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.no_result import no_result
 from unmask.evidence import GradientEvidence, Task
 from unmask.linalg.gap import Gap
@@ -38,20 +38,20 @@ def forest(*branches: tuple[int, ...], gap: Gap = CLEAR, **options: Any) -> Fore
 
 AGREES = Agreement(3e-7, 3e-7, 1.0, 5e-5, "some.weight", 7)
 DISAGREES = Agreement(0.3, 0.4, 0.8, 5e-5, "some.weight", 7)
-ENDINGS = [Ending((0, (*A, 11)), 1, 1e-5), Ending((0, (*B, 12)), 1, 1e-5)]
+ENDINGS = [TextEnding((0, (*A, 11)), 1, 1e-5), TextEnding((0, (*B, 12)), 1, 1e-5)]
 
 
-def confirmed(proof: Proof = Proof.CLIENT, endings: list[Ending] = ENDINGS, **options: Any) -> Confirmation:
+def confirmed(proof: Proof = Proof.CLIENT, endings: list[TextEnding] = ENDINGS, **options: Any) -> Confirmation:
     """What a replay said; it agrees where the proof says so."""
     agrees = proof in (Proof.CLIENT, Proof.SCALED_CLIENT, Proof.ARRIVALS)
     return Confirmation(proof, list(endings), AGREES if agrees else DISAGREES, **options)
 
 
-def findings(model: Model, **changes: Any) -> Findings:
+def findings(model: Model, **changes: Any) -> SearchResult:
     """A search that found two texts, explains all five directions, and whose replay agrees."""
-    site = Site("check site", span(5), lambda model, states, mixed: mixed, ("some.weight",))
+    site = SpanSite("check site", span(5), lambda model, states, mixed: mixed, ("some.weight",))
     candidates = Candidates({-1: torch.tensor([5, 6, 7, 8, 9])}, CLEAR, 500)
-    whole = Findings(model, candidates, site, forest(A, B), confirmed(), ("some.weight",), 1.0, labelled=True)
+    whole = SearchResult(model, candidates, site, forest(A, B), confirmed(), ("some.weight",), 1.0, labelled=True)
     return replace(whole, **changes)
 
 
@@ -61,7 +61,7 @@ def evidence(task: Task = Task.NEXT_TOKEN, num_texts: int | None = 2, **known: A
 
 
 def judge(model: Model, seen: GradientEvidence | None = None, **changes: Any) -> Recovery[RecoveredTexts]:
-    return verdict(seen or evidence(), findings(model, **changes), time.perf_counter())
+    return claim_texts(seen or evidence(), findings(model, **changes), time.perf_counter())
 
 
 def kinds(recovery: Recovery[RecoveredTexts]) -> set[AmbiguityKind]:
@@ -72,7 +72,7 @@ def test_everything_explained_is_recovered(tiny_gpt2):
     for proof in (Proof.CLIENT, Proof.SCALED_CLIENT, Proof.ARRIVALS):
         recovery = judge(tiny_gpt2, confirmation=confirmed(proof))
         assert recovery.status is Status.RECOVERED
-        assert sorted(recovery.value.expanded()) == [(*A, 11), (*B, 12)]
+        assert sorted(recovery.value.expand()) == [(*A, 11), (*B, 12)]
         assert all(text.certain and not text.ambiguities for text in recovery.value.texts)
         assert recovery.value.token_set == {5, 6, 7, 8, 9}
         assert recovery.certificate.holds
@@ -175,7 +175,7 @@ def test_an_ending_that_goes_on_is_not_certain(tiny_gpt2):
 
 
 def test_a_last_token_that_explains_too_little_is_not_certain(tiny_gpt2):
-    endings = [Ending((0, (*A, 11)), 1, 0.4), Ending((0, (*B, 12)), 1, 1e-5)]
+    endings = [TextEnding((0, (*A, 11)), 1, 0.4), TextEnding((0, (*B, 12)), 1, 1e-5)]
     recovery = judge(tiny_gpt2, confirmation=confirmed(Proof.ARRIVALS, endings))
     assert recovery.status is Status.PARTIAL
     assert [text.tokens for text in recovery.value.certain] == [(*B, 12)]
@@ -183,7 +183,7 @@ def test_a_last_token_that_explains_too_little_is_not_certain(tiny_gpt2):
     assert recovery.certificate.holds
 
 
-AT_LEAVES = [Ending((0, A), 1, 0.0), Ending((0, B), 1, 0.0)]
+AT_LEAVES = [TextEnding((0, A), 1, 0.0), TextEnding((0, B), 1, 0.0)]
 
 
 def test_without_endings_next_token_texts_lack_their_last_token(tiny_gpt2):
@@ -205,7 +205,7 @@ def test_without_endings_classified_branches_are_certain_but_not_the_whole(tiny_
 
 def test_how_often_a_single_token_is_repeated_is_open_in_a_rotary_model(tiny_llama, tiny_gpt2):
     for model, is_certain in ((tiny_llama, False), (tiny_gpt2, True)):
-        endings = [AT_LEAVES[0], Ending((0, (9,)), 1, 0.0, has_open_run=not is_certain)]
+        endings = [AT_LEAVES[0], TextEnding((0, (9,)), 1, 0.0, has_open_run=not is_certain)]
         recovery = judge(
             model,
             evidence(Task.CLASSIFICATION),
@@ -235,15 +235,15 @@ def test_an_unknown_number_of_texts_is_not_the_whole(tiny_gpt2):
 
 
 def test_a_count_is_a_number_of_texts(tiny_gpt2):
-    endings = [Ending((0, (*A, 11)), 3, 1e-5), Ending((0, (*B, 12)), 1, 1e-5)]
+    endings = [TextEnding((0, (*A, 11)), 3, 1e-5), TextEnding((0, (*B, 12)), 1, 1e-5)]
     recovery = judge(tiny_gpt2, evidence(num_texts=4), confirmation=confirmed(endings=endings))
     assert recovery.status is Status.RECOVERED
-    assert len(recovery.value.expanded()) == 4
+    assert len(recovery.value.expand()) == 4
 
 
 def test_repetitions_of_a_rotary_model_have_no_direction_of_their_own(tiny_llama, tiny_gpt2):
     repeated = (5, 5, 5, 7)  # one row for 5, 5 5 and 5 5 5, one for the whole
-    endings = [Ending((0, (*repeated, 11)), 1, 1e-5), Ending((0, (*B, 12)), 1, 1e-5)]
+    endings = [TextEnding((0, (*repeated, 11)), 1, 1e-5), TextEnding((0, (*B, 12)), 1, 1e-5)]
     for model, rank in ((tiny_llama, 4), (tiny_gpt2, 6)):
         site = replace(findings(model).site, span=span(rank))
         recovery = judge(model, forest=forest(repeated, B), confirmation=confirmed(endings=endings), site=site)

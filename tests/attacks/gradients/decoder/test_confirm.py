@@ -18,7 +18,7 @@ from unmask.attacks.gradients.decoder.confirm import (
     forest_rows,
     is_coarse,
 )
-from unmask.attacks.gradients.decoder.endings import Ending
+from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.replay.arrivals import Arrivals
 from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
@@ -30,12 +30,12 @@ TEXTS = [A, B, C]
 Texts = Sequence[tuple[int, ...]]
 
 
-def ends(texts: Texts, **options: bool) -> list[Ending]:
-    return [Ending((0, text), 1, 1e-6, **options) for text in texts]
+def ends(texts: Texts, **options: bool) -> list[TextEnding]:
+    return [TextEnding((0, text), 1, 1e-6, **options) for text in texts]
 
 
 def confirm(
-    evidence: GradientEvidence, model: Model, texts: Texts, endings: list[Ending] | None = None
+    evidence: GradientEvidence, model: Model, texts: Texts, endings: list[TextEnding] | None = None
 ) -> Confirmation:
     forest = forest_of([text[:-1] for text in texts])
     return confirm_next_token(evidence, evidence, model, forest, endings or ends(texts), {})
@@ -60,7 +60,7 @@ def test_the_client_confirms_its_own_texts(decoder):
 
 def test_counts_are_replayed_too(decoder):
     evidence = observe_gradients(decoder, [A, A, B])
-    right = [Ending((0, A), 2, 1e-6), Ending((0, B), 1, 1e-6)]
+    right = [TextEnding((0, A), 2, 1e-6), TextEnding((0, B), 1, 1e-6)]
     assert confirm(evidence, decoder, [A, B], right).proof is Proof.CLIENT
     # The rows are right and the counts are not.
     wrong = confirm(evidence, decoder, [A, B])

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from unmask.attacks.gradients.decoder.confirm import arrivals_of
 from unmask.attacks.gradients.decoder.endings import (
-    Ending,
-    Reading,
+    EndingsRead,
+    TextEnding,
     endings_at_leaves,
     endings_of_classification,
     endings_of_next_token,
@@ -58,18 +58,18 @@ def last_gradient(model: Model, texts: Sequence[Text], **options: str) -> Tensor
     return gradient
 
 
-def read(model: Model, texts: Sequence[Text], branches: Sequence[Text] | None = None) -> list[Ending]:
+def read(model: Model, texts: Sequence[Text], branches: Sequence[Text] | None = None) -> list[TextEnding]:
     """Endings of next-token training; the branches that are known are the texts without their last tokens."""
     return reading_of(model, texts, branches).endings
 
 
-def reading_of(model: Model, texts: Sequence[Text], branches: Sequence[Text] | None = None) -> Reading:
+def reading_of(model: Model, texts: Sequence[Text], branches: Sequence[Text] | None = None) -> EndingsRead:
     rows = rows_of(model, [text[:-1] for text in texts] if branches is None else branches)
     generator = torch.Generator().manual_seed(0)
     return endings_of_next_token(model, rows, last_gradient(model, texts), generator, 2**30)
 
 
-def counted(endings: Sequence[Ending]) -> Counter[tuple[int, ...]]:
+def counted(endings: Sequence[TextEnding]) -> Counter[tuple[int, ...]]:
     return Counter({ending.node[1]: ending.count for ending in endings})
 
 
@@ -174,7 +174,7 @@ def test_of_equal_tokens_the_one_that_the_label_names_is_told(decoder):
 
 def classified(
     model: Model, texts: Sequence[Text], pooling: str | None = None, known: str | None = None
-) -> list[Ending] | None:
+) -> list[TextEnding] | None:
     """Ends of classified texts, where the client's pooling is `pooling` and the adversary knows `known`."""
     options = {} if pooling is None else {"pooling": pooling}
     evidence = observe_gradients(model, texts, task="classification", **options)

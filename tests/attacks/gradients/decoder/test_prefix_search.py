@@ -10,7 +10,7 @@ from tests.reference.layer_inputs import exhaustive_prefixes, layer_inputs
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.prefix_search import Forest, PrefixSearch
-from unmask.attacks.gradients.sites import Site, prefix_sites
+from unmask.attacks.gradients.sites import SpanSite, prefix_sites
 from unmask.attacks.progress import silent
 from unmask.linalg.gap import Gap
 from unmask.models import Model
@@ -28,7 +28,7 @@ def decoder(request: pytest.FixtureRequest) -> Model:
     return request.getfixturevalue(request.param)
 
 
-def sites_of(model: Model, texts: list[list[int]], **options: str) -> list[Site]:
+def sites_of(model: Model, texts: list[list[int]], **options: str) -> list[SpanSite]:
     """Sites of a classification batch: there, every token has its row."""
     return list(prefix_sites(observe_gradients(model, texts, task="classification", **options), model))
 
@@ -38,7 +38,7 @@ def everywhere(model: Model, words: tuple[int, ...], length: int = 8) -> Candida
     return Candidates({position: torch.tensor(words) for position in positions}, Gap(0.0, 1.0), 0)
 
 
-def search(model: Model, site: Site, words: tuple[int, ...], budget: int = 2**30, seed: int = 0) -> Forest:
+def search(model: Model, site: SpanSite, words: tuple[int, ...], budget: int = 2**30, seed: int = 0) -> Forest:
     generator = torch.Generator().manual_seed(seed)
     return PrefixSearch(model, site, everywhere(model, words), 32, budget, generator, silent).run()
 

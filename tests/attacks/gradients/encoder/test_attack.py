@@ -59,7 +59,7 @@ def attacked(model: Model, texts: Texts, attack: EncoderAttack = ATTACK, **optio
 
 def assert_exact(recovery: Recovery[RecoveredTexts], texts: Texts) -> None:
     assert recovery.status is Status.RECOVERED, recovery.reason
-    assert Counter(recovery.value.expanded()) == Counter(map(tuple, texts))
+    assert Counter(recovery.value.expand()) == Counter(map(tuple, texts))
     assert all(text.certain for text in recovery.value.texts)
     assert recovery.value.token_set == {token for text in texts for token in text}
     assert recovery.certificate.holds
@@ -71,7 +71,7 @@ def assert_nothing_false(recovery: Recovery[RecoveredTexts], texts: Texts) -> No
     batch = Counter(map(tuple, texts))
     assert not Counter({text.tokens: text.count for text in recovery.value.certain}) - batch
     if recovery.status is Status.RECOVERED:
-        assert Counter(recovery.value.expanded()) == batch
+        assert Counter(recovery.value.expand()) == batch
     if recovery.certificate.holds:
         assert recovery.value.token_set <= {token for text in texts for token in text}
 

@@ -12,7 +12,7 @@ import torch
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.confirm import Proof
-from unmask.attacks.gradients.encoder.claim import Findings, encoder_verdict
+from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation
 from unmask.evidence import GradientEvidence, Task
 from unmask.linalg.gap import Gap
@@ -74,14 +74,14 @@ def judge(
     model: Any, num_texts: int | None = 2, confirmation: EncoderConfirmation = AGREES, **changes: Any
 ) -> Recovery[RecoveredTexts]:
     candidates = Candidates({0: torch.tensor([1, 2, 5, 6, 7, 8, 9])}, Gap(1e-6, 1e-1), 500)
-    findings = Findings(Search(model, **changes), candidates, 1.0, ("some.weight",), confirmation)
-    return encoder_verdict(evidence(num_texts), findings, time.perf_counter())
+    findings = EncoderResult(Search(model, **changes), candidates, 1.0, ("some.weight",), confirmation)
+    return claim_encoder_texts(evidence(num_texts), findings, time.perf_counter())
 
 
 def test_everything_explained_is_recovered(tiny_bert):
     recovery = judge(tiny_bert)
     assert recovery.status is Status.RECOVERED
-    assert recovery.value.expanded() == [B, A]  # the nearest first
+    assert recovery.value.expand() == [B, A]  # the nearest first
     assert all(text.certain for text in recovery.value.texts)
     assert recovery.value.token_set == {1, 2, 5, 6, 7, 8, 9}
     assert recovery.certificate.holds
@@ -137,8 +137,8 @@ def test_a_narrow_gap_makes_nothing_certain(tiny_bert):
 def test_the_least_gap_is_the_callers(tiny_bert):
     candidates = Candidates({0: torch.tensor([1, 2])}, Gap(1e-6, 1e-1), 500)
     for decades, certain in ((4.9, True), (5.1, False)):
-        findings = Findings(Search(tiny_bert), candidates, decades, (), DEEP)
-        recovery = encoder_verdict(evidence(), findings, time.perf_counter())
+        findings = EncoderResult(Search(tiny_bert), candidates, decades, (), DEEP)
+        recovery = claim_encoder_texts(evidence(), findings, time.perf_counter())
         assert bool(recovery.value.certain) == certain
 
 
@@ -225,7 +225,7 @@ def test_a_number_of_copies_is_never_certain_without_evidence(tiny_bert):
 def test_a_single_text_is_one_text(tiny_bert):
     recovery = judge(tiny_bert, num_texts=1, found={A: 1e-6}, rank=5)
     assert recovery.status is Status.RECOVERED
-    assert recovery.value.expanded() == [A]
+    assert recovery.value.expand() == [A]
 
 
 # ---- guesses

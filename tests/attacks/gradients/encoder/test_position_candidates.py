@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.attacks.gradients.encoder_batches import END, START, as_places
 
-from unmask.attacks.gradients.encoder.position_candidates import Frame, Places
+from unmask.attacks.gradients.encoder.position_candidates import Frame, PositionCandidates
 from unmask.models import Model
 
 TOKENS = [START, END, 17, 99, 250]
@@ -21,23 +21,23 @@ def shares() -> torch.Tensor:
 
 
 @torch.no_grad()
-def places_of(model: Model, end_type: int = 0, by_type: torch.Tensor | None = None) -> Places:
-    return Places.of(model, torch.tensor(TOKENS), shares(), Frame(START, END, end_type), by_type)
+def places_of(model: Model, end_type: int = 0, by_type: torch.Tensor | None = None) -> PositionCandidates:
+    return PositionCandidates.of(model, torch.tensor(TOKENS), shares(), Frame(START, END, end_type), by_type)
 
 
 @pytest.fixture(params=[0, 1], ids=["texts", "pairs"])
-def places(request, tiny_bert) -> Places:
+def places(request, tiny_bert) -> PositionCandidates:
     return places_of(tiny_bert, request.param)
 
 
-def described(places: Places) -> list[tuple[int, int, int]]:
+def described(places: PositionCandidates) -> list[tuple[int, int, int]]:
     return list(zip(places.position.tolist(), places.kind.tolist(), places.token.tolist(), strict=True))
 
 
 def test_every_token_at_every_position_of_every_type_once(places):
     expected = [(p, k, t) for p in range(NUM_POSITIONS) for k in range(places.num_types) for t in TOKENS]
     assert described(places) == expected
-    assert places.num_places == len(expected)
+    assert places.num_candidates == len(expected)
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ def test_shares_of_pairs_are_the_positions_times_the_types(tiny_bert):
         assert float(places.share[place]) == pytest.approx(float(shares()[position, index] * by_type[kind, index]))
 
 
-def shapes(places: Places) -> Iterator[list[tuple[int, int, bool]]]:
+def shapes(places: PositionCandidates) -> Iterator[list[tuple[int, int, bool]]]:
     """(position, type, whether it closes) of every text that fits: START … END, of a pair START … END … END."""
     for length in range(2, NUM_POSITIONS + 1):
         for middle in [0] if places.frame.end_type == 0 else range(1, length - 1):
@@ -98,7 +98,9 @@ def test_two_places_fit_if_some_text_has_both(places):
         for other in shape
         if one != other and not (one[2] or other[2])
     }
-    inner = [place for place in range(places.num_places) if places.is_possible[place] and not places.is_frame[place]]
+    inner = [
+        place for place in range(places.num_candidates) if places.is_possible[place] and not places.is_frame[place]
+    ]
     for one in inner:
         for other in inner:
             wanted = (described(places)[one][:2], described(places)[other][:2])

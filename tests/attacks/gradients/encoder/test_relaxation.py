@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unmask.attacks.gradients.encoder.position_candidates import Text
 from unmask.attacks.gradients.encoder.problem import Problem
-from unmask.attacks.gradients.encoder.relaxation import Probed, Relaxation, whitened
+from unmask.attacks.gradients.encoder.relaxation import ProbedLayer, Relaxation, whiten_probes
 
 PAIRS = [(START, 17, 99, END, 250, END), (START, 400, 3, END, 21, 33, END)]
 PRIOR = 1 / 3
@@ -42,7 +42,7 @@ def pair_problem(tiny_bert) -> Problem:
 def relaxation_of(problem: Problem, num_probes: int = 16) -> Relaxation:
     """Over all possible places, in float64."""
     generator = torch.Generator().manual_seed(0)
-    probed = [Probed(site, site.span.probes(num_probes, generator)) for site in problem.sites]
+    probed = [ProbedLayer(site, site.span.probes(num_probes, generator)) for site in problem.sites]
     return Relaxation(problem.precise, problem.places, problem.places.is_possible.nonzero()[:, 0], probed)
 
 
@@ -56,7 +56,7 @@ def random_weights(relaxation: Relaxation, seed: int = 0) -> Tensor:
 
 
 def nothing_removed(problem: Problem) -> Tensor:
-    return torch.zeros(problem.places.num_places, dtype=torch.bool)
+    return torch.zeros(problem.places.num_candidates, dtype=torch.bool)
 
 
 @torch.no_grad()
@@ -121,7 +121,7 @@ def test_the_jacobian_by_the_slope_of_the_taylor_error(problem):
     relaxation = relaxation_of(problem)
     rows = relaxation.rows(as_places(problem.places, BATCH[0])[:3])
     weights, direction = random_weights(relaxation) + 0.1, random_weights(relaxation, seed=1) - 0.5
-    start, jacobian = rows.linearised(weights)
+    start, jacobian = rows.linearise_at(weights)
     steps = torch.tensor([1e-1, 1e-2, 1e-3], dtype=torch.float64)
     errors = [rows.residual(weights + t * direction) - start - t * (jacobian @ direction) for t in steps]
     logs = torch.stack([error.norm() for error in errors]).log10()
@@ -134,7 +134,7 @@ def test_the_jacobian_by_central_differences(problem):
     relaxation = relaxation_of(problem, num_probes=3)
     rows = relaxation.rows(as_places(problem.places, BATCH[0])[:2])
     weights, size = random_weights(relaxation) + 0.1, 1e-5
-    start, jacobian = rows.linearised(weights)
+    start, jacobian = rows.linearise_at(weights)
     torch.testing.assert_close(start, rows.residual(weights))
     for place in range(0, len(weights), 7):
         moved = torch.zeros_like(weights)
@@ -246,8 +246,8 @@ def test_every_place_of_a_pair_as_an_anchor_keeps_the_pair_in_the_box(pair_probl
 def test_the_weights_of_a_text_round_to_it(problem, text):
     relaxation, places = relaxation_of(problem), as_places(problem.places, text)
     weights = weights_of(relaxation, places)
-    assert relaxation.rounded(weights) == places
-    assert relaxation.rounded(0.6 * weights + 0.4 * random_weights(relaxation)) == places
+    assert relaxation.round_to_text(weights) == places
+    assert relaxation.round_to_text(0.6 * weights + 0.4 * random_weights(relaxation)) == places
 
 
 @pytest.mark.parametrize("text", PAIRS)
@@ -255,14 +255,14 @@ def test_the_weights_of_a_pair_round_to_it(pair_problem, text):
     relaxation = relaxation_of(pair_problem)
     places = as_places(pair_problem.places, text, pair_kinds(text))
     weights = weights_of(relaxation, places)
-    assert relaxation.rounded(weights) == places
-    assert relaxation.rounded(0.7 * weights + 0.3 * random_weights(relaxation)) == places
+    assert relaxation.round_to_text(weights) == places
+    assert relaxation.round_to_text(0.7 * weights + 0.3 * random_weights(relaxation)) == places
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_any_weights_round_to_something_that_could_be_a_text(problem, seed):
     relaxation, places = relaxation_of(problem), problem.places
-    text = relaxation.rounded(random_weights(relaxation, seed))
+    text = relaxation.round_to_text(random_weights(relaxation, seed))
     tokens = places.tokens_of(text)
     assert places.position[list(text)].tolist() == list(range(len(text)))
     assert (tokens[0], tokens[-1]) == (START, END)
@@ -275,7 +275,7 @@ def test_a_position_that_nothing_can_fill_is_not_filled_by_the_start(problem):
     open_places = (whole.position != 2) | whole.is_end
     relaxation = Relaxation(whole.model, places, whole.chosen[open_places], whole.probed)
     for seed in range(5):
-        text = relaxation.rounded(random_weights(relaxation, seed))
+        text = relaxation.round_to_text(random_weights(relaxation, seed))
         assert places.position[list(text)].tolist() == list(range(len(text)))
 
 
@@ -285,7 +285,7 @@ def test_a_position_that_nothing_can_fill_is_not_filled_by_the_start(problem):
 @pytest.mark.parametrize(("number", "anchor"), [(0, 2), (1, 1), (1, 4), (2, 1)])
 def test_a_token_that_occurs_once_leads_to_its_text(problem, number, anchor):
     text = as_places(problem.places, BATCH[number])
-    relaxation = whitened(relaxation_of(problem, num_probes=40), [problem.places.start, text[anchor]], PRIOR, 40)
+    relaxation = whiten_probes(relaxation_of(problem, num_probes=40), [problem.places.start, text[anchor]], PRIOR, 40)
     with torch.no_grad():
         steps = relaxation.descend([text[anchor]], nothing_removed(problem), PRIOR, max_steps=8)
         assert text in [found for found, _ in steps]
@@ -316,12 +316,12 @@ def test_all_of_a_text_as_anchors_is_the_text(problem):
 def test_whitened_probes_are_still_orthogonal_to_the_batch_and_tell_places_apart_equally(problem):
     relaxation = relaxation_of(problem, num_probes=40)
     rows = [problem.places.start, *as_places(problem.places, BATCH[0])[1:4]]
-    white = whitened(relaxation, rows, PRIOR, max_probes=20)
+    white = whiten_probes(relaxation, rows, PRIOR, max_probes=20)
     weights = torch.full((len(white.chosen),), PRIOR, dtype=torch.float64)
     weights[white.index_of(problem.places.start)] = 1
     for layer in white.probed:
         alone = Relaxation(white.model, white.places, white.chosen, [layer])
-        jacobians = [alone.rows([row]).linearised(weights)[1] for row in rows]
+        jacobians = [alone.rows([row]).linearise_at(weights)[1] for row in rows]
         moments = sum(j @ j.T for j in jacobians) / (len(rows) * len(weights))
         assert moments.shape == (20, 20)
         # Eigenvalues over 8 decades were scaled to 1.
@@ -333,5 +333,5 @@ def test_whitened_probes_are_still_orthogonal_to_the_batch_and_tell_places_apart
 
 
 def test_whitening_makes_no_probes_up(problem):
-    white = whitened(relaxation_of(problem, num_probes=5), [problem.places.start], PRIOR, max_probes=100)
+    white = whiten_probes(relaxation_of(problem, num_probes=5), [problem.places.start], PRIOR, max_probes=100)
     assert [layer.probes.shape[1] for layer in white.probed] == [5, 5]

@@ -258,7 +258,7 @@ def test_companions_are_the_heaviest_clear_places_that_fit(tiny_bert):
     places = search.problem.places
     clear = list(search._anchors(0.8))
     anchor = clear[0]
-    weights = torch.zeros(places.num_places)
+    weights = torch.zeros(places.num_candidates)
     weights[clear] = torch.linspace(0.6, 0.9, len(clear))
     together = search._companions([anchor], weights, search.narrow)
     assert together[0] == anchor
@@ -271,7 +271,7 @@ def test_companions_are_the_heaviest_clear_places_that_fit(tiny_bert):
 def test_light_places_go_with_no_anchor(problem):
     search = search_of(problem)
     anchor = next(search._anchors(0.8))
-    assert search._companions([anchor], torch.full((problem.places.num_places,), 0.3), search.narrow) == [anchor]
+    assert search._companions([anchor], torch.full((problem.places.num_candidates,), 0.3), search.narrow) == [anchor]
 
 
 @torch.no_grad()
@@ -279,7 +279,7 @@ def test_weights_of_a_descent_name_places_of_the_anchors_text(problem):
     search = search_of(problem)
     text = as_places(problem.places, BATCH[1])
     anchor = next(place for place in search._anchors(0.8) if place in text)
-    _, _, weights = search._descended([anchor], search.narrow, search.removed)
+    _, _, weights = search._descend([anchor], search.narrow, search.removed)
     assert set(search._companions([anchor], weights, search.narrow)) <= set(text)
 
 

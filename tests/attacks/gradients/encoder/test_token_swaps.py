@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unmask.attacks.gradients.encoder.position_candidates import Text
 from unmask.attacks.gradients.encoder.problem import Problem
-from unmask.attacks.gradients.encoder.token_swaps import Exchange
+from unmask.attacks.gradients.encoder.token_swaps import TokenSwaps
 from unmask.models import Model
 
 quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -42,9 +42,9 @@ def probes_of(problem: Problem, num_probes: int = 24) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def exchange(problem) -> Exchange:
+def exchange(problem) -> TokenSwaps:
     """In float64."""
-    return Exchange.of(problem.places, probes_of(problem))
+    return TokenSwaps.of(problem.places, probes_of(problem))
 
 
 @torch.no_grad()
@@ -100,7 +100,7 @@ def test_moves_cost_what_the_exchanged_texts_cost(problem, exchange, inner, data
 @quick
 @given(inner=st.lists(words, min_size=1, max_size=5), data=st.data())
 def test_moves_in_float32_cost_nearly_the_same(problem, exchange, inner, data):
-    narrow = Exchange.of(problem.places, probes_of(problem).float())
+    narrow = TokenSwaps.of(problem.places, probes_of(problem).float())
     text = as_places(problem.places, (START, *inner, END))
     position = data.draw(st.integers(1, len(inner)))
     scale = exchange.cost(text) + 1e-3
@@ -125,7 +125,7 @@ def test_moves_of_sharp_attention_in_float32(tiny_bert, factor):
     model = sharpened(tiny_bert, factor)
     problem = problem_of(model, classified(model))
     probes = probes_of(problem)
-    narrow = Exchange.of(problem.places, probes.float())
+    narrow = TokenSwaps.of(problem.places, probes.float())
     text = as_places(problem.places, BATCH[1])
     for position in range(1, len(text) - 1):
         candidates, costs = narrow.moves(text, position)
@@ -140,7 +140,7 @@ def test_costs_do_not_depend_on_other_texts_tried_before(problem, exchange):
     text = as_places(problem.places, BATCH[0])
     before = exchange.cost(text)
     exchange.moves(text, 1)
-    exchange.improved(as_places(problem.places, BATCH[1]), 2)
+    exchange.improve(as_places(problem.places, BATCH[1]), 2)
     assert exchange.cost(text) == before
 
 
@@ -154,7 +154,7 @@ def test_any_single_wrong_token_is_repaired(problem, exchange, text):
     for position in range(1, len(text) - 1):
         for token in WORDS:
             wrong = exchanged(places, position, as_places(problem.places, (START,) * position + (token,))[-1])
-            found, cost = exchange.improved(wrong, max_sweeps=6)
+            found, cost = exchange.improve(wrong, max_sweeps=6)
             assert found == places
             assert cost == pytest.approx(exchange.cost(places), rel=1e-2, abs=1e-9)
 
@@ -167,7 +167,7 @@ def test_most_pairs_of_wrong_tokens_are_repaired(problem, exchange, text):
     for first in range(1, len(text) - 2):
         for one, other in [(WORDS[0], WORDS[1]), (WORDS[-1], WORDS[2]), (WORDS[3], WORDS[3])]:
             wrong = as_places(problem.places, (*text[:first], one, other, *text[first + 2 :]))
-            num_repaired += exchange.improved(wrong, max_sweeps=6)[0] == places
+            num_repaired += exchange.improve(wrong, max_sweeps=6)[0] == places
             num_tried += 1
     assert num_repaired > 0.5 * num_tried
 
@@ -176,7 +176,7 @@ def test_most_pairs_of_wrong_tokens_are_repaired(problem, exchange, text):
 @given(inner=st.lists(words, max_size=5), max_sweeps=st.integers(0, 3))
 def test_moves_never_raise_the_cost_and_keep_the_frame(problem, exchange, inner, max_sweeps):
     text = as_places(problem.places, (START, *inner, END))
-    found, cost = exchange.improved(text, max_sweeps)
+    found, cost = exchange.improve(text, max_sweeps)
     assert cost <= exchange.cost(text)
     assert cost == pytest.approx(exchange.cost(found), rel=FLOAT64, abs=1e-12)
     tokens = problem.places.tokens_of(found)
@@ -189,7 +189,7 @@ def test_moves_never_raise_the_cost_and_keep_the_frame(problem, exchange, inner,
 def test_a_text_that_no_move_betters_stays(problem, exchange):
     for text in BATCH:
         places = as_places(problem.places, text)
-        assert exchange.improved(places, max_sweeps=6)[0] == places
+        assert exchange.improve(places, max_sweeps=6)[0] == places
 
 
 # ---- the runner-up
@@ -217,10 +217,10 @@ def test_a_text_of_frame_tokens_has_no_runner_up(problem, exchange):
 def test_a_batch_of_one_word_has_no_runner_up(tiny_bert):
     """Nothing else could stand there."""
     problem = problem_of(tiny_bert, classified(tiny_bert, [(START, 17, END)]))
-    exchange = Exchange.of(problem.places, probes_of(problem))
+    exchange = TokenSwaps.of(problem.places, probes_of(problem))
     text = as_places(problem.places, (START, 17, END))
     assert exchange.runner_up(text) in (None, text)
-    assert exchange.improved(text, 3)[0] == text
+    assert exchange.improve(text, 3)[0] == text
 
 
 # ---- pairs
@@ -228,13 +228,13 @@ def test_a_batch_of_one_word_has_no_runner_up(tiny_bert):
 
 def test_the_token_between_two_texts_of_a_pair_stays(tiny_bert):
     problem = problem_of(tiny_bert, classified_pairs(tiny_bert, PAIRS))
-    exchange = Exchange.of(problem.places, probes_of(problem))
+    exchange = TokenSwaps.of(problem.places, probes_of(problem))
     for text in PAIRS:
         places = as_places(problem.places, text, pair_kinds(text))
         slow = slow_row_costs(problem.precise, problem, places, probes_of(problem))
         torch.testing.assert_close(exchange.row_costs(places), slow, atol=1e-12, rtol=FLOAT64)
         wrong = as_places(problem.places, (text[0], 99 if text[1] == 17 else 17, *text[2:]), pair_kinds(text))
-        assert exchange.improved(wrong, 4)[0] == places
+        assert exchange.improve(wrong, 4)[0] == places
         other = exchange.runner_up(places)
         assert other is not None
         assert differences(places, other) == 1

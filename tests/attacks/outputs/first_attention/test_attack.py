@@ -84,7 +84,7 @@ def test_span_test_names_a_new_token_alone(decoder):
     model = decoder.to(dtype=torch.float64)
     text = [5, 17, 99, 250, 3, 8, 44, 400]
     rows = observed(decoder, [text], torch.float64).states[0]
-    mixed = OutputProjection.of(model, 0).undone(rows)
+    mixed = OutputProjection.of(model, 0).invert(rows)
     step = BlockStep.first(model, 0)
     with torch.no_grad():
         for position, (token, table) in enumerate(zip(text, value_tables(model, range(len(text))), strict=True)):

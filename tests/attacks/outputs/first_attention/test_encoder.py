@@ -39,7 +39,7 @@ def test_span_test_names_the_tokens_alone(tiny_bert):
     """The theorem: a head's rows span the values of its tokens; no forward pass is run."""
     model = tiny_bert.to(dtype=torch.float64)
     rows = observed(tiny_bert, TEXT, torch.float64).states[0]
-    mixed = OutputProjection.of(model, 0).undone(rows)
+    mixed = OutputProjection.of(model, 0).invert(rows)
     heads = mixed.unflatten(1, (model.num_heads, model.head_width)).transpose(0, 1)
     with torch.no_grad():
         best, _ = nearest_tokens(model, weighted_complements(heads), range(len(TEXT)))

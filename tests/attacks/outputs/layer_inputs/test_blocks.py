@@ -8,7 +8,7 @@ from tests.attacks.outputs.shaped_models import gpt2, llama
 from tests.tiny_models import VOCAB
 
 from unmask.attacks.outputs.block_step import BlockStep
-from unmask.attacks.outputs.layer_inputs.blocks import BlockInverter, Preimage, Standing, rounding
+from unmask.attacks.outputs.layer_inputs.blocks import BlockInverter, RowPreimage, RowStatus, rounding
 from unmask.attacks.outputs.layer_inputs.stack import invert_stack
 from unmask.models import Model
 
@@ -34,7 +34,7 @@ def assert_inverts(model: Model, tolerance: float) -> list[float]:
     errors = [worst_error(block.states, states[block.block]) for block in stack.blocks]
     assert max(errors) < tolerance
     standings = {preimage.standing for block in stack.blocks for preimage in block.preimages}
-    assert standings == {Standing.ISOLATED}
+    assert standings == {RowStatus.ISOLATED}
     # The first-order bound of the adversary covers what the comparison with the secret shows.
     assert errors[-1] < 10 * stack.amplification * stack.blocks[0].preimages[0].tolerance
     return errors
@@ -80,11 +80,11 @@ def test_singular_values_are_those_of_the_jacobian():
 
 def test_standing_needs_a_residual_and_a_regular_jacobian():
     row = torch.zeros(2)
-    assert Preimage(row, 1e-15, 1e-14, 0.5, 2.0, 1).standing is Standing.ISOLATED
-    assert Preimage(row, 1e-15, 1e-14, 1e-16, 2.0, 1).standing is Standing.SINGULAR
-    assert Preimage(row, 1e-15, 1e-14, 0.0, 2.0, 1).standing is Standing.SINGULAR
-    assert Preimage(row, 1e-13, 1e-14, 0.5, 2.0, 1).standing is Standing.NOT_REACHED
-    assert Preimage(row, float("nan"), 1e-14, 0.5, 2.0, 1).standing is Standing.NOT_REACHED
+    assert RowPreimage(row, 1e-15, 1e-14, 0.5, 2.0, 1).standing is RowStatus.ISOLATED
+    assert RowPreimage(row, 1e-15, 1e-14, 1e-16, 2.0, 1).standing is RowStatus.SINGULAR
+    assert RowPreimage(row, 1e-15, 1e-14, 0.0, 2.0, 1).standing is RowStatus.SINGULAR
+    assert RowPreimage(row, 1e-13, 1e-14, 0.5, 2.0, 1).standing is RowStatus.NOT_REACHED
+    assert RowPreimage(row, float("nan"), 1e-14, 0.5, 2.0, 1).standing is RowStatus.NOT_REACHED
 
 
 def test_a_text_ends_where_no_preimage_is_found():
@@ -109,5 +109,5 @@ def test_a_trained_block_has_wrong_preimages(smollm2):
         stepped = step.run(row[None])
         step = step.following(stepped.keys, stepped.values)
     preimage, _ = INVERTER.invert_row(step, after[2], after[2])
-    assert preimage.standing is Standing.ISOLATED
+    assert preimage.standing is RowStatus.ISOLATED
     assert worst_error(preimage.row[None], before[2:3]) > 1

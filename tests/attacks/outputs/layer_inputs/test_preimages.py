@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.outputs.attention_layers import gaussian, random_layer
 
-from unmask.attacks.outputs.layer_inputs.preimages import Preimage, Preimages, certify, inverse_bound, merged
+from unmask.attacks.outputs.layer_inputs.preimages import Preimage, Preimages, certify, inverse_bound, merge_roots
 from unmask.attacks.outputs.layer_inputs.problem import pose
 from unmask.solvers.iterate import iterate
 from unmask.solvers.levenberg_marquardt import LevenbergMarquardt
@@ -73,9 +73,9 @@ def test_the_bound_without_matrices_exists_where_tokens_see_themselves():
 def test_equal_roots_are_merged_and_others_kept():
     x, y = gaussian(0, 5), gaussian(1, 5)
     size = float(x.norm())
-    assert len(merged([x, x + 1e-9 * y, y, y, x], size)) == 2
-    assert len(merged([x, x + 1e-3 * y], size)) == 2
-    assert merged([], 1.0) == ()
+    assert len(merge_roots([x, x + 1e-9 * y, y, y, x], size)) == 2
+    assert len(merge_roots([x, x + 1e-3 * y], size)) == 2
+    assert merge_roots([], 1.0) == ()
 
 
 def test_preimages_in_words():

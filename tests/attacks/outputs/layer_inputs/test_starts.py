@@ -9,7 +9,7 @@ from tests.attacks.outputs.attention_layers import random_layer
 from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem, pose
 from unmask.attacks.outputs.layer_inputs.starts import (
     Search,
-    joined,
+    join_searches,
     random_starts,
     search_in_batches,
     search_without_matrices,
@@ -62,7 +62,7 @@ def test_both_searches_find_the_input_of_a_definite_layer():
 
 def test_searches_are_joined_in_order():
     a, b = torch.ones(2).double(), torch.zeros(2).double()
-    both = joined([Search((a,), 0, 0), Search((b, a), 10, 7)], size=1.0)
+    both = join_searches([Search((a,), 0, 0), Search((b, a), 10, 7)], size=1.0)
     assert torch.equal(both.roots[0], a)
     assert len(both.roots) == 2
     assert both.power == 0.7

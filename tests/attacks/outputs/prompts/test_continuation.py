@@ -28,7 +28,7 @@ def states(model: Model, tokens: list[int], normed: bool = False) -> list[Tensor
 
 def begun(model: Model, tokens: list[int], normed: bool = False) -> Continuation:
     text = Continuation.start(model, LAYER, middle_layer=MIDDLE, normed=normed)
-    return text.advanced(text.run(torch.tensor(tokens))[1], len(tokens)) if tokens else text
+    return text.advance(text.run(torch.tensor(tokens))[1], len(tokens)) if tokens else text
 
 
 def close(ours: Tensor, theirs: Tensor) -> bool:
@@ -54,7 +54,7 @@ def test_accepting_one_by_one_is_advancing_by_many(model):
     text = begun(model, TEXT[:1])
     for token in TEXT[1:]:
         trial = text.trial(torch.tensor([7, token]))
-        text = text.accepted(trial.only(1), 0)
+        text = text.accept(trial.only(1), 0)
     at_once = begun(model, TEXT)
     assert (text.position, text.num_known) == (at_once.position, at_once.num_known) == (len(TEXT), len(TEXT))
     for ours, theirs in zip(text.prefixes, at_once.prefixes, strict=True):

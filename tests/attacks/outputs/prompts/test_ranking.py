@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unmask.attacks.outputs.prompts import ranking
-from unmask.attacks.outputs.prompts.ranking import Linearisation, direct_metric, linearised_scores, posterior
+from unmask.attacks.outputs.prompts.ranking import LocalMap, direct_metric, linearised_scores, posterior
 from unmask.attacks.outputs.prompts.templates import TokenStates
 
 WIDTH, VOCAB = 5, 30
@@ -40,7 +40,7 @@ def test_linearised_scores_are_those_of_the_propagated_normal():
     tokens, generator = table(1), torch.Generator().manual_seed(4)
     point, at, state, shift = (torch.randn(WIDTH, generator=generator, dtype=torch.float64) for _ in range(4))
     J = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64)
-    ours = linearised_scores(tokens, shift, state, Linearisation(point, at, J), noise_variance=0.7)
+    ours = linearised_scores(tokens, shift, state, LocalMap(point, at, J), noise_variance=0.7)
     left_out = (ranking._LEFT_OUT * (state - at).norm()) ** 2 / WIDTH
     covariance = J @ tokens.covariance @ J.T
     covariance = covariance + (0.7 + left_out + ranking._RIDGE * covariance.diagonal().mean()) * torch.eye(WIDTH)
@@ -52,7 +52,7 @@ def test_linearised_scores_are_those_of_the_propagated_normal():
 def test_directions_that_the_map_forgets_count_for_nothing():
     """A singular J: what it does not let through cannot move the order."""
     tokens, J = table(2), torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64))
-    near = Linearisation(torch.zeros(WIDTH, dtype=torch.float64), torch.zeros(WIDTH, dtype=torch.float64), J)
+    near = LocalMap(torch.zeros(WIDTH, dtype=torch.float64), torch.zeros(WIDTH, dtype=torch.float64), J)
     state = torch.tensor([1.0, -1.0, 0.5, 0.0, 0.0], dtype=torch.float64)
     scores = [linearised_scores(tokens, shift, state, near, 0.1) for shift in (state * 0, 9 * torch.eye(WIDTH)[4])]
     assert torch.allclose(differences(scores[0]), differences(scores[1]))

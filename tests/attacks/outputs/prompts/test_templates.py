@@ -14,7 +14,7 @@ def test_a_linear_layer_is_found_again(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     features, slope, shift = (torch.randn(size, generator=generator) for size in ((90, 6), (6, 6), (6,)))
     tokens = torch.randint(0, 90, (400,), generator=generator)
-    fitted = templates.fitted_states(features, tokens, features[tokens] @ slope + shift)
+    fitted = templates.fit_states(features, tokens, features[tokens] @ slope + shift)
     assert torch.allclose(fitted.means(torch.arange(90)), features @ slope + shift, atol=1e-4)
     assert float(fitted.covariance.norm()) < 1e-8
 
@@ -23,7 +23,7 @@ def test_the_covariance_is_that_of_what_is_left():
     generator = torch.Generator().manual_seed(1)
     features, tokens = torch.randn(50, 4, generator=generator), torch.randint(0, 50, (20_000,), generator=generator)
     noise = torch.randn(20_000, 4, generator=generator) @ torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    fitted = templates.fitted_states(features, tokens, features[tokens] + noise)
+    fitted = templates.fit_states(features, tokens, features[tokens] + noise)
     assert torch.allclose(fitted.covariance.diagonal(), torch.tensor([1.0, 4.0, 9.0, 16.0]), rtol=0.1)
 
 
@@ -34,7 +34,7 @@ def test_spread_is_between_tokens_and_around_them():
 
 
 def test_features_are_tokens_alone_after_one_block(tiny_llama):
-    features = templates.token_features(tiny_llama)
+    features = templates.compute_token_features(tiny_llama)
     with torch.no_grad():
         alone = tiny_llama.hidden_states(torch.tensor([[17], [400]]), num_blocks=1)[1][:, 0]
     assert torch.allclose(features[[17, 400]], alone, atol=1e-5)

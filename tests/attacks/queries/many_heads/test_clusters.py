@@ -3,7 +3,7 @@ from tests.attacks.queries.layers import EXACT, asking_token, isolation_of, join
 from tests.attacks.queries.random_heads import random_head
 from tests.attacks.queries.random_networks import normal, relative
 
-from unmask.attacks.queries.many_heads.clusters import opened, suspects
+from unmask.attacks.queries.many_heads.clusters import find_suspects, open_cluster
 from unmask.attacks.queries.many_heads.isolation import Isolation
 from unmask.attacks.queries.resolution import NoPlane
 from unmask.linalg.heads import HeadWeights
@@ -27,13 +27,13 @@ def case(multiples, seed=0):
 @pytest.mark.parametrize("multiples", [(2.0,), (0.5,), (2.0, 5.0)])
 def test_a_unit_of_several_heads_is_suspected(multiples):
     layer, y, isolation = case(multiples)
-    assert suspects(pairs_of(layer), y, isolation) == [1]
+    assert find_suspects(pairs_of(layer), y, isolation) == [1]
 
 
 def test_single_heads_are_not_suspected():
     heads, y = random_head(WIDTH, num_heads=3), asking_token(WIDTH)
     pairs = pairs_of(heads)
-    assert suspects(pairs, y, isolation_of(heads, y)) == []
+    assert find_suspects(pairs, y, isolation_of(heads, y)) == []
     assert pairs.evidence.ledger.num_asked == 6
 
 
@@ -41,12 +41,12 @@ def test_single_heads_are_not_suspected():
 @pytest.mark.parametrize("seed", range(2))
 def test_two_and_three_heads_are_opened(multiples, allowed, seed):
     layer, y, isolation = case(multiples, seed)
-    units, w = opened(pairs_of(layer), y, isolation, 1, is_open=False)
+    units, w = open_cluster(pairs_of(layer), y, isolation, 1, is_open=False)
     assert units.num_heads(1) == 1 + len(multiples)
     assert check(units, w, layer, y) < allowed
     # Once it is open, long probes that change no score give digits that short ones lose.
     again = Isolation.at(units, w, EXACT)
-    units, w = opened(pairs_of(layer), y, again, 1, is_open=True)
+    units, w = open_cluster(pairs_of(layer), y, again, 1, is_open=True)
     assert check(units, w, layer, y) < allowed
 
 
@@ -63,23 +63,23 @@ def check(units, w, layer, y):
 def test_four_heads_are_too_many():
     layer, y, isolation = case((2.0, 4.0, 8.0))
     with pytest.raises(NoPlane, match="more than three"):
-        opened(pairs_of(layer), y, isolation, 1, is_open=False)
+        open_cluster(pairs_of(layer), y, isolation, 1, is_open=False)
 
 
 def test_a_single_head_is_no_cluster():
     heads, y = random_head(WIDTH, num_heads=3), asking_token(WIDTH)
     with pytest.raises(NoPlane):
-        opened(pairs_of(heads), y, isolation_of(heads, y), 1, is_open=False)
+        open_cluster(pairs_of(heads), y, isolation_of(heads, y), 1, is_open=False)
 
 
 def test_heads_of_opposite_direction_are_refused():
     layer, y, isolation = case((-2.0,))
     with pytest.raises(NoPlane):
-        opened(pairs_of(layer), y, isolation, 1, is_open=False)
+        open_cluster(pairs_of(layer), y, isolation, 1, is_open=False)
 
 
 def test_the_cost_is_17_answers_a_probe():
     layer, y, isolation = case((2.0,))
     pairs = pairs_of(layer)
-    opened(pairs, y, isolation, 1, is_open=False)
+    open_cluster(pairs, y, isolation, 1, is_open=False)
     assert pairs.evidence.ledger.num_asked == 17 * (WIDTH + 1)

@@ -6,7 +6,7 @@ from tests.attacks.queries.random_networks import normal, relative
 
 from unmask.attacks.progress import silent
 from unmask.attacks.queries.many_heads.columns import Columns
-from unmask.attacks.queries.many_heads.heads_at_point import View
+from unmask.attacks.queries.many_heads.heads_at_point import HeadsAtPoint
 from unmask.attacks.queries.many_heads.isolation import Isolation
 from unmask.attacks.queries.resolution import NoPlane
 from unmask.evidence.ledger import BudgetSpent
@@ -18,7 +18,7 @@ WIDTH = 16
 def columns_of(heads, seed=0, **options) -> Columns:
     """Columns that begin with the true heads at one y."""
     y = asking_token(heads.v.shape[1], seed)
-    return Columns(View(y, isolation_of(heads, y), pairs_of(heads, **options)), generator(seed))
+    return Columns(HeadsAtPoint(y, isolation_of(heads, y), pairs_of(heads, **options)), generator(seed))
 
 
 def asked(columns) -> int:
@@ -95,7 +95,7 @@ def test_steps_shrink_where_predictions_fail(monkeypatch):
 def test_an_oracle_of_other_heads_is_refused():
     heads, other = random_head(WIDTH, num_heads=2), random_head(WIDTH, seed=1, num_heads=2)
     y = asking_token(WIDTH)
-    columns = Columns(View(y, isolation_of(heads, y), pairs_of(other)), generator())
+    columns = Columns(HeadsAtPoint(y, isolation_of(heads, y), pairs_of(other)), generator())
     with pytest.raises(NoPlane, match="fail at any distance"):
         columns.learn(silent)
     assert columns.W.isnan().all()

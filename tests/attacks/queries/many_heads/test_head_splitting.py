@@ -6,7 +6,7 @@ from tests.attacks.queries.layers import asking_token, isolation_of, joined, one
 from tests.attacks.queries.random_heads import random_head
 from tests.attacks.queries.random_networks import normal, relative
 
-from unmask.attacks.queries.many_heads.head_splitting import split
+from unmask.attacks.queries.many_heads.head_splitting import split_signs
 from unmask.attacks.queries.many_heads.head_values import all_off
 from unmask.linalg.heads import HeadWeights
 
@@ -41,7 +41,7 @@ def test_v_of_heads_of_their_opposites_and_of_a_still_one(seed):
     pairs = pairs_of(layer)
     pairs = replace(pairs, linear=all_off(pairs, y, isolation))
     before = pairs.evidence.ledger.num_asked
-    found = split(pairs, y, isolation)
+    found = split_signs(pairs, y, isolation)
     assert pairs.evidence.ledger.num_asked - before <= (3 + 3) * (WIDTH + 1)
     for part, expected in zip(found, (plus, minus, still), strict=True):
         assert relative(part, expected) < 1e-9

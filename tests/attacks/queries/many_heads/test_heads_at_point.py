@@ -4,7 +4,7 @@ from tests.attacks.queries.layers import EXACT, SINGLE, asking_token, generator,
 from tests.attacks.queries.random_heads import random_head
 from tests.attacks.queries.random_networks import normal, relative
 
-from unmask.attacks.queries.many_heads.heads_at_point import MoreHeadsThanWidth, _values, view
+from unmask.attacks.queries.many_heads.heads_at_point import MoreHeadsThanWidth, _values, find_heads
 from unmask.attacks.queries.resolution import NoPlane
 from unmask.linalg.heads import HeadWeights
 
@@ -16,7 +16,7 @@ def viewed(heads, resolution=EXACT, seed=0, **options):
     for plane in range(10):
         y = asking_token(heads.v.shape[1], 10 * seed + plane)
         try:
-            return view(pairs_of(heads, **options), y, resolution, generator(plane)), y
+            return find_heads(pairs_of(heads, **options), y, resolution, generator(plane)), y
         except NoPlane:
             continue
     raise AssertionError("ten points show nothing")
@@ -73,7 +73,7 @@ def test_more_heads_than_entries_are_counted_and_refused(num_heads):
 def test_an_oracle_that_is_no_layer_shows_nothing():
     heads = random_head(WIDTH, num_heads=2)
     with pytest.raises(NoPlane):
-        view(pairs_of(heads, after=lambda answers: answers.tanh()), asking_token(WIDTH), EXACT, generator())
+        find_heads(pairs_of(heads, after=lambda answers: answers.tanh()), asking_token(WIDTH), EXACT, generator())
 
 
 def test_a_head_that_is_silent_where_it_should_be_on_is_told():

@@ -8,8 +8,8 @@ from unmask.attacks.queries.many_heads.repeated_tokens import (
     HeadEquations,
     RepeatedTokens,
     TokenNorms,
-    even_copies,
-    fitting_norms,
+    choose_copies,
+    choose_norms,
 )
 from unmask.attacks.queries.profile import probe_oracle
 
@@ -23,7 +23,7 @@ def normal(*shape, seed=0):
 def asking(heads, length=12, **options):
     evidence = oracle_of(heads, **options)
     profile = probe_oracle(evidence, torch.Generator().manual_seed(0))
-    return RepeatedTokens(evidence, profile, heads.v.sum(0), length, even_copies(length, 7))
+    return RepeatedTokens(evidence, profile, heads.v.sum(0), length, choose_copies(length, 7))
 
 
 def test_repeated_tokens_answer_with_partial_fractions():
@@ -42,7 +42,7 @@ def test_repeated_tokens_answer_with_partial_fractions():
 
 @pytest.mark.parametrize(("length", "num"), [(64, 28), (64, 9), (8, 7), (8, 100), (2, 1)])
 def test_copies_differ_and_reach_both_ends(length, num):
-    copies = even_copies(length, num)
+    copies = choose_copies(length, num)
     assert len(set(copies)) == len(copies) == min(num, length - 1)
     assert set(copies) <= set(range(1, length))
     assert {1, length - 1} <= set(copies)
@@ -61,7 +61,7 @@ def test_norms_keep_their_product_and_the_bound(is_exact):
 def test_scores_are_of_the_order_of_one_at_any_scale(scale):
     heads = random_head(WIDTH, num_heads=2)
     heads.W.mul_(scale)
-    tokens = fitting_norms(asking(heads, 64), 2, 1e6, torch.Generator().manual_seed(1))
+    tokens = choose_norms(asking(heads, 64), 2, 1e6, torch.Generator().manual_seed(1))
     typical = tokens.u_norm * tokens.y_norm * float(heads.W.norm() / math.sqrt(2)) / WIDTH
     assert 0.3 < typical < 10
 
@@ -69,7 +69,7 @@ def test_scores_are_of_the_order_of_one_at_any_scale(scale):
 def test_what_the_bound_does_not_allow_is_not_asked():
     heads = random_head(WIDTH)
     heads.W.mul_(1e-2)
-    tokens = fitting_norms(asking(heads, 64, max_norm=1.0), 2, 1.0, torch.Generator().manual_seed(1))
+    tokens = choose_norms(asking(heads, 64, max_norm=1.0), 2, 1.0, torch.Generator().manual_seed(1))
     assert tokens.u_norm + tokens.y_norm == pytest.approx(1.0)
 
 
@@ -83,25 +83,25 @@ def equations(num_heads=2, noise=0.0):
 
 def test_the_jacobian_is_that_of_the_residuals():
     heads, system = equations()
-    x = system.packed(heads.v, heads.W) + 0.1 * normal(2 * WIDTH * (WIDTH + 1), seed=3)
+    x = system.pack(heads.v, heads.W) + 0.1 * normal(2 * WIDTH * (WIDTH + 1), seed=3)
     automatic = torch.autograd.functional.jacobian(lambda x: system.residuals(x[None])[0], x)
     assert torch.allclose(system.jacobian(x), automatic, atol=1e-13)
 
 
 def test_true_heads_solve_the_equations_and_are_found_again():
     heads, system = equations()
-    x = system.packed(heads.v, heads.W)
+    x = system.pack(heads.v, heads.W)
     assert float(system.residuals(x[None]).abs().max()) < 1e-14
-    v, W = system.unpacked(x)
+    v, W = system.unpack(x)
     assert torch.allclose(v, heads.v)
     assert torch.equal(W, heads.W)
-    found = system.polished(heads.v + 0.02 * normal(2, WIDTH), heads.W + 0.02 * normal(2, WIDTH, WIDTH))
+    found = system.polish(heads.v + 0.02 * normal(2, WIDTH), heads.W + 0.02 * normal(2, WIDTH, WIDTH))
     assert float((found.W - heads.W).norm()) < 1e-12
 
 
 def test_the_expected_error_is_that_which_happens():
     heads, system = equations(noise=1e-4)
-    found = system.polished(heads.v, heads.W)
+    found = system.polish(heads.v, heads.W)
     errors = (found.W - heads.W).flatten(1).norm(dim=1)
     assert ((errors < 2 * found.W_error) & (errors > found.W_error / 2)).all()
     assert found.residual == pytest.approx(1e-4, rel=0.2)

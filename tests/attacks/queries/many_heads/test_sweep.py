@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.queries.layers import EXACT, SINGLE
 
-from unmask.attacks.queries.many_heads.sweep import crossings
+from unmask.attacks.queries.many_heads.sweep import find_crossings
 from unmask.attacks.queries.resolution import NoPlane
 
 FIRST, LAST = 0.1234, 0.1234 + math.pi
@@ -45,7 +45,7 @@ def jumps(draw, least_gap=1e-3):
 @given(jumps())
 def test_every_jump_is_found_where_it_is(resolution, case):
     g = Pieces(*case)
-    found = crossings(g, resolution)
+    found = find_crossings(g, resolution)
     assert len(found) == len(case[0])
     assert torch.allclose(found, g.places, rtol=0, atol=resolution.angle)
 
@@ -53,7 +53,7 @@ def test_every_jump_is_found_where_it_is(resolution, case):
 @pytest.mark.parametrize("num_jumps", [0, 1, 5, 20])
 def test_the_cost_is_that_of_halving(num_jumps):
     g = Pieces(torch.linspace(0.3, 3.1, num_jumps).tolist(), [0.5] * num_jumps)
-    assert len(crossings(g, EXACT)) == num_jumps
+    assert len(find_crossings(g, EXACT)) == num_jumps
     # Both halves of an arc are tested at two points each.
     halvings = math.ceil(math.log2(math.pi / 32 / EXACT.angle))
     assert g.num_asked <= 33 + 64 + 4 * halvings * num_jumps
@@ -61,31 +61,31 @@ def test_the_cost_is_that_of_halving(num_jumps):
 
 def test_jumps_that_cancel_are_seen_where_an_arc_end_lies_between():
     places = torch.linspace(0.3, 3.1, 16).tolist()  # an arc is π/32 wide
-    assert len(crossings(Pieces(places, [0.5, -0.5] * 8), EXACT)) == 16
-    assert len(crossings(Pieces([FIRST + 1e-3, FIRST + 2e-3], [0.5, -0.5]), SINGLE)) == 0
+    assert len(find_crossings(Pieces(places, [0.5, -0.5] * 8), EXACT)) == 16
+    assert len(find_crossings(Pieces([FIRST + 1e-3, FIRST + 2e-3], [0.5, -0.5]), SINGLE)) == 0
 
 
 def test_nothing_jumps_in_one_sinusoid():
-    assert len(crossings(Pieces([1.0], [0.0]), EXACT)) == 0
+    assert len(find_crossings(Pieces([1.0], [0.0]), EXACT)) == 0
 
 
 def test_jumps_closer_than_the_resolution_are_one():
-    assert len(crossings(Pieces([1.0, 1.0 + EXACT.angle / 3], [0.5, 0.6]), EXACT)) == 1
+    assert len(find_crossings(Pieces([1.0, 1.0 + EXACT.angle / 3], [0.5, 0.6]), EXACT)) == 1
 
 
 def test_a_head_that_changes_too_slowly_is_refused():
     with pytest.raises(NoPlane, match="too slowly"):
-        crossings(Pieces([1.0], [0.5], soft=30 * EXACT.angle), EXACT)
+        find_crossings(Pieces([1.0], [0.5], soft=30 * EXACT.angle), EXACT)
 
 
 def test_a_chain_of_close_jumps_is_refused():
     places = [1.0 + 1.5 * EXACT.angle * k for k in range(8)]
     with pytest.raises(NoPlane, match="too close"):
-        crossings(Pieces(places, [0.5] * 8), EXACT)
+        find_crossings(Pieces(places, [0.5] * 8), EXACT)
 
 
 @pytest.mark.parametrize("noise", [1e-6, 1.0])
 def test_noise_is_no_sinusoid(noise):
     generator = torch.Generator().manual_seed(0)
     with pytest.raises(NoPlane, match="not sinusoids in pieces"):
-        crossings(lambda angles: angles.cos() + noise * torch.randn(len(angles), generator=generator), EXACT)
+        find_crossings(lambda angles: angles.cos() + noise * torch.randn(len(angles), generator=generator), EXACT)

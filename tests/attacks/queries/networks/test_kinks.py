@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unmask.attacks.queries.networks.kinks import TooManyKinks, find_kinks, through
+from unmask.attacks.queries.networks.kinks import TooManyKinks, find_kinks, fit_sinusoid
 
 NOISE = 1e-14  # some tens of roundings of values of the order of 1
 
@@ -68,7 +68,7 @@ def test_a_function_that_bends_everywhere_is_given_up_early():
 def test_sinusoids_of_narrow_intervals_keep_their_digits():
     start = torch.tensor([1.0], dtype=torch.float64)
     end = start + 1e-9
-    wave = through(start, start.sin() + 2 * start.cos(), end, end.sin() + 2 * end.cos())
+    wave = fit_sinusoid(start, start.sin() + 2 * start.cos(), end, end.sin() + 2 * end.cos())
     middle = (start + end) / 2
     assert abs(float(wave(middle) - middle.sin() - 2 * middle.cos())) < 1e-15
-    assert torch.allclose(wave.moved(end)(middle), wave(middle), rtol=1e-12)
+    assert torch.allclose(wave.move_origin(end)(middle), wave(middle), rtol=1e-12)

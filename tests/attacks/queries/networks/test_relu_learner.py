@@ -5,7 +5,7 @@ import torch
 from tests.attacks.queries.random_networks import normal, random_layers, relative
 
 from unmask.attacks.queries.networks import relu_learner
-from unmask.attacks.queries.networks.relu_learner import learn_network, measure_noise, polished
+from unmask.attacks.queries.networks.relu_learner import learn_network, measure_noise, polish
 from unmask.attacks.queries.networks.relu_regions import Noise, Sweep, sweep
 from unmask.linalg.relu import ReluNetwork
 
@@ -78,7 +78,7 @@ def test_parallel_and_idle_neurons_do_not_disturb():
 def test_polish_reaches_the_last_digits():
     layers = random_layers(8, 12, seed=1)
     found, noise = learned(layers, 1)
-    better = polished(layers, found, noise, generator(5))
+    better = polish(layers, found, noise, generator(5))
     x = normal(3)(200, 8)
     assert relative(better.network(x), layers(x)) < 2e-15 < relative(found.network(x), layers(x))
     assert better.blur < found.blur
@@ -89,7 +89,7 @@ def test_polish_does_not_hide_a_missing_neuron():
     found, noise = learned(layers, 1)
     network = found.network
     lacking = Sweep(ReluNetwork(network.normals[1:], network.signs[1:], network.linear), found.blur)
-    assert polished(layers, lacking, noise, generator(5)) is lacking
+    assert polish(layers, lacking, noise, generator(5)) is lacking
 
 
 def test_a_linear_function_has_no_neurons():

@@ -9,7 +9,7 @@ from tests.attacks.queries.random_heads import added, oracle_of, random_head, ro
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
     columns_at_once,
-    measured_v,
+    measure_v,
     random_basis,
     score_reader,
 )
@@ -23,7 +23,7 @@ def normal(*shape, seed=0):
 def reader_of(head, **options):
     evidence = oracle_of(head, **options)
     profile = probe_oracle(evidence, torch.Generator().manual_seed(0))
-    return score_reader(evidence, profile, measured_v(evidence, profile))
+    return score_reader(evidence, profile, measure_v(evidence, profile))
 
 
 def unit_rows(X):
@@ -109,7 +109,7 @@ def test_v_is_measured_in_any_basis_and_long_where_answers_are_rounded():
     evidence = oracle_of(head, rounded(2))
     profile = probe_oracle(evidence, torch.Generator().manual_seed(0))
     for basis in (None, random_basis(16, torch.Generator().manual_seed(2))):
-        assert torch.allclose(measured_v(evidence, profile, basis), head.v[0], rtol=0, atol=1e-13)
+        assert torch.allclose(measure_v(evidence, profile, basis), head.v[0], rtol=0, atol=1e-13)
 
 
 def test_as_many_columns_at_once_as_memory_and_budget_allow():

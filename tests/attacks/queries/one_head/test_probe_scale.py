@@ -2,7 +2,7 @@ import pytest
 import torch
 from tests.attacks.queries.random_heads import oracle_of, random_head
 
-from unmask.attacks.queries.one_head.boosted_probes import BoostedProbes, measured_v, score_reader
+from unmask.attacks.queries.one_head.boosted_probes import BoostedProbes, measure_v, score_reader
 from unmask.attacks.queries.one_head.probe_scale import read_first
 from unmask.attacks.queries.profile import probe_oracle
 from unmask.linalg.heads import HeadWeights
@@ -13,7 +13,7 @@ def first_of(heads, **options):
     evidence = oracle_of(heads, **options)
     generator = torch.Generator().manual_seed(0)
     profile = probe_oracle(evidence, generator)
-    reader = score_reader(evidence, profile, measured_v(evidence, profile))
+    reader = score_reader(evidence, profile, measure_v(evidence, profile))
     probes = BoostedProbes.random(reader.v, generator)
     before = evidence.ledger.num_asked
     found = read_first(reader, probes, torch.eye(evidence.width, dtype=torch.float64), generator)

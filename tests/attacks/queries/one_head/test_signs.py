@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.queries.random_heads import oracle_of, random_head
 
-from unmask.attacks.queries.one_head.signs import MembershipAttack, bisected
+from unmask.attacks.queries.one_head.signs import MembershipAttack, bisect
 from unmask.errors import InputError
 from unmask.evidence.oracles import FunctionOracle, OracleEvidence
 from unmask.linalg.heads import HeadWeights
@@ -132,5 +132,5 @@ def test_bits_that_cannot_be(bits):
 @settings(max_examples=40, deadline=None)
 def test_bisection_halves_what_is_left(numbers, bits):
     hidden = torch.tensor(numbers, dtype=torch.float64)
-    found = bisected(lambda t: hidden > t, len(hidden), -1.0, 1.0, bits)
+    found = bisect(lambda t: hidden > t, len(hidden), -1.0, 1.0, bits)
     assert ((found - hidden).abs() <= 2.0**-bits).all()

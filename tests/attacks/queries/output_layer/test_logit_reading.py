@@ -76,18 +76,18 @@ def test_the_noise_of_an_anchor_is_evened_out():
     reader = LogitReader(evidence, 50.0, anchor=0)
     noise = torch.randn(20000, 2, 6, generator=generator, dtype=torch.float64)
     differences = (noise[:, :, 1:] - noise[:, :, :1]).flatten(1)
-    raw, even = differences.T.cov(), reader.evened(differences).T.cov()
+    raw, even = differences.T.cov(), reader.even_noise(differences).T.cov()
     identity = torch.eye(10, dtype=torch.float64)
     assert (raw - identity).abs().max() > 0.9
     assert (even - identity).abs().max() < 0.05  # 20,000 samples: 0.01 is one standard deviation
     low_rank = torch.randn(8, 3, generator=generator, dtype=torch.float64) @ differences[:3]
-    assert torch.linalg.matrix_rank(reader.evened(low_rank)) == 3
+    assert torch.linalg.matrix_rank(reader.even_noise(low_rank)) == 3
 
 
 def test_without_an_anchor_the_constant_of_a_prompt_is_taken_away():
     reader = LogitReader(LogitEvidence(FunctionLogitOracle(table, VOCAB)))
     values = torch.randn(4, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    assert torch.allclose(reader.evened(values), reader.evened(values + torch.arange(4.0)[:, None]))
+    assert torch.allclose(reader.even_noise(values), reader.even_noise(values + torch.arange(4.0)[:, None]))
 
 
 def test_prompts_are_distinct_and_of_the_kind_that_is_taken():

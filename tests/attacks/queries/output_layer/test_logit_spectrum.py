@@ -28,7 +28,7 @@ def test_the_end_is_seen_and_fresh_rows_agree(sigma):
     spectrum = spectrum_of(planted(60, sigma))
     assert spectrum.ends
     assert spectrum.rank == RANK
-    certificate = spectrum.certified(planted(48, sigma, seed=1))
+    certificate = spectrum.certify(planted(48, sigma, seed=1))
     assert certificate.holds
     assert certificate.rejected > certificate.tolerance
     if sigma:
@@ -39,8 +39,8 @@ def test_the_end_is_seen_and_fresh_rows_agree(sigma):
 
 def test_fresh_rows_of_another_space_are_not_certified():
     spectrum = spectrum_of(planted(60, 1e-3))
-    assert not spectrum.certified(planted(48, 1e-3, seed=1).roll(7, dims=1)).holds
-    assert not spectrum.certified(planted(48, 3.0, seed=1)).holds
+    assert not spectrum.certify(planted(48, 1e-3, seed=1).roll(7, dims=1)).holds
+    assert not spectrum.certify(planted(48, 3.0, seed=1)).holds
 
 
 def test_too_few_rows_show_no_end():
@@ -51,7 +51,7 @@ def test_too_few_rows_show_no_end():
 def test_a_direction_below_the_noise_is_not_counted():
     spectrum = spectrum_of(planted(60, 0.1, weakest=1e-3))
     assert spectrum.rank == RANK - 1
-    certificate = spectrum.bounded()
+    certificate = spectrum.bound()
     assert certificate.holds
     assert spectrum.values[RANK - 1] < certificate.residual < spectrum.values[RANK - 2]
 

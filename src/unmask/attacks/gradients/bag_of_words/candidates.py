@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from unmask.attacks.gradients.bag_of_words.embedding_rows import positions_from_rows, tokens_from_rows
-from unmask.attacks.gradients.bag_of_words.lora_tokens import lora_tokens
-from unmask.attacks.gradients.bag_of_words.noisy_tokens import NoisyTokens, is_adaptive, noisy_tokens
+from unmask.attacks.gradients.bag_of_words.lora_tokens import find_lora_tokens
+from unmask.attacks.gradients.bag_of_words.noisy_tokens import NoisyTokens, find_noisy_tokens, is_adaptive
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates, filter_tokens, merge_equal
 from unmask.attacks.gradients.sites import first_input_site
 from unmask.evidence.gradients import GradientEvidence
@@ -52,13 +52,13 @@ def find_candidates(
 
     Where neither is exact, because of noise or coarse numbers, by a statistical test.
     """
-    exact = _exactly(evidence, model, num_probes, min_gap_decades, generator)
+    exact = _find_exactly(evidence, model, num_probes, min_gap_decades, generator)
     if exact.candidates is not None or evidence.adapters:
         return exact
-    return _statistically(evidence, model, exact, generator)
+    return _find_statistically(evidence, model, exact, generator)
 
 
-def _exactly(
+def _find_exactly(
     evidence: GradientEvidence, model: Model, num_probes: int, min_gap_decades: float, generator: torch.Generator
 ) -> BagOfWords:
     rows = tokens_from_rows(evidence, model)
@@ -73,7 +73,7 @@ def _exactly(
         return BagOfWords(candidates, tuple(name for name in read if name is not None))
     site = first_input_site(evidence, model)
     if site is None and evidence.adapters:
-        return _from_adapters(evidence, model, num_probes, min_gap_decades, generator)
+        return _find_in_adapters(evidence, model, num_probes, min_gap_decades, generator)
     if site is None:
         return BagOfWords(None, (), Status.MISSING_EVIDENCE, _missing(evidence, model))
     if site.span.rank == 0:
@@ -84,16 +84,16 @@ def _exactly(
         reason = "most entries of block 0's gradients were not sent, or lie on a few levels: no span is exact"
         return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, reason)
     floor, needed = _precision(evidence, min_gap_decades)
-    span = site.span if model.num_token_types < 2 else site.span.joined(model.token_type_directions)
+    span = site.span if model.num_token_types < 2 else site.span.join(model.token_type_directions)
     candidates = filter_tokens(model, span, num_probes=num_probes, generator=generator, floor=floor)
-    return _judged(merge_equal(candidates, model, told_apart=False), site.parameters, needed)
+    return _judge(merge_equal(candidates, model, told_apart=False), site.parameters, needed)
 
 
-def _statistically(
+def _find_statistically(
     evidence: GradientEvidence, model: Model, exact: BagOfWords, generator: torch.Generator
 ) -> BagOfWords:
     """Tokens under the noise that the update has; if none stands out, why neither way tells any."""
-    found = noisy_tokens(evidence, model, generator)
+    found = find_noisy_tokens(evidence, model, generator)
     used = tuple(found.noise)
     details = {
         f"{kind} of {name}": value for kind in ("noise", "signal") for name, value in getattr(found, kind).items()
@@ -131,19 +131,19 @@ def _noise_floor(evidence: GradientEvidence, found: NoisyTokens, reason: str) ->
     )
 
 
-def _from_adapters(
+def _find_in_adapters(
     evidence: GradientEvidence, model: Model, num_probes: int, min_gap_decades: float, generator: torch.Generator
 ) -> BagOfWords:
     """The same behind low-rank adapters. What they do not show may be there: they show few directions, and blurred."""
-    found = lora_tokens(evidence, model, num_probes, generator)
+    found = find_lora_tokens(evidence, model, num_probes, generator)
     if found.candidates is None:
         status = Status.NOT_IDENTIFIABLE if found.used else Status.MISSING_EVIDENCE
         return BagOfWords(None, found.used, status, found.reason)
-    judged = _judged(found.candidates, found.used, min_gap_decades)
+    judged = _judge(found.candidates, found.used, min_gap_decades)
     return judged if judged.candidates else replace(judged, status=Status.NOT_IDENTIFIABLE)
 
 
-def _judged(candidates: Candidates, used: tuple[str, ...], min_gap_decades: float) -> BagOfWords:
+def _judge(candidates: Candidates, used: tuple[str, ...], min_gap_decades: float) -> BagOfWords:
     """Candidates whose distances stand apart from all others; else none."""
     if not candidates.searched:
         reason = (

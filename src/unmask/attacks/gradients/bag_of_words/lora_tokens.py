@@ -42,7 +42,7 @@ class LoraTokens:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Factors:
     """An adapted projection of block 0: A (r, d), and the span of the rows of X·Aᵀ in r dimensions."""
 
     name: str
@@ -51,7 +51,9 @@ class _Seen:
 
 
 @torch.no_grad()
-def lora_tokens(evidence: GradientEvidence, model: Model, num_probes: int, generator: torch.Generator) -> LoraTokens:
+def find_lora_tokens(
+    evidence: GradientEvidence, model: Model, num_probes: int, generator: torch.Generator
+) -> LoraTokens:
     """Tokens by ∂A if it holds anything, else by ∂B."""
     inputs = {
         name: gradient.T
@@ -85,21 +87,21 @@ def _factors(model: Model, factor: str) -> list[str]:
     return [f"{module}.lora_{factor}.weight" for module in modules]
 
 
-def _outputs(evidence: GradientEvidence, model: Model) -> Iterator[_Seen]:
+def _outputs(evidence: GradientEvidence, model: Model) -> Iterator[_Factors]:
     for down, up in zip(_factors(model, "A"), _factors(model, "B"), strict=True):
         gradient, weights = evidence.gradients.get(up), evidence.adapters.get(down)
         if gradient is not None and weights is not None and bool(gradient.any()):
-            yield _Seen(up, weights, column_span(gradient.T))
+            yield _Factors(up, weights, column_span(gradient.T))
 
 
-def _without_blind_ones(model: Model, seen: list[_Seen]) -> list[_Seen]:
+def _without_blind_ones(model: Model, seen: list[_Factors]) -> list[_Factors]:
     """In a causal model the query gradient of a first token is zero; values see every token."""
     layer = model.linear(Role.VALUE, 0)
     sees_all = [one for one in seen if layer and one.name.startswith(layer.parameter.removesuffix(".weight"))]
     return sees_all if model.causal and sees_all else seen
 
 
-def _passing(model: Model, seen: list[_Seen]) -> Candidates:
+def _passing(model: Model, seen: list[_Factors]) -> Candidates:
     """All tokens whose A·x lies in every projection's span, position by position until none passes."""
     positions = range(model.max_positions if model.learned_positions else 1)
     matrix = torch.cat([one.down.T for one in seen], dim=1).to(model.device, model.dtype)
@@ -109,7 +111,7 @@ def _passing(model: Model, seen: list[_Seen]) -> Candidates:
     for position, projected in zip(positions, model.project_first_inputs(matrix, positions), strict=True):
         parts = zip(seen, projected.split(sizes, dim=1), strict=True)
         worst = torch.stack([one.span.distance(part) for one, part in parts]).amax(0)
-        gap = widest_gap(worst, _FAR, _FLOOR) if gap is None else gap.narrowed(worst)
+        gap = widest_gap(worst, _FAR, _FLOOR) if gap is None else gap.narrow(worst)
         if not bool((worst <= gap.threshold).any()):
             break
         distances[position] = worst

@@ -35,7 +35,7 @@ from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.atoms import Explanation, chi_square_score, explain, rival_gains
 from unmask.linalg.coarse import rounding_variance, storage_variance
 from unmask.linalg.noise import estimate_noise
-from unmask.linalg.whitening import Whitened, rescaled, whiten
+from unmask.linalg.whitening import WhitenedGradients, rescale, whiten
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.shapes import Basis
@@ -74,7 +74,7 @@ class NoisyTokens:
 
 
 @torch.no_grad()
-def noisy_tokens(evidence: GradientEvidence, model: Model, generator: torch.Generator) -> NoisyTokens:
+def find_noisy_tokens(evidence: GradientEvidence, model: Model, generator: torch.Generator) -> NoisyTokens:
     """Tokens by rows and by the span; the tokens that rows tell are explained first."""
     moved, row_noise = rows_above_noise(evidence, model)
     gradients = _first_input_gradients(evidence, model)
@@ -136,7 +136,7 @@ def _from_span(
     gradients: Mapping[str, Float[Tensor, "d m"]],
     known: Int[Tensor, " k"],
     generator: torch.Generator,
-) -> tuple[Whitened, Int[Tensor, " n"]]:
+) -> tuple[WhitenedGradients, Int[Tensor, " n"]]:
     """The whitened gradients, and the tokens that explain them better than any decoy.
 
     Noise that is louder than it was taken for, or not quite white, looks like tokens and decoys without end: then the
@@ -149,11 +149,11 @@ def _from_span(
         white = whiten(list(gradients.values()))
     is_guessed = all(variance is None for variance in variances)
     dictionary = _dictionary(model, white.row_scale, generator)
-    best = _explained(white, dictionary, known.tolist(), is_guessed, model.vocab_size)
+    best = _explain(white, dictionary, known.tolist(), is_guessed, model.vocab_size)
     is_noise = _has_decoys(best[1], model.vocab_size)
     least = _LEAST_UNDER_LOUD if is_noise else _LEAST_TOKENS
     for level in _LEVELS if is_noise else ():
-        quieter = _explained(white.louder(level), dictionary, known.tolist(), is_guessed, model.vocab_size)
+        quieter = _explain(white.louder(level), dictionary, known.tolist(), is_guessed, model.vocab_size)
         if _has_decoys(quieter[1], model.vocab_size):
             break
         best = quieter
@@ -169,9 +169,13 @@ def _has_decoys(explanation: Explanation, vocab_size: int) -> bool:
     return explanation.is_full or sum(atom >= vocab_size for atom in explanation.chosen) > _FEW_DECOYS
 
 
-def _explained(
-    white: Whitened, dictionary: tuple[Tensor, Tensor, Basis], known: list[int], is_guessed: bool, vocab_size: int
-) -> tuple[Whitened, Explanation]:
+def _explain(
+    white: WhitenedGradients,
+    dictionary: tuple[Tensor, Tensor, Basis],
+    known: list[int],
+    is_guessed: bool,
+    vocab_size: int,
+) -> tuple[WhitenedGradients, Explanation]:
     """Tokens and positions that explain the gradients; then tokens alone, with all positions of the texts taken out.
 
     A noise that was guessed is measured again where nothing is left to explain. It is hopeless once many atoms are
@@ -187,7 +191,7 @@ def _explained(
     if first.is_full:
         return white, first
     if is_guessed:
-        white = rescaled(white, first.basis)
+        white = rescale(white, first.basis)
     length = _longest([atom - len(atoms) for atom in first.chosen if atom >= len(atoms)])
     nuisance = _orthonormal(torch.cat([nuisance.T, places[:length].double()]))
     start = [atom for atom in first.chosen if atom < len(atoms)]

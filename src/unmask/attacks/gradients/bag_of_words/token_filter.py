@@ -100,7 +100,7 @@ def filter_tokens(
     gap: Gap | None = None
     for position, projected in zip(positions, model.project_first_inputs(probes, positions), strict=True):
         tokens, distances, ceiling = _shortlist(model, span, projected, position)
-        gap = widest_gap(distances, ceiling, floor) if gap is None else gap.narrowed(distances)
+        gap = widest_gap(distances, ceiling, floor) if gap is None else gap.narrow(distances)
         if not bool((distances <= gap.threshold).any()):
             break
         shortlists[position] = tokens, distances

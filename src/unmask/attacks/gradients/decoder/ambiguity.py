@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from unmask.attacks.gradients.bag_of_words.token_filter import EQUAL
-from unmask.attacks.gradients.decoder.endings import Ending
+from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.prefix_search import Node
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
@@ -36,7 +36,7 @@ class EqualTokens:
         model: Model,
         by_input: Mapping[int, tuple[int, ...]],
         names: Mapping[Node, frozenset[int]],
-        endings: Sequence[Ending],
+        endings: Sequence[TextEnding],
     ) -> EqualTokens:
         """Compare the output rows of every label that may be alone in naming a token."""
         output = model.unembedding
@@ -44,7 +44,7 @@ class EqualTokens:
         by_output = {} if output is None else near_rows(output.detach(), sorted(asked), EQUAL)
         return cls(model, by_input, names, by_output)
 
-    def resolve(self, ending: Ending, labelled: bool) -> tuple[tuple[int, ...], list[Ambiguity]]:
+    def resolve(self, ending: TextEnding, labelled: bool) -> tuple[tuple[int, ...], list[Ambiguity]]:
         """The text's tokens with those that labels name, and a class for each that nothing names."""
         start, tokens = ending.node
         found = list(tokens)
@@ -93,7 +93,7 @@ def open_count(why: str) -> Ambiguity:
 
 
 @torch.no_grad()
-def texts_of_any_run(model: Model, endings: Sequence[Ending], labelled: bool) -> frozenset[Node]:
+def texts_of_any_run(model: Model, endings: Sequence[TextEnding], labelled: bool) -> frozenset[Node]:
     """Texts whose rows hardly change when their first token is repeated once more, or once less.
 
     Labels count the repetitions of all texts together, so with labels only the runs of texts that share a first token

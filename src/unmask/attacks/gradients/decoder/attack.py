@@ -20,11 +20,11 @@ import torch
 from unmask.attacks.gradients.bag_of_words.attack import statistical_bag
 from unmask.attacks.gradients.bag_of_words.candidates import find_candidates
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
-from unmask.attacks.gradients.decoder.beyond_width import Completion, complete, dependencies, wide_site
-from unmask.attacks.gradients.decoder.claim import Findings, bag_of_words, verdict
+from unmask.attacks.gradients.decoder.beyond_width import CompletedSpan, complete, dependencies, wide_site
+from unmask.attacks.gradients.decoder.claim import SearchResult, bag_of_words, claim_texts
 from unmask.attacks.gradients.decoder.confirm import arrivals_of, confirm_classification, confirm_next_token
 from unmask.attacks.gradients.decoder.endings import (
-    Ending,
+    TextEnding,
     endings_at_leaves,
     endings_of_classification,
     endings_of_next_token,
@@ -33,7 +33,7 @@ from unmask.attacks.gradients.decoder.endings import (
 from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows, site_rows
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixSearch, is_repetition
 from unmask.attacks.gradients.replay.arrivals import Arrivals, highest_layer
-from unmask.attacks.gradients.sites import Site, prefix_sites
+from unmask.attacks.gradients.sites import SpanSite, prefix_sites
 from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
@@ -96,12 +96,12 @@ class DecoderAttack:
             confirmation = confirm_next_token(evidence, working, model, forest, read.endings, bag.candidates.equal)
         else:
             confirmation = confirm_classification(working, model, forest, read.endings, read.arrivals)
-        doubtful = self._seen_to_go_on(model, site, forest, confirmation.endings)
-        doubtful |= frozenset() if wide is None else self._unverified(model, forest, wide)
+        doubtful = self._find_missed_branches(model, site, forest, confirmation.endings)
+        doubtful |= frozenset() if wide is None else self._find_unverified(model, forest, wide)
         used = (*bag.used, *site.parameters, *read.used)
         if confirmation.agreement is not None:
             used = (*used, *sorted(evidence.gradients))
-        findings = Findings(
+        findings = SearchResult(
             model=model,
             candidates=bag.candidates,
             site=site,
@@ -116,7 +116,7 @@ class DecoderAttack:
             names=read.names,
             doubtful=doubtful,
         )
-        return verdict(evidence, findings, started)
+        return claim_texts(evidence, findings, started)
 
     def _search_sites(
         self,
@@ -125,7 +125,7 @@ class DecoderAttack:
         candidates: Candidates,
         generator: torch.Generator,
         progress: Progress,
-    ) -> tuple[Site, Forest] | None:
+    ) -> tuple[SpanSite, Forest] | None:
         """The first site whose search separates; else the last one tried; None if every span is full."""
         found = None
         for site in prefix_sites(evidence, model):
@@ -136,12 +136,14 @@ class DecoderAttack:
         return found
 
     def _search(
-        self, site: Site, model: Model, candidates: Candidates, generator: torch.Generator, progress: Progress
+        self, site: SpanSite, model: Model, candidates: Candidates, generator: torch.Generator, progress: Progress
     ) -> Forest:
         budget = self.memory_budget_bytes
         return PrefixSearch(model, site, candidates, self.num_probes, budget, generator, progress).run()
 
-    def _seen_to_go_on(self, model: Model, site: Site, forest: Forest, endings: list[Ending]) -> frozenset[Node]:
+    def _find_missed_branches(
+        self, model: Model, site: SpanSite, forest: Forest, endings: list[TextEnding]
+    ) -> frozenset[Node]:
         """Endings whose last token is no prefix of the search, but has a row in the span: a branch that was missed."""
         beyond = [ending.node for ending in endings if ending.node not in forest.nodes]
         if not beyond:
@@ -154,21 +156,21 @@ class DecoderAttack:
 
     def _complete(
         self,
-        wide: Site | None,
+        wide: SpanSite | None,
         evidence: GradientEvidence,
         model: Model,
         candidates: Candidates,
         generator: torch.Generator,
         progress: Progress,
-    ) -> Completion:
+    ) -> CompletedSpan:
         """More tokens than the width: a wider layer, its span completed by prefixes that verify each other."""
         if wide is None:
-            return Completion(None)
+            return CompletedSpan(None)
         num_texts = evidence.num_texts or max(1, wide.span.rank // _TYPICAL_LENGTH)
         budget = self.memory_budget_bytes
         return complete(wide, model, candidates, num_texts, budget, generator, progress)
 
-    def _unverified(self, model: Model, forest: Forest, wide: Site) -> frozenset[Node]:
+    def _find_unverified(self, model: Model, forest: Forest, wide: SpanSite) -> frozenset[Node]:
         """Prefixes of the final result that take part in no dependency with the others."""
         nodes, rows = site_rows(model, forest.leaves, wide.rows, self.memory_budget_bytes)
         own = [index for index, node in enumerate(nodes) if not is_repetition(model, node)]
@@ -179,16 +181,16 @@ class DecoderAttack:
         self,
         evidence: GradientEvidence,
         model: Model,
-        site: Site,
+        site: SpanSite,
         forest: Forest,
         candidates: Candidates,
         generator: torch.Generator,
-    ) -> _Read:
+    ) -> _TextsRead:
         """Texts with their last tokens; one for each leaf where the update does not hold what tells."""
         labelled = evidence.task is not Task.CLASSIFICATION and model.unembedding is not None
         leaves = endings_at_leaves(model, forest.leaves)
         if not forest.is_clear(self.min_gap_decades):
-            return _Read(leaves, labelled, has_ends=False)
+            return _TextsRead(leaves, labelled, has_ends=False)
         if not labelled:
             nodes, arrivals = arrivals_of(evidence, model, forest, candidates.equal)
             top = highest_layer(evidence, model)
@@ -200,22 +202,22 @@ class DecoderAttack:
             is_seen = arrivals is not None and top is not None and top.is_last(model)
             inside = is_seen and ends is None and evidence.pooling is None
             ends = leaves if ends is None else ends
-            return _Read(ends, False, known, reads_inside=inside, arrivals=arrivals, used=used)
+            return _TextsRead(ends, False, known, reads_inside=inside, arrivals=arrivals, used=used)
         gradient, layer = last_down_projection(evidence, model)
         if gradient is None or len(forest.nodes) > gradient.shape[0]:
-            return _Read(leaves, True, has_ends=False)
+            return _TextsRead(leaves, True, has_ends=False)
         rows = last_block_rows(model, forest, self.memory_budget_bytes)
         reading = endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes, candidates.equal)
         if not reading.endings:
-            return _Read(leaves, True, has_ends=False, used=(layer,))
-        return _Read(reading.endings, True, True, reading.has_masked_labels, names=reading.names, used=(layer,))
+            return _TextsRead(leaves, True, has_ends=False, used=(layer,))
+        return _TextsRead(reading.endings, True, True, reading.has_masked_labels, names=reading.names, used=(layer,))
 
 
 @dataclass(frozen=True)
-class _Read:
+class _TextsRead:
     """Endings of texts, and what tells or does not tell them."""
 
-    endings: list[Ending]
+    endings: list[TextEnding]
     labelled: bool
     has_ends: bool
     has_masked_labels: bool = False
@@ -238,7 +240,7 @@ def as_gradient(evidence: GradientEvidence) -> GradientEvidence:
     return replace(evidence, gradients=gradients, update=Update.GRADIENT)
 
 
-def _guesses(model: Model, completion: Completion, evidence: GradientEvidence) -> tuple[RecoveredText, ...]:
+def _guesses(model: Model, completion: CompletedSpan, evidence: GradientEvidence) -> tuple[RecoveredText, ...]:
     """The best unverified prefixes, as many as there are texts, as texts that claim nothing."""
     return tuple(
         RecoveredText(tokens, model.decode(tokens), certain=False, residual=distance)

@@ -24,7 +24,7 @@ from torch import Tensor
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.prefix_rows import Growth
 from unmask.attacks.gradients.decoder.soft_growth import SoftGrowth
-from unmask.attacks.gradients.sites import Site, down_site
+from unmask.attacks.gradients.sites import SpanSite, down_site
 from unmask.attacks.progress import Progress
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.subspace import Span, column_span, rank_by_gap
@@ -51,7 +51,7 @@ class Dependencies:
         return self.weights > _TAKES_PART * self.number / len(self.weights)
 
 
-def wide_site(evidence: GradientEvidence, model: Model) -> Site | None:
+def wide_site(evidence: GradientEvidence, model: Model) -> SpanSite | None:
     """The down projection of block 0, whose span is too small for the batch but in a wide enough space."""
     gradient = evidence.linear(model, Role.MLP_OUT, 0)
     if gradient is None or gradient.shape[0] <= gradient.shape[1]:
@@ -60,23 +60,23 @@ def wide_site(evidence: GradientEvidence, model: Model) -> Site | None:
 
 
 @dataclass(frozen=True)
-class Completion:
+class CompletedSpan:
     """The site with the span of all rows; or, if too few rows could be verified, the likeliest prefixes, best first."""
 
-    site: Site | None
+    site: SpanSite | None
     hypotheses: tuple[tuple[tuple[int, ...], float], ...] = ()
 
 
 @torch.no_grad()
 def complete(
-    site: Site,
+    site: SpanSite,
     model: Model,
     candidates: Candidates,
     num_texts: int,
     memory_budget_bytes: int,
     generator: torch.Generator,
     progress: Progress,
-) -> Completion:
+) -> CompletedSpan:
     """Grow, verify and complete; what could not be verified is kept as hypotheses."""
     growth = Growth(model, site.rows, site.span.width, memory_budget_bytes)
     soft = SoftGrowth(growth, site.span.basis, candidates, num_texts, generator)
@@ -91,13 +91,13 @@ def complete(
             rows = torch.stack(list(taken.values()))
             found = dependencies(rows, site.span)
             if found.number >= _MIN_DEPENDENCIES:
-                span = _completed(site.span, rows[found.verified])
+                span = _complete_span(site.span, rows[found.verified])
                 name = f"{site.name}, completed by verified prefixes"
-                return Completion(Site(name, span, site.rows, site.parameters))
+                return CompletedSpan(SpanSite(name, span, site.rows, site.parameters))
         if not taken:
-            return Completion(None)
+            return CompletedSpan(None)
         known = _plausible(taken, site.span)
-    return Completion(None, _ranked_leaves(taken, site.span))
+    return CompletedSpan(None, _rank_leaves(taken, site.span))
 
 
 def dependencies(rows: Float[Tensor, "n f"], span: Span) -> Dependencies:
@@ -119,14 +119,14 @@ def _outside(rows: Float[Tensor, "n f"], span: Span) -> Float[Tensor, "n f"]:
     return x
 
 
-def _completed(span: Span, rows: Float[Tensor, "n f"]) -> Span:
+def _complete_span(span: Span, rows: Float[Tensor, "n f"]) -> Span:
     """span(G, rows): an orthonormal basis, with dependent directions left out by the gap of the spectrum."""
     extra = column_span(_outside(rows, span).T, min_gap_decades=_CLEAR_FALL)
     basis = torch.cat([span.basis, extra.basis], dim=1)
     return Span(basis, span.singular_values, span.width, extra.gap_decades, extra.noise_floor)
 
 
-def _ranked_leaves(taken: dict[tuple[int, ...], Tensor], span: Span) -> tuple[tuple[tuple[int, ...], float], ...]:
+def _rank_leaves(taken: dict[tuple[int, ...], Tensor], span: Span) -> tuple[tuple[tuple[int, ...], float], ...]:
     """Prefixes that nothing extends, by their distance to the span of G and the other rows."""
     distances = _leave_one_out(_outside(torch.stack(list(taken.values())), span)).clamp_min(0).sqrt().tolist()
     inner = {prefix[:-1] for prefix in taken}

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.ambiguity import EqualTokens, leading_run, open_count, open_end, texts_of_any_run
 from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof
-from unmask.attacks.gradients.decoder.endings import Ending
+from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.labels import EXPLAINED
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
-from unmask.attacks.gradients.sites import Site
+from unmask.attacks.gradients.sites import SpanSite
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import (
@@ -44,12 +44,12 @@ _MASKED = "labels may be masked, and what they hide leaves no trace; state all_t
 
 
 @dataclass(frozen=True)
-class Findings:
+class SearchResult:
     """Everything that the stages of an attack on a decoder found."""
 
     model: Model
     candidates: Candidates
-    site: Site
+    site: SpanSite
     forest: Forest
     confirmation: Confirmation
     used: tuple[str, ...]
@@ -72,7 +72,7 @@ class Findings:
         return self.forest.is_clear(self.min_gap_decades)
 
     @property
-    def endings(self) -> list[Ending]:
+    def endings(self) -> list[TextEnding]:
         """The texts."""
         return self.confirmation.endings
 
@@ -87,7 +87,7 @@ class Findings:
         return self.is_replayed or self.confirmation.proof is Proof.ARRIVALS
 
 
-def verdict(evidence: GradientEvidence, findings: Findings, started: float) -> Recovery[RecoveredTexts]:
+def claim_texts(evidence: GradientEvidence, findings: SearchResult, started: float) -> Recovery[RecoveredTexts]:
     """Texts, status, reason and certificate of a finished search."""
     texts = _texts(evidence, findings)
     status, reason = _status(evidence, findings, texts)
@@ -101,7 +101,7 @@ def verdict(evidence: GradientEvidence, findings: Findings, started: float) -> R
     return Recovery(value, status, reason, _certificate(findings, texts), cost, findings.used, aims)
 
 
-def _bag(findings: Findings, texts: Sequence[RecoveredText]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:
+def _bag(findings: SearchResult, texts: Sequence[RecoveredText]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:
     """The bag of words, and classes of equal tokens that are left; a replay may have told which of a class occurs."""
     if not findings.confirmation.tells_equal_tokens:
         return findings.candidates.tokens, findings.candidates.classes
@@ -111,7 +111,7 @@ def _bag(findings: Findings, texts: Sequence[RecoveredText]) -> tuple[frozenset[
     return findings.candidates.tokens | told, left
 
 
-def _certificate(findings: Findings, texts: Sequence[RecoveredText]) -> Certificate:
+def _certificate(findings: SearchResult, texts: Sequence[RecoveredText]) -> Certificate:
     gap, agreement = findings.forest.gap, findings.confirmation.agreement
     details = {
         "rank": float(findings.site.span.rank),
@@ -156,7 +156,7 @@ def bag_of_words(
     return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), frozenset([Aim.TOKENS]))
 
 
-def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText]:
+def _texts(evidence: GradientEvidence, findings: SearchResult) -> list[RecoveredText]:
     """Every ending as a text, with what is open about it; the certain ones first."""
     equal = {} if findings.confirmation.tells_equal_tokens else findings.candidates.equal
     classes = EqualTokens.of(findings.model, equal, findings.names, findings.endings)
@@ -185,7 +185,9 @@ def _texts(evidence: GradientEvidence, findings: Findings) -> list[RecoveredText
     return sorted(texts, key=lambda text: (not text.certain, text.residual))
 
 
-def _open_points(evidence: GradientEvidence, findings: Findings, ending: Ending, of_any_run: bool) -> list[Ambiguity]:
+def _open_points(
+    evidence: GradientEvidence, findings: SearchResult, ending: TextEnding, of_any_run: bool
+) -> list[Ambiguity]:
     """What is open about where a text begins and ends."""
     points = []
     is_unstated = findings.labelled and evidence.all_tokens_predicted is not True
@@ -208,7 +210,7 @@ def _open_points(evidence: GradientEvidence, findings: Findings, ending: Ending,
     return points
 
 
-def _counts_are_told(evidence: GradientEvidence, findings: Findings) -> bool:
+def _counts_are_told(evidence: GradientEvidence, findings: SearchResult) -> bool:
     """Whether the weights of labels are counts: in a plain mean over one client's batch, which the replay confirms."""
     plain = evidence.num_clients == 1 and findings.confirmation.proof is Proof.CLIENT
     total = sum(ending.count for ending in findings.endings)
@@ -216,7 +218,7 @@ def _counts_are_told(evidence: GradientEvidence, findings: Findings) -> bool:
 
 
 def _why_counts_are_open(
-    evidence: GradientEvidence, findings: Findings, any_run: frozenset[Node] = frozenset()
+    evidence: GradientEvidence, findings: SearchResult, any_run: frozenset[Node] = frozenset()
 ) -> str | None:
     """Why it is open how often texts occur; None where it is known.
 
@@ -237,7 +239,7 @@ def _why_counts_are_open(
     return f"{total} of {evidence.num_texts} texts were found, and the others repeat these or leave no trace"
 
 
-def _is_covered(findings: Findings, ending: Ending) -> bool:
+def _is_covered(findings: SearchResult, ending: TextEnding) -> bool:
     """Whether the proof covers a text: the replay of the client does; else its own prefixes must be clear as well."""
     if findings.confirmation.proof is Proof.NONE or ending.node in findings.confirmation.refuted:
         return False
@@ -251,7 +253,7 @@ def _is_covered(findings: Findings, ending: Ending) -> bool:
     return findings.is_clear and ending.residual <= explained and not prefixes & findings.doubtful
 
 
-def _is_part_of_another(evidence: GradientEvidence, findings: Findings, ending: Ending) -> bool:
+def _is_part_of_another(evidence: GradientEvidence, findings: SearchResult, ending: TextEnding) -> bool:
     """Whether what seems to be a text of its own may be the start of another one.
 
     A text of one repeated token may be the run at another's start; an end inside a longer text may be a masked label.
@@ -273,7 +275,7 @@ def _worst(forest: Forest, node: Node) -> float:
     return max((forest.nodes[prefix] for prefix in prefixes if prefix in forest.nodes), default=float("inf"))
 
 
-def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
+def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
     rank = findings.site.span.rank
     num_found, num_certain = len(texts), sum(text.certain for text in texts)
     total = sum(text.count for text in texts)
@@ -288,7 +290,7 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
     if not findings.has_ends:
         problems.append(_no_ends(findings))
     if not findings.explains_everything:
-        problems.append(_unexplained(findings, rank))
+        problems.append(_describe_unexplained(findings, rank))
     if evidence.num_texts is not None and len(texts) > evidence.num_texts:
         problems.append(f"the batch holds {evidence.num_texts} texts, so these are too many, and none is certain")
     open_counts = {p.reason for text in texts for p in text.ambiguities if p.kind is AmbiguityKind.COUNT}
@@ -302,12 +304,12 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
     return Status.RECOVERED, f"all {total} texts: {findings.confirmation.proof.value}"
 
 
-def _no_ends(findings: Findings) -> str:
+def _no_ends(findings: SearchResult) -> str:
     what = "last tokens are missing" if findings.labelled else "ends inside longer texts are not visible"
     return f"the last block's down projection does not tell ends (missing, too narrow, or not of one step), so {what}"
 
 
-def _unexplained(findings: Findings, rank: int) -> str:
+def _describe_unexplained(findings: SearchResult, rank: int) -> str:
     explained = findings.num_distinct_rows
     if explained != rank:
         return (

@@ -17,10 +17,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from unmask.attacks.gradients.decoder.endings import ARRIVES, Ending
+from unmask.attacks.gradients.decoder.endings import ARRIVES, TextEnding
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, is_repetition
 from unmask.attacks.gradients.replay.arrivals import Arrivals, TextInput, replay_arrivals
-from unmask.attacks.gradients.replay.client import Replayed, replay_client
+from unmask.attacks.gradients.replay.client import ClientReplay, replay_client
 from unmask.attacks.gradients.replay.later_spans import IN_SPAN, distances_of_ends, lies_in, spans_of_blocks
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.coarse import Coarseness, storage_of
@@ -56,7 +56,7 @@ class Confirmation:
     """What replay says: the proof, how well it fits, the texts as they were confirmed, and which of them are not."""
 
     proof: Proof
-    endings: list[Ending]
+    endings: list[TextEnding]
     agreement: Agreement | None = None
     refuted: frozenset[Node] = frozenset()  # texts that the proof does not cover
     open_ends: frozenset[Node] = frozenset()  # texts that may go on with tokens that the model is sure of
@@ -74,7 +74,7 @@ def confirm_next_token(
     working: GradientEvidence,
     model: Model,
     forest: Forest,
-    endings: Sequence[Ending],
+    endings: Sequence[TextEnding],
     equal: Mapping[int, tuple[int, ...]],
 ) -> Confirmation:
     """Replay the client on texts with their labels; where that disagrees, what arrives; else spans of later blocks."""
@@ -86,12 +86,12 @@ def confirm_next_token(
         endings = merged if sum(ending.count for ending in merged) == evidence.num_texts else endings
     done = replay_client(evidence, model, list(endings), equal)
     if done.holds:
-        return _confirmed(model, done)
+        return _confirm_client(model, done)
     if any(ending.is_traceless for ending in endings):
         read = [replace(e, node=(e.node[0], e.node[1][:-1])) if e.is_traceless else e for e in endings]
         again = replay_client(evidence, model, [e for e in read if len(e.node[1]) > 1], equal)
         if again.holds:
-            return _confirmed(model, again)
+            return _confirm_client(model, again)
     sure = _sure_to_go_on(model, done.endings, done.agreement)
     if done.agreement is not None and done.agreement.holds_up_to_scale:
         return Confirmation(
@@ -100,7 +100,7 @@ def confirm_next_token(
     return _confirm_rows(working, model, forest, done.endings, equal, sure, done.num_passes)
 
 
-def _confirmed(model: Model, done: Replayed) -> Confirmation:
+def _confirm_client(model: Model, done: ClientReplay) -> Confirmation:
     """The client sends this very update. A label more changes a mean over N labels by 1/N, if that is seen at all."""
     assert done.agreement is not None  # it holds
     num_labels = sum((len(ending.node[1]) - 1) * ending.count for ending in done.endings)
@@ -115,7 +115,7 @@ def _confirmed(model: Model, done: Replayed) -> Confirmation:
     )
 
 
-def _with_inner_runs(model: Model, endings: Sequence[Ending]) -> list[Ending]:
+def _with_inner_runs(model: Model, endings: Sequence[TextEnding]) -> list[TextEnding]:
     """Texts 't t' and 't x' as 't t x': where positions are relative they leave the same trace, and are one text less.
 
     Only where one text of each first token can take the run.
@@ -132,7 +132,7 @@ def _with_inner_runs(model: Model, endings: Sequence[Ending]) -> list[Ending]:
 
 
 def confirm_classification(
-    working: GradientEvidence, model: Model, forest: Forest, endings: Sequence[Ending], arrivals: Arrivals | None
+    working: GradientEvidence, model: Model, forest: Forest, endings: Sequence[TextEnding], arrivals: Arrivals | None
 ) -> Confirmation:
     """Whatever the head and the labels: what arrives at the rows explains the update, or spans of later blocks do."""
     if is_coarse(working, model):
@@ -152,7 +152,7 @@ def confirm_classification(
 
 
 def _without_arrivals(
-    endings: Sequence[Ending], sizes: Mapping[Node, float], agreement: Agreement, len_label: int
+    endings: Sequence[TextEnding], sizes: Mapping[Node, float], agreement: Agreement, len_label: int
 ) -> frozenset[Node]:
     """Texts that are not in the batch: nothing arrives at their last row. Labels have none, if they end texts."""
     least = max(ARRIVES, _TOLERANCES * agreement.tolerance)
@@ -203,7 +203,7 @@ def _confirm_rows(
     working: GradientEvidence,
     model: Model,
     forest: Forest,
-    endings: list[Ending],
+    endings: list[TextEnding],
     equal: Mapping[int, tuple[int, ...]],
     sure: frozenset[Node],
     passes: int,
@@ -227,7 +227,7 @@ def _confirm_rows(
 
 
 def _deep(
-    endings: list[Ending], refuted: frozenset[Node], sure: frozenset[Node], agreement: Agreement | None, passes: int
+    endings: list[TextEnding], refuted: frozenset[Node], sure: frozenset[Node], agreement: Agreement | None, passes: int
 ) -> Confirmation:
     everyone = frozenset(ending.node for ending in endings)
     proof = Proof.NONE if refuted >= everyone else Proof.DEEP_SPANS
@@ -235,7 +235,7 @@ def _deep(
 
 
 @torch.no_grad()
-def _sure_to_go_on(model: Model, endings: Sequence[Ending], agreement: Agreement | None) -> frozenset[Node]:
+def _sure_to_go_on(model: Model, endings: Sequence[TextEnding], agreement: Agreement | None) -> frozenset[Node]:
     """Texts behind which the model is so sure of a token that its label leaves less than the replay's tolerance."""
     limit = _SURE if agreement is None else max(_SURE, _SURE_TOLERANCES * agreement.tolerance)
     sure = set()
@@ -248,7 +248,7 @@ def _sure_to_go_on(model: Model, endings: Sequence[Ending], agreement: Agreement
     return frozenset(sure)
 
 
-def _outside_later_spans(working: GradientEvidence, model: Model, endings: Sequence[Ending]) -> frozenset[Node]:
+def _outside_later_spans(working: GradientEvidence, model: Model, endings: Sequence[TextEnding]) -> frozenset[Node]:
     """Texts with a row that a later block's span does not hold; all of them where no later block can tell."""
     spans = spans_of_blocks(working, model, (model.num_blocks // 2, model.num_blocks - 1, 1))
     nodes = [ending.node for ending in endings]
@@ -256,7 +256,7 @@ def _outside_later_spans(working: GradientEvidence, model: Model, endings: Seque
 
 
 def _ends_in_last_span(
-    working: GradientEvidence, model: Model, endings: Sequence[Ending], *, starts_anew: bool = False
+    working: GradientEvidence, model: Model, endings: Sequence[TextEnding], *, starts_anew: bool = False
 ) -> dict[Node, float] | None:
     """How far the row of each text's last token is from the span of the last block; None where it cannot tell."""
     texts = [TextInput(e.node[1], e.node[0], starts_anew=starts_anew) for e in endings]

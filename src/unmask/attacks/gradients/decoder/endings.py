@@ -40,7 +40,7 @@ _EVERYWHERE = 0.5  # of the prefixes that others continue: if more of them get g
 
 
 @dataclass(frozen=True)
-class Ending:
+class TextEnding:
     """A text that ends, how often, and what its last label left unexplained of δ.
 
     `is_counted`: whether the count is read off the weights of labels. `is_traceless`: the model is sure of the last
@@ -56,14 +56,14 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Reading:
+class EndingsRead:
     """The endings of next-token texts, and whether some prefix goes on though no label arrives at it.
 
     `names` are the labels that were read for a prefix's last token: of a class of equal tokens, the one that is meant,
     where the output layer tells them apart.
     """
 
-    endings: list[Ending]
+    endings: list[TextEnding]
     has_masked_labels: bool = False
     names: Mapping[Node, frozenset[int]] = field(default_factory=dict)
 
@@ -76,14 +76,14 @@ def last_down_projection(evidence: GradientEvidence, model: Model) -> tuple[Floa
     return evidence.linear(model, Role.MLP_OUT, last), layer.parameter
 
 
-def endings_at_leaves(model: Model, leaves: Sequence[Node]) -> list[Ending]:
+def endings_at_leaves(model: Model, leaves: Sequence[Node]) -> list[TextEnding]:
     """One text for every leaf. A text of one token may be that token repeated where positions are relative."""
-    return [Ending(leaf, 1, 0.0, has_open_run=_is_open_run(model, leaf)) for leaf in leaves]
+    return [TextEnding(leaf, 1, 0.0, has_open_run=_is_open_run(model, leaf)) for leaf in leaves]
 
 
 def endings_of_classification(
     model: Model, nodes: Sequence[Node], sizes: Float[Tensor, " n"], pooling: str | None
-) -> list[Ending] | None:
+) -> list[TextEnding] | None:
     """Prefixes at which gradient arrives in the last block, given its sizes; None if it arrives at every position.
 
     Where the loss reads a mean of states, or where `pooling` is not known and many inner prefixes get gradient, ends
@@ -95,7 +95,7 @@ def endings_of_classification(
     if pooling == "mean" or (pooling is None and passed and sum(passed) > _EVERYWHERE * len(passed)):
         return None
     return [
-        Ending(node, 1, 0.0, has_open_run=_is_open_run(model, node))
+        TextEnding(node, 1, 0.0, has_open_run=_is_open_run(model, node))
         for node, here in zip(nodes, arrives, strict=True)
         if here
     ]
@@ -114,7 +114,7 @@ def endings_of_next_token(
     generator: torch.Generator,
     memory_budget_bytes: int,
     equal: Mapping[int, tuple[int, ...]] | None = None,
-) -> Reading:
+) -> EndingsRead:
     """Texts with their last token and their multiplicity, from the labels of every prefix.
 
     `equal` maps a token that stands for several in the search to all of them.
@@ -145,7 +145,7 @@ def endings_of_next_token(
     silent = {known.nodes[u]: label for u, label in reader.surest(step).items() if not labels[u].weights}
     found = ends_of(Labelled(follow, residuals, silent), nodes, rotary=not model.learned_positions)
     endings = [
-        Ending(
+        TextEnding(
             end.node,
             max(1, round(end.flow)) if unit else 1,
             end.residual,
@@ -155,7 +155,7 @@ def endings_of_next_token(
         )
         for end in found.ends
     ]
-    return Reading(endings, found.has_masked_labels, {text: frozenset(read) for text, read in names.items()})
+    return EndingsRead(endings, found.has_masked_labels, {text: frozenset(read) for text, read in names.items()})
 
 
 def unit_weight(weights: list[float]) -> float | None:

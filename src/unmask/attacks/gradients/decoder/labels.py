@@ -82,7 +82,7 @@ class LabelReader:
         found = self._by_one_label([(u, ys) for u, ys in enumerate(self.children) if len(ys) == 1])
         leaves = [u for u, ys in enumerate(self.children) if not ys and u not in self.silent]
         for chunk in _chunks(leaves, self.nodes_at_once):
-            ranked = self._ranked(chunk, self.arrived[chunk], _FINALISTS)
+            ranked = self._rank(chunk, self.arrived[chunk], _FINALISTS)
             found |= self._by_one_label(list(zip(chunk, ranked.tolist(), strict=True)))
         return [found[u] if u in found else self._read(u) for u in range(len(self.children))]
 
@@ -141,7 +141,7 @@ class LabelReader:
         directions = self._directions(torch.full((len(labels),), u), torch.tensor(labels, dtype=torch.long))
         weights, rest = _fit(directions.double(), delta)
         while float(rest.norm()) > EXPLAINED * float(delta.norm()) and len(labels) < _MAX_LABELS:
-            ranked = self._ranked([u], rest[None], _FINALISTS + len(labels))[0].tolist()
+            ranked = self._rank([u], rest[None], _FINALISTS + len(labels))[0].tolist()
             finalists = [y for y in ranked if y not in labels][:_FINALISTS]
             extra = self._directions(torch.full((len(finalists),), u), torch.tensor(finalists))
             trials = [_fit(torch.cat([directions, row[None]]).double(), delta) for row in extra]
@@ -155,17 +155,19 @@ class LabelReader:
         found = {y: float(w) for y, w in zip(labels, weights, strict=True) if w > least}
         return Labels(found, float(rest.norm() / delta.norm().clamp_min(1e-300)))
 
-    def _ranked(self, nodes: list[int], rests: Float[Tensor, "u d"], num_labels: int) -> Int[Tensor, "u y"]:
+    def _rank(self, nodes: list[int], rests: Float[Tensor, "u d"], num_labels: int) -> Int[Tensor, "u y"]:
         """The labels whose directions are most parallel to each rest, judged in a random sketch of 32 dimensions."""
         states = self.states[nodes]
-        pushed = torch.stack([self._pushed(states, direction) for direction in self.sketch], dim=1)  # (u, sketch, d)
+        pushed = torch.stack(
+            [self._push_forward(states, direction) for direction in self.sketch], dim=1
+        )  # (u, sketch, d)
         means = torch.einsum("ud,usd->us", self.means[nodes], pushed)
         candidates = means[:, None] - torch.einsum("vd,usd->uvs", self.embedding, pushed)
         wanted = rests.to(self.sketch) @ self.sketch.T
         cosine = torch.einsum("uvs,us->uv", candidates, wanted) / candidates.norm(dim=-1).clamp_min(1e-30)
         return cosine.topk(min(num_labels, cosine.shape[1])).indices
 
-    def _pushed(self, states: Float[Tensor, "u d"], direction: Float[Tensor, " d"]) -> Float[Tensor, "u d"]:
+    def _push_forward(self, states: Float[Tensor, "u d"], direction: Float[Tensor, " d"]) -> Float[Tensor, "u d"]:
         """J_u·s: how the head's features move when the stream moves along s."""
         return torch.func.jvp(self.head.features, (states,), (direction.expand_as(states).contiguous(),))[1]
 

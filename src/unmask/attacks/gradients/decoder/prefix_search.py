@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.prefix_rows import Growth, NextTokens, Prefixes
-from unmask.attacks.gradients.sites import Site
+from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.progress import Progress
 from unmask.linalg.gap import Gap, widest_gap
 from unmask.models.adapter import Model
@@ -71,7 +71,7 @@ class PrefixSearch:
     """One search; settings first, then what it has seen so far."""
 
     model: Model
-    site: Site
+    site: SpanSite
     candidates: Candidates
     num_probes: int
     memory_budget_bytes: int
@@ -88,7 +88,7 @@ class PrefixSearch:
         span = self.site.span
         null = span.probes(self.num_probes, self.generator)
         whole = torch.randn(span.width, self.num_probes, generator=self.generator, dtype=torch.float64)
-        whole = span.measured(whole.to(null).T).T / self.num_probes**0.5  # ‖wholeᵀx‖ estimates ‖x‖ as it is measured
+        whole = span.scale(whole.to(null).T).T / self.num_probes**0.5  # ‖wholeᵀx‖ estimates ‖x‖ as it is measured
         self.probes = torch.cat([null, whole], dim=1).to(self.model.device, self.model.dtype)
         self.growth = Growth(self.model, self.site.rows, span.width, self.memory_budget_bytes)
         for position in sorted(max(position, 0) for position in self.candidates.by_position):
@@ -123,7 +123,7 @@ class PrefixSearch:
         first = self.growth.at(position, self.candidates.at(position).to(self.model.device))
         distances = self.site.span.distance(self.growth.first_rows(first))
         self.num_tested += len(first)
-        self.gap = self.gap.narrowed(distances) if self.nodes else widest_gap(distances, ceiling=_SHORTLIST)
+        self.gap = self.gap.narrow(distances) if self.nodes else widest_gap(distances, ceiling=_SHORTLIST)
         keep = (distances <= self.gap.threshold).nonzero()[:, 0]
         for token, distance in zip(first.tokens[keep].tolist(), distances[keep].tolist(), strict=True):
             self.nodes[position, (token,)] = distance
@@ -181,6 +181,6 @@ class PrefixSearch:
             distances.append(self.site.span.distance(rows[near[:, 0], near[:, 1]]))
             self.num_tested += rows.shape[0] * rows.shape[1]
         found, far = torch.cat(pairs), torch.cat(distances)
-        self.gap = self.gap.narrowed(far)
+        self.gap = self.gap.narrow(far)
         keep = far <= self.gap.threshold
         return found[keep, 0], found[keep, 1], far[keep].tolist()

@@ -125,7 +125,7 @@ class SoftGrowth:
         known: dict[tuple[int, ...], Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (prefix, token) that go on, and their scores."""
-        scores = _standardised(ratios)
+        scores = _standardise(ratios)
         sure = self._already_known(alive, tokens, known, scores.shape)
         exact = (ratios < torch.tensor(_EXACT).log()) & ~sure
         scores[sure] = 2 * scores.min()
@@ -159,7 +159,7 @@ class SoftGrowth:
         return self.growth.extend(alive, following, parents, columns)
 
 
-def _standardised(ratios: Float[Tensor, "s c"]) -> Float[Tensor, "s c"]:
+def _standardise(ratios: Float[Tensor, "s c"]) -> Float[Tensor, "s c"]:
     """Deviations from the median token behind the same prefix, in robust standard deviations of all."""
     centred = ratios - ratios.median(1, keepdim=True).values
     deviation = 1.4826 * centred.abs().median() + 1e-6  # 1.4826: median absolute deviation of a normal variable

@@ -24,7 +24,7 @@ from unmask.attacks.gradients.bag_of_words.candidates import find_candidates
 from unmask.attacks.gradients.decoder.claim import bag_of_words
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.decoder.endings import last_down_projection
-from unmask.attacks.gradients.encoder.claim import Findings, encoder_verdict
+from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confirm_encoder
 from unmask.attacks.gradients.encoder.masked_tokens import find_originals
 from unmask.attacks.gradients.encoder.problem import Problem, set_up
@@ -100,7 +100,7 @@ class EncoderAttack:
         if evidence.task is None and originals is None and not confirmation.is_pooled:
             originals = _MAY_BE_MASKED
         replayed = sorted(evidence.gradients) if confirmation.agreement is not None else []
-        findings = Findings(
+        findings = EncoderResult(
             search=search,
             candidates=bag.candidates,
             min_gap_decades=self.min_gap_decades,
@@ -109,4 +109,4 @@ class EncoderAttack:
             originals=originals,
             counts_told=evidence.num_clients == 1,
         )
-        return encoder_verdict(evidence, findings, started)
+        return claim_encoder_texts(evidence, findings, started)

@@ -99,14 +99,14 @@ def _convex_combinations(sums: Float[Tensor, "p m"], parts: Float[Tensor, "t m"]
         sizes = bound.diagonal().clamp_min(1e-300)
         steps = 1 / (sizes * torch.linalg.eigvalsh(bound / (sizes[:, None] * sizes).sqrt())[-1])
         wanted = sum((w * cross for w, cross in zip(weights, crosses, strict=True)), torch.zeros_like(shares))
-        shares = _descended(shares, torch.cat(grams), wanted, weights, steps)
+        shares = _descend(shares, torch.cat(grams), wanted, weights, steps)
         rests = torch.stack([(total - shares @ part).square().sum(1, keepdim=True) for total, part in layers])
         weights = 1 / (rests + _LEAST_REST**2 * rests.amax(1, keepdim=True)).clamp_min(1e-300)
         weights = weights / weights.max()
     return shares
 
 
-def _descended(
+def _descend(
     shares: Float[Tensor, "p t"],
     grams: Float[Tensor, "l*t t"],
     wanted: Float[Tensor, "p t"],

@@ -33,7 +33,7 @@ TokenIds = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Findings:
+class EncoderResult:
     """Everything that the search found."""
 
     search: EncoderSearch
@@ -128,7 +128,9 @@ class Findings:
         return self.gap.decades >= self.min_gap_decades
 
 
-def encoder_verdict(evidence: GradientEvidence, findings: Findings, started: float) -> Recovery[RecoveredTexts]:
+def claim_encoder_texts(
+    evidence: GradientEvidence, findings: EncoderResult, started: float
+) -> Recovery[RecoveredTexts]:
     """Texts, status, reason and certificate of a finished search."""
     guesses = tuple(_guesses(evidence, findings))
     if not findings.texts:
@@ -162,7 +164,7 @@ def _with_counts(evidence: GradientEvidence, texts: list[RecoveredText]) -> list
     return [replace(text, count=1, ambiguities=(*text.ambiguities, open_count(why))) for text in texts]
 
 
-def _certificate(findings: Findings, any_certain: bool) -> Certificate:
+def _certificate(findings: EncoderResult, any_certain: bool) -> Certificate:
     gap, agreement = findings.gap, findings.confirmation.agreement
     details = {
         "rank": float(findings.search.problem.rank),
@@ -182,7 +184,7 @@ def _certificate(findings: Findings, any_certain: bool) -> Certificate:
     return Certificate(claim, misfit if any_certain else float("inf"), agreement.tolerance, None, details)
 
 
-def _guesses(evidence: GradientEvidence, findings: Findings) -> Iterator[RecoveredText]:
+def _guesses(evidence: GradientEvidence, findings: EncoderResult) -> Iterator[RecoveredText]:
     """The best refused texts, no two alike, as many as are missing."""
     missing = (evidence.num_texts or 0) - len(findings.texts)
     shown = list(findings.texts)
@@ -201,7 +203,7 @@ def _alike(left: TokenIds, right: TokenIds) -> bool:
     return sum(a == b for a, b in zip(left, right, strict=False)) > _ALIKE * max(len(left), len(right))
 
 
-def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
+def _status(evidence: GradientEvidence, findings: EncoderResult, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
     num_found = sum(text.count for text in texts)
     num_certain = sum(text.count for text in texts if text.certain)
     if not num_certain and not findings.is_clear:
@@ -214,7 +216,7 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
         why = findings.originals if isinstance(findings.originals, str) else _why_not_certain(findings)
         problems.append(f"{num_found - num_certain} more are not certain: {why}")
     if not findings.explains_everything:
-        problems.append(_unexplained(findings))
+        problems.append(_describe_unexplained(findings))
     if evidence.num_texts is None:
         problems.append(
             "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
@@ -231,7 +233,7 @@ def _status(evidence: GradientEvidence, findings: Findings, texts: Sequence[Reco
     return Status.RECOVERED, f"all {num_found} texts: {findings.confirmation.proof.value}"
 
 
-def _why_not_certain(findings: Findings) -> str:
+def _why_not_certain(findings: EncoderResult) -> str:
     if findings.originals is not None:
         return "what arrives at them has no single label"
     if findings.candidates.equal:
@@ -239,7 +241,7 @@ def _why_not_certain(findings: Findings) -> str:
     return "no replay covers them"
 
 
-def _unexplained(findings: Findings) -> str:
+def _describe_unexplained(findings: EncoderResult) -> str:
     rank, num_rows = findings.search.problem.rank, findings.search.num_rows
     if findings.search.problem.drifts:
         return "no replay of the stated client with these texts sends this update"

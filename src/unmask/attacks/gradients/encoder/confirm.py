@@ -106,10 +106,10 @@ def _replay_client(
     try:
         best = agree(evidence, replay(evidence, model, tokens, labels=labels))
         passes = len(texts)
-        for index in range(len(texts) if not _settled(best) and len(texts) <= _MOST_TEXTS else 0):
+        for index in range(len(texts) if not _is_settled(best) and len(texts) <= _MOST_TEXTS else 0):
             for label in range(_num_labels(evidence, model)):
                 changed = [*labels[:index], label, *labels[index + 1 :]]
-                if changed == labels or _settled(best):
+                if changed == labels or _is_settled(best):
                     continue
                 found = agree(evidence, replay(evidence, model, tokens, labels=changed))
                 passes += len(texts)
@@ -124,7 +124,7 @@ def _replay_client(
     return EncoderConfirmation(Proof.NONE, best, everyone, passes)
 
 
-def _settled(agreement: Agreement) -> bool:
+def _is_settled(agreement: Agreement) -> bool:
     return agreement.holds or agreement.holds_up_to_scale
 
 
@@ -151,13 +151,13 @@ def _read_labels(
     for index, text in enumerate(inputs):
         mine = (rows[:, 0] == index).nonzero()[:, 0]
         arrived = sign * arrivals.rows[mine.to(arrivals.rows.device)].double()
-        wanted = [_sent_down(model, text, head, pooling, label)[rows[mine, 1]] for label in range(len(head))]
+        wanted = [_send_down(model, text, head, pooling, label)[rows[mine, 1]] for label in range(len(head))]
         scores = [functional.cosine_similarity(arrived.flatten(), sent.double().flatten(), dim=0) for sent in wanted]
         labels.append(int(torch.stack(scores).argmax()))
     return labels
 
 
-def _sent_down(
+def _send_down(
     model: Model, text: TextInput, head: Float[Tensor, "c d"], pooling: str, label: int
 ) -> Float[Tensor, "n d"]:
     """What a label's loss sends to the last block's sums at every token of a text."""

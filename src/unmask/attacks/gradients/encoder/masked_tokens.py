@@ -28,7 +28,7 @@ from unmask.attacks.gradients.decoder.endings import last_down_projection, unit_
 from unmask.attacks.gradients.decoder.labels import EXPLAINED, LabelReader, Labels, arriving_gradients
 from unmask.attacks.gradients.decoder.last_block_rows import LastBlockRows
 from unmask.attacks.gradients.decoder.prefix_search import Node
-from unmask.attacks.gradients.encoder.position_candidates import Places, Text
+from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.bert import Bert
@@ -95,7 +95,9 @@ def read_originals(
     return _originals(problem, texts, read)
 
 
-def _rows(model: Bert, table: Places, texts: Sequence[Text]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n f"]]:
+def _rows(
+    model: Bert, table: PositionCandidates, texts: Sequence[Text]
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n f"]]:
     """What the last block's norm and its down projection see at every token, text by text."""
     last = model.num_blocks - 1
     sums, hidden = [], []

@@ -24,7 +24,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Places:
+class PositionCandidates:
     """Places in a fixed order: all tokens of a position together, type by type.
 
     `share`: how much of the token's gradient arrives at the position (1: it stands there and nowhere else).
@@ -49,7 +49,7 @@ class Places:
         shares: Float[Tensor, "p t"],
         frame: Frame,
         type_shares: Float[Tensor, "k t"] | None = None,
-    ) -> Places:
+    ) -> PositionCandidates:
         """All places of `tokens` at the positions that `shares` has rows for, of the types that the frame has.
 
         The share of a place is its position's times its type's: exact for tokens that stand at one place only.
@@ -68,7 +68,7 @@ class Places:
         return cls(frame, tokens, num_positions, num_types, share, rows, scaled, keys, values)
 
     @property
-    def num_places(self) -> int:
+    def num_candidates(self) -> int:
         """Number of places."""
         return len(self.share)
 
@@ -112,7 +112,7 @@ class Places:
     @cached_property
     def is_possible(self) -> Bool[Tensor, " j"]:
         """Places that a text may use: the first token opens it and does not come again, and every part is closed."""
-        opening = torch.arange(self.num_places, device=self.tokens.device) == self.start
+        opening = torch.arange(self.num_candidates, device=self.tokens.device) == self.start
         to_come = self.frame.end_type - self.kind + (~self.closes).int()  # tokens that must still follow
         inner = (self.token != self.frame.first) & (self.position > self.kind)
         return torch.where(self.position == 0, opening, inner & (self.position + to_come < self.num_positions))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.encoder.attention_shares import position_shares, type_shares
-from unmask.attacks.gradients.encoder.position_candidates import Frame, Places, Text
-from unmask.attacks.gradients.sites import Site, down_site, first_input_site, output_site
+from unmask.attacks.gradients.encoder.position_candidates import Frame, PositionCandidates, Text
+from unmask.attacks.gradients.sites import SpanSite, down_site, first_input_site, output_site
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 from unmask.models.bert import Bert
@@ -29,14 +29,14 @@ class Problem:
 
     model: Model
     precise: Bert  # its first block in float64
-    places: Places
-    inputs: Site
-    output: Site | None
-    down: Site | None
+    places: PositionCandidates
+    inputs: SpanSite
+    output: SpanSite | None
+    down: SpanSite | None
     drifts: bool = False  # the weights moved while the update was made, so that rows are only near their spans
 
     @property
-    def sites(self) -> list[Site]:
+    def sites(self) -> list[SpanSite]:
         """The layers that test a text."""
         return [site for site in (self.output, self.down) if site is not None]
 
@@ -88,19 +88,19 @@ def set_up(
         return "no token of the bag lies in the span of block 0's gradients"
     shares = position_shares(evidence, precise, tokens, num_positions)
     by_type = type_shares(evidence, precise, tokens, num_positions) if frame.end_type else None
-    places = Places.of(precise, tokens, shares, frame, by_type)
+    places = PositionCandidates.of(precise, tokens, shares, frame, by_type)
     room = (output if _has_room(output) else None, down if _has_room(down) else None)
     return Problem(model, precise, places, inputs, *room, drifts)
 
 
-def _has_room(site: Site | None) -> bool:
+def _has_room(site: SpanSite | None) -> bool:
     """Whether rows outside of a span can be told; the LayerNorm behind takes one direction from every gradient."""
     if site is None or site.span.rank == 0 or site.span.rank >= site.span.max_rank - 1:
         return False
     return site.span.width - site.span.rank >= _LEAST_ROOM
 
 
-def _why_no_room(output: Site | None, down: Site | None) -> str:
+def _why_no_room(output: SpanSite | None, down: SpanSite | None) -> str:
     sites = [site for site in (output, down) if site is not None]
     if not sites:
         return (
@@ -112,7 +112,7 @@ def _why_no_room(output: Site | None, down: Site | None) -> str:
     return f"every span that could check a text is full ({ranks}): {why}"
 
 
-def _end_type(model: Bert, inputs: Site, last: int, candidates: Candidates) -> int:
+def _end_type(model: Bert, inputs: SpanSite, last: int, candidates: Candidates) -> int:
     """1 if the batch holds pairs of texts: only then the last token of type 1 lies in the span, where a pair ends."""
     longest = max(candidates.by_position) + 1
     if model.num_token_types < 2 or longest <= 2:
@@ -122,10 +122,12 @@ def _end_type(model: Bert, inputs: Site, last: int, candidates: Candidates) -> i
     return int(float(inputs.span.distance(ends).min()) < _OUTSIDE)
 
 
-def _num_positions(model: Bert, inputs: Site, tokens: Int[Tensor, " t"], candidates: Candidates, outside: float) -> int:
+def _num_positions(
+    model: Bert, inputs: SpanSite, tokens: Int[Tensor, " t"], candidates: Candidates, outside: float
+) -> int:
     """The length of the longest text: positions from 0 on at which some token of the bag lies in the span."""
     limit = max(candidates.by_position) + 1
-    span = inputs.span.joined(model.token_type_directions)  # a position may hold tokens of type 1 only
+    span = inputs.span.join(model.token_type_directions)  # a position may hold tokens of type 1 only
     for position in range(limit):
         distances = span.distance(model.first_input(tokens, torch.full_like(tokens, position)))
         if float(distances.min()) > outside:

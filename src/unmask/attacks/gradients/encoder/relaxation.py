@@ -27,8 +27,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.encoder.position_candidates import Places, Text
-from unmask.attacks.gradients.sites import Site
+from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
+from unmask.attacks.gradients.sites import SpanSite
 from unmask.linalg.box_least_squares import box_least_squares
 from unmask.models.adapter import Model
 from unmask.shapes import Probes
@@ -40,10 +40,10 @@ _LEAST_PROGRESS = 1e-2  # of the squared residual; less in a step means that it 
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbedLayer:
     """A layer and directions of the orthogonal complement of its gradient's span."""
 
-    site: Site
+    site: SpanSite
     probes: Probes
 
 
@@ -52,9 +52,9 @@ class Relaxation:
     """The system over some of the places (`chosen`, in order; the start is among them), in the model's precision."""
 
     model: Model
-    places: Places
+    places: PositionCandidates
     chosen: Int[Tensor, " c"]
-    probed: Sequence[Probed]
+    probed: Sequence[ProbedLayer]
 
     @cached_property
     def position(self) -> Int[Tensor, " c"]:
@@ -139,9 +139,9 @@ class Relaxation:
         free = replace(self, chosen=self.chosen[upper > 0])
         weights = torch.full_like(upper, prior).clamp(lower, upper)[upper > 0]
         for moved in free._descend(anchors, lower[upper > 0], weights, max_steps):
-            everywhere = torch.zeros(self.places.num_places).to(moved)
+            everywhere = torch.zeros(self.places.num_candidates).to(moved)
             everywhere[free.chosen] = moved
-            yield free.rounded(moved), everywhere
+            yield free.round_to_text(moved), everywhere
 
     def _descend(
         self, anchors: Sequence[int], lower: Float[Tensor, " c"], weights: Float[Tensor, " c"], max_steps: int
@@ -149,7 +149,7 @@ class Relaxation:
         rows = self.rows([self.places.start, *anchors[:_MOST_ANCHOR_ROWS]])
         upper = torch.ones_like(lower)
         for _ in range(max_steps):
-            residual, jacobian = rows.linearised(weights)
+            residual, jacobian = rows.linearise_at(weights)
             unit = jacobian.norm() / len(weights) ** 0.5  # columns of norm 1 on average
             system = torch.cat([jacobian / unit, self._fill])
             wanted = torch.cat([(jacobian @ weights - residual) / unit, self._filled])
@@ -176,7 +176,7 @@ class Relaxation:
         attention = (scores - scores.amax(-1, keepdim=True)).exp()
         return AttendingRows(self, self.places.rows[own].to(self._keys), attention)
 
-    def rounded(self, weights: Float[Tensor, " c"]) -> Text:
+    def round_to_text(self, weights: Float[Tensor, " c"]) -> Text:
         """The text that the weights say, as places: the heaviest end, and before it the heaviest place a position."""
         first = self.places.frame.end_type == 0
         can_end = self.is_end & (self.position <= self._first_gap)
@@ -184,7 +184,7 @@ class Relaxation:
         end = int(weights.masked_fill(~can_end, -1.0).argmax())
         length = int(self.position[end])
         heaviest = [self._heaviest(weights, kind) for kind in range(self.places.num_types)]
-        best = heaviest[0][1][:length] if first else self._joined(weights, heaviest, length)
+        best = heaviest[0][1][:length] if first else self._join_pair(weights, heaviest, length)
         return (*self.chosen[best].tolist(), int(self.chosen[end]))
 
     @cached_property
@@ -208,7 +208,7 @@ class Relaxation:
         heaviest = by_position.max(1)
         return heaviest.values, heaviest.indices
 
-    def _joined(
+    def _join_pair(
         self, weights: Float[Tensor, " c"], heaviest: Sequence[tuple[Tensor, Tensor]], length: int
     ) -> Int[Tensor, " p"]:
         """Two texts of a pair, joined where the first one's places, its end and the second one's weigh most."""
@@ -234,12 +234,12 @@ class AttendingRows:
 
     def residual(self, weights: Float[Tensor, " c"]) -> Float[Tensor, " m"]:
         """Values of all probes at all rows, row by row."""
-        _, mixed = self._mixed(weights)
-        return self._probed(self.states, mixed.flatten(1)).flatten()
+        _, mixed = self._mix(weights)
+        return self._probe(self.states, mixed.flatten(1)).flatten()
 
-    def linearised(self, weights: Float[Tensor, " c"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m c"]]:
+    def linearise_at(self, weights: Float[Tensor, " c"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m c"]]:
         """The residual and ∂r/∂w_j = Σ_h e_ij·∂r/∂o_h·(v_j − o_h)/denominator."""
-        scaled, mixed = self._mixed(weights)
+        scaled, mixed = self._mix(weights)
         values = self.relaxation._values
         residuals, jacobians = [], []
         for state, share, output in zip(self.states, scaled, mixed, strict=True):
@@ -250,7 +250,7 @@ class AttendingRows:
             jacobians.append(slope.flatten(1) @ weighted.T - centre @ share)
         return torch.cat(residuals), torch.cat(jacobians)
 
-    def _mixed(self, weights: Float[Tensor, " c"]) -> tuple[Float[Tensor, "i h c"], Float[Tensor, "i h e"]]:
+    def _mix(self, weights: Float[Tensor, " c"]) -> tuple[Float[Tensor, "i h c"], Float[Tensor, "i h e"]]:
         """Attention over its denominators, and the attention outputs."""
         scaled = self.attention / (self.attention * weights).sum(-1, keepdim=True).clamp_min(1e-30)
         return scaled, torch.einsum("ihc,che->ihe", scaled * weights, self.relaxation._values)
@@ -264,7 +264,7 @@ class AttendingRows:
         return torch.cat(residuals), torch.cat(slopes)
 
     def _slope(
-        self, layer: Probed, state: Float[Tensor, " d"], output: Float[Tensor, "h e"]
+        self, layer: ProbedLayer, state: Float[Tensor, " d"], output: Float[Tensor, "h e"]
     ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k h e"]]:
         def row_of(mixed: Tensor) -> Tensor:
             return self._row(layer, state, mixed.flatten())
@@ -273,15 +273,17 @@ class AttendingRows:
         (slope,) = torch.func.vmap(pull_back)(layer.probes.T)
         return row.detach() @ layer.probes, slope
 
-    def _probed(self, states: Float[Tensor, "i d"], mixed: Float[Tensor, "i o"]) -> Float[Tensor, "i k"]:
+    def _probe(self, states: Float[Tensor, "i d"], mixed: Float[Tensor, "i o"]) -> Float[Tensor, "i k"]:
         return torch.cat([self._row(layer, states, mixed) @ layer.probes for layer in self.relaxation.probed], dim=-1)
 
-    def _row(self, layer: Probed, states: Float[Tensor, "*i d"], mixed: Float[Tensor, "*i o"]) -> Float[Tensor, "*i f"]:
+    def _row(
+        self, layer: ProbedLayer, states: Float[Tensor, "*i d"], mixed: Float[Tensor, "*i o"]
+    ) -> Float[Tensor, "*i f"]:
         """The rows that enter a layer."""
         return layer.site.rows(self.relaxation.model, states, mixed)
 
 
-def whitened(relaxation: Relaxation, rows: Sequence[int], prior: float, max_probes: int) -> Relaxation:
+def whiten_probes(relaxation: Relaxation, rows: Sequence[int], prior: float, max_probes: int) -> Relaxation:
     """The same system with combinations of each layer's probes that all tell places apart equally well.
 
     Second moments of ∂r/∂w over some rows and all places; their strongest eigenvectors, scaled to 1.
@@ -291,10 +293,10 @@ def whitened(relaxation: Relaxation, rows: Sequence[int], prior: float, max_prob
     probed = []
     for layer in relaxation.probed:
         alone = Relaxation(relaxation.model, relaxation.places, relaxation.chosen, [layer])
-        jacobians = [alone.rows([row]).linearised(weights)[1].double() for row in rows]
+        jacobians = [alone.rows([row]).linearise_at(weights)[1].double() for row in rows]
         moments = sum((j @ j.T for j in jacobians), torch.zeros_like(jacobians[0] @ jacobians[0].T))
         eigenvalues, vectors = torch.linalg.eigh(moments / (len(rows) * len(weights)))
         kept = (eigenvalues > 1e-8 * eigenvalues[-1]).nonzero()[-max_probes:, 0]
         combine = (vectors[:, kept] / eigenvalues[kept].sqrt()).flip(1)
-        probed.append(Probed(layer.site, (layer.probes.double() @ combine).to(layer.probes.dtype)))
+        probed.append(ProbedLayer(layer.site, (layer.probes.double() @ combine).to(layer.probes.dtype)))
     return Relaxation(relaxation.model, relaxation.places, relaxation.chosen, probed)

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.attacks.gradients.encoder.position_candidates import Places, Text
+from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.problem import Problem
-from unmask.attacks.gradients.encoder.relaxation import Probed, Relaxation, whitened
-from unmask.attacks.gradients.encoder.token_swaps import Exchange
-from unmask.attacks.gradients.sites import Site
+from unmask.attacks.gradients.encoder.relaxation import ProbedLayer, Relaxation, whiten_probes
+from unmask.attacks.gradients.encoder.token_swaps import TokenSwaps
+from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.progress import Progress
 from unmask.linalg.gap import FLOAT32_FLOOR
 
@@ -62,7 +62,7 @@ class EncoderSearch:
         self.found: dict[Text, float] = {}
         self.refused: dict[Text, tuple[float, float]] = {}
         self.num_anchors = self.num_steps = 0
-        self.explained = torch.zeros(places.num_places, dtype=torch.bool, device=places.share.device)
+        self.explained = torch.zeros(places.num_candidates, dtype=torch.bool, device=places.share.device)
         self.removed = self.explained.clone()
         self.num_texts = num_texts
         self.prior = 1 / (num_texts or _fullest_position(places))
@@ -82,8 +82,8 @@ class EncoderSearch:
 
     def _draw_probes(self) -> None:
         """Relaxations with fresh random probes: over likely places, and over all once they are needed."""
-        self.narrow = self._relaxation(_likely(self.problem.places))
-        self.exchange = _exchange(self.problem, self.narrow)
+        self.narrow = self._relaxation(_select_likely(self.problem.places))
+        self.exchange = _make_swaps(self.problem, self.narrow)
         self.__dict__.pop("wide", None)
         self.num_passes = self.num_in_vain = 0
 
@@ -118,9 +118,9 @@ class EncoderSearch:
                 self.num_in_vain = self.num_in_vain + 1 if len(self.found) == num_found else 0
                 num_failures += self.is_last and not self.is_done
                 if num_failures == _PATIENCE:
-                    self._from_anchors(self._left(), relaxation)
+                    self._from_anchors(self._find_unexplained(), relaxation)
 
-    def _left(self) -> list[int]:
+    def _find_unexplained(self) -> list[int]:
         """Clear places that no text explains, as far as they fit into one text."""
         kept: list[int] = []
         for place in self._anchors(_CLEAR_ANCHOR):
@@ -132,14 +132,14 @@ class EncoderSearch:
         """A text near the anchors; then with what goes with them; if nearly right, from its best rows."""
         self.num_anchors += 1
         self.progress("recovering texts", self.num_rows, self.problem.rank)
-        text, cost, weights = self._descended(anchors, relaxation, self.removed)
+        text, cost, weights = self._descend(anchors, relaxation, self.removed)
         for _ in range(_MAX_REGROUPINGS):
             together = self._companions(anchors, weights, relaxation)
             if text in self.found or cost < _AS_NEAR * self.random_cost or len(together) <= len(anchors):
                 break
             anchors = together
-            text, cost, weights = self._descended(anchors, relaxation, self.removed)
-        text, cost = self._exchanged(text, cost)
+            text, cost, weights = self._descend(anchors, relaxation, self.removed)
+        text, cost = self._swap_tokens(text, cost)
         for choose in (lambda: self.narrow, lambda: self.wide):
             is_near = _AS_NEAR * self.random_cost <= cost <= _NEARLY * self.random_cost
             if text in self.found or self.exchange is None or not is_near:
@@ -148,10 +148,10 @@ class EncoderSearch:
             kept = [text[int(row)] for row in rows[: 2 * len(rows) // 3]]
             again = choose()
             anchors = [place for place in kept if again.has(place)]
-            text, cost, _ = self._descended(anchors, again, torch.zeros_like(self.removed))
-            text, cost = self._exchanged(text, cost)
+            text, cost, _ = self._descend(anchors, again, torch.zeros_like(self.removed))
+            text, cost = self._swap_tokens(text, cost)
 
-    def _descended(
+    def _descend(
         self, anchors: list[int], relaxation: Relaxation, removed: Bool[Tensor, " j"]
     ) -> tuple[Text, float, Float[Tensor, " j"]]:
         """Follow the relaxation and test each text on the way; the best one, its cost, and the last weights."""
@@ -175,11 +175,11 @@ class EncoderSearch:
                 together.append(place)
         return together
 
-    def _exchanged(self, text: Text, cost: float) -> tuple[Text, float]:
+    def _swap_tokens(self, text: Text, cost: float) -> tuple[Text, float]:
         """A text that is partly right, after exchanges of single tokens."""
         could_be_better = _AS_NEAR * self.random_cost <= cost < _HOPELESS * self.random_cost
         if text not in self.found and self.exchange is not None and could_be_better:
-            text, cost = self.exchange.improved(text, _MAX_SWEEPS)
+            text, cost = self.exchange.improve(text, _MAX_SWEEPS)
             self._accepts(text, cost)
         return text, cost
 
@@ -253,15 +253,15 @@ class EncoderSearch:
         num_equations = min(self.num_equations, max(_FEWEST_EQUATIONS, len(indices) // 4))
         sizes = (_NUM_OUTPUT_PROBES, 2 * num_equations)
         probed = [
-            Probed(site, self._probes(site, size))
+            ProbedLayer(site, self._probes(site, size))
             for site, size in zip((self.problem.output, self.problem.down), sizes, strict=True)
             if site is not None
         ]
         clearest = places.share.masked_fill(places.is_frame | ~chosen, -1.0).argsort(descending=True)
         rows = [places.start, *clearest[: _NUM_WHITENING_ROWS - 1].tolist()]
-        return whitened(Relaxation(self.problem.model, places, indices, probed), rows, self.prior, num_equations)
+        return whiten_probes(Relaxation(self.problem.model, places, indices, probed), rows, self.prior, num_equations)
 
-    def _probes(self, site: Site, num_probes: int) -> Tensor:
+    def _probes(self, site: SpanSite, num_probes: int) -> Tensor:
         return site.span.probes(num_probes, self.generator).to(self.problem.model.dtype)
 
     def _anchors(self, least_share: float) -> Iterator[int]:
@@ -294,20 +294,20 @@ class EncoderSearch:
         return int(indices[int(torch.randint(len(indices), (1,), generator=self.generator))])
 
 
-def _likely(places: Places) -> Bool[Tensor, " j"]:
+def _select_likely(places: PositionCandidates) -> Bool[Tensor, " j"]:
     """Places of shares above zero, all ends, and every place of a token that is spread out."""
     by_token = places.share.view(places.num_positions, places.num_types, -1).amax((0, 1))
     spread = (by_token < _SPREAD).repeat(places.num_positions * places.num_types)
     return places.is_possible & ((places.share > 0) | spread | places.is_frame)
 
 
-def _exchange(problem: Problem, relaxation: Relaxation) -> Exchange | None:
+def _make_swaps(problem: Problem, relaxation: Relaxation) -> TokenSwaps | None:
     """Moves by the output projection's probes, if its gradient leaves room for any."""
     probes = [layer.probes for layer in relaxation.probed if layer.site is problem.output]
-    return Exchange.of(problem.places, probes[0]) if probes else None
+    return TokenSwaps.of(problem.places, probes[0]) if probes else None
 
 
-def _fullest_position(places: Places) -> float:
+def _fullest_position(places: PositionCandidates) -> float:
     """At least how many texts there are: the shares that meet at one position."""
     shares = places.share.view(places.num_positions, -1).sum(1)
     return max(1.0, float(shares.max()))

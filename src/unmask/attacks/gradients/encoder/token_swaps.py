@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.encoder.position_candidates import Places, Text
+from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.shapes import Probes
 
 _HIGHEST_SCORE = 60.0  # e^60 is still far from float32's end
@@ -25,14 +25,14 @@ _LEAST_GAIN = 1e-4
 
 
 @dataclass(frozen=True)
-class Exchange:
+class TokenSwaps:
     """Moves on texts; `values` are the probes of every place's value vector, head by head."""
 
-    places: Places
+    places: PositionCandidates
     values: Float[Tensor, "j h k"]
 
     @classmethod
-    def of(cls, places: Places, probes: Probes) -> Exchange:
+    def of(cls, places: PositionCandidates, probes: Probes) -> TokenSwaps:
         """With probes of the output projection's gradient, in their precision."""
         by_head = probes.unflatten(0, places.values.shape[1:])
         return cls(places, torch.einsum("jhe,hek->jhk", places.values.to(probes), by_head))
@@ -46,7 +46,7 @@ class Exchange:
         state = _State.of(self, text)
         return (state.sums / state.totals[..., None]).sum(1).square().sum(1)
 
-    def improved(self, text: Text, max_sweeps: int) -> tuple[Text, float]:
+    def improve(self, text: Text, max_sweeps: int) -> tuple[Text, float]:
         """The text after moves that each lower the cost, and its cost; frame tokens stay."""
         cost = self.cost(text)
         for _ in range(max_sweeps * len(text)):
@@ -92,7 +92,7 @@ class Exchange:
     def _own_row(state: _State, position: int, queries: Tensor, keys: Tensor, values: Tensor) -> Float[Tensor, "c k"]:
         """The row of the exchanged position itself: another query, its own new key and value."""
         attention = _exponentials(queries, state.keys)  # (c, L, h)
-        attention[:, position] = _clipped((queries * keys).sum(-1)).exp()
+        attention[:, position] = _clip((queries * keys).sum(-1)).exp()
         others = torch.cat([state.values[:position], torch.zeros_like(state.values[:1]), state.values[position + 1 :]])
         sums = torch.einsum("cjh,jhk->chk", attention, others) + attention[:, position, :, None] * values
         return (sums / attention.sum(1)[..., None]).sum(1)
@@ -115,7 +115,7 @@ class _State:
     sums: Float[Tensor, "i h k"]
 
     @classmethod
-    def of(cls, exchange: Exchange, text: Text) -> _State:
+    def of(cls, exchange: TokenSwaps, text: Text) -> _State:
         places = torch.tensor(text, device=exchange.values.device)
         queries, keys, values = exchange.tables(places)
         attention = _exponentials(queries, keys)
@@ -124,8 +124,8 @@ class _State:
 
 
 def _exponentials(left: Float[Tensor, "c h e"], right: Float[Tensor, "i h e"]) -> Float[Tensor, "c i h"]:
-    return _clipped(torch.einsum("che,ihe->cih", left, right)).exp()
+    return _clip(torch.einsum("che,ihe->cih", left, right)).exp()
 
 
-def _clipped(scores: Tensor) -> Tensor:
+def _clip(scores: Tensor) -> Tensor:
     return scores.clamp(-_HIGHEST_SCORE, _HIGHEST_SCORE)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from unmask.attacks.gradients.decoder.endings import Ending
+from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
@@ -17,10 +17,10 @@ _MOST_SWAPS = 32  # single tokens of a class that are tried in another member's 
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ClientReplay:
     """Texts that the client was run on, and how well that fits."""
 
-    endings: list[Ending]
+    endings: list[TextEnding]
     agreement: Agreement | None = None
     num_passes: int = 0
     tells_equal_tokens: bool = False
@@ -32,19 +32,19 @@ class Replayed:
 
 
 def replay_client(
-    evidence: GradientEvidence, model: Model, endings: list[Ending], equal: Mapping[int, tuple[int, ...]]
-) -> Replayed:
+    evidence: GradientEvidence, model: Model, endings: list[TextEnding], equal: Mapping[int, tuple[int, ...]]
+) -> ClientReplay:
     """The best agreement over the sides that batches are padded on; then which member of a class is meant."""
     total = sum(ending.count for ending in endings)
     if not endings or not can_replay(evidence, total) or max(len(e.node[1]) for e in endings) > model.max_positions:
-        return Replayed(endings)
+        return ClientReplay(endings)
     sides: list[Literal["left", "right"]] = ["left"] if any(e.node[0] for e in endings) else ["right", "left"]
     if len({len(ending.node[1]) for ending in endings}) == 1:
         sides = sides[:1]
     by_token = [name for name in (model.token_embedding, model.unembedding_name) if name is not None]
     used = [token for token in equal if any(token in ending.node[1] for ending in endings)]
 
-    def run(chosen: list[Ending], side: Literal["left", "right"], classes: Sequence[tuple[int, ...]]) -> Agreement:
+    def run(chosen: list[TextEnding], side: Literal["left", "right"], classes: Sequence[tuple[int, ...]]) -> Agreement:
         texts = [ending.node[1] for ending in chosen for _ in range(ending.count)]
         again = replay(evidence, model, texts, padding_side=side)
         return agree(evidence, again, by_token=by_token, equal=classes)
@@ -54,9 +54,9 @@ def replay_client(
         if not found[0][0].holds:
             found += [(run(endings, side, [equal[token] for token in used]), side) for side in sides[1:]]
     except InputError:
-        return Replayed(endings)  # the stated client cannot be run on these texts
+        return ClientReplay(endings)  # the stated client cannot be run on these texts
     best, side = min(found, key=lambda pair: pair[0].misfit_as_is)
-    done = Replayed(endings, best, total * len(found))
+    done = ClientReplay(endings, best, total * len(found))
     if not best.holds or len(used) != 1 or len(equal[used[0]]) > _MOST_MEMBERS:
         return done
     swapped = [_with_member(endings, used[0], member) for member in equal[used[0]]]
@@ -67,10 +67,10 @@ def replay_client(
     others = _with_another_member(right[0][0], equal[used[0]])
     is_open = len(others) > _MOST_SWAPS or any(run(other, side, ()).holds for other in others)
     passes += total * min(len(others), _MOST_SWAPS)
-    return replace(done, num_passes=passes) if is_open else Replayed(*right[0], passes, True)
+    return replace(done, num_passes=passes) if is_open else ClientReplay(*right[0], passes, True)
 
 
-def _with_another_member(endings: list[Ending], members: tuple[int, ...]) -> list[list[Ending]]:
+def _with_another_member(endings: list[TextEnding], members: tuple[int, ...]) -> list[list[TextEnding]]:
     """Texts with one token of a class replaced by another one of it, in every way."""
     changed = []
     for index, ending in enumerate(endings):
@@ -83,6 +83,6 @@ def _with_another_member(endings: list[Ending], members: tuple[int, ...]) -> lis
     return changed
 
 
-def _with_member(endings: list[Ending], token: int, member: int) -> list[Ending]:
+def _with_member(endings: list[TextEnding], token: int, member: int) -> list[TextEnding]:
     """Texts with another member of a class in all of its places."""
     return [replace(e, node=(e.node[0], tuple(member if t == token else t for t in e.node[1]))) for e in endings]

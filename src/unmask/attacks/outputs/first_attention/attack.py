@@ -92,7 +92,7 @@ class FirstAttentionAttack:
         """Tokens of one text from the module's output rows; `model` in float64, rows in the precision they came in."""
         places = list(range(len(outputs))) if positions is None else list(positions)
         projection, rows = OutputProjection.of(model, 0), outputs.double()
-        mixed = projection.undone(rows) if projection.condition < float("inf") else None
+        mixed = projection.invert(rows) if projection.condition < float("inf") else None
         equal = equal_tokens(model, "inputs")
         step, choices, num_certain = BlockStep.first(model, 0, places[0]), list[Choice](), 0
         for index, table in enumerate(value_tables(model, places)):
@@ -106,7 +106,7 @@ class FirstAttentionAttack:
             choices.append(choice)
             clear = choice.is_clear(self.min_gap_decades, outputs.dtype)
             num_certain = index + 1 if clear and num_certain == index else num_certain
-            attended = step.attend(_embedded(model, torch.tensor([choice.token]), places[index]))
+            attended = step.attend(_embed(model, torch.tensor([choice.token]), places[index]))
             step = step.following(attended.keys, attended.values)
         return AttentionReading(tuple(choices), num_certain, len(places))
 
@@ -233,7 +233,7 @@ def _best(
     """The token whose recomputed row is nearest to what was seen; tokens with the same input do not compete."""
     errors = torch.cat(
         [
-            (projection(step.attend(_embedded(step.model, chunk, step.position)).mixed) - row).norm(dim=1)
+            (projection(step.attend(_embed(step.model, chunk, step.position)).mixed) - row).norm(dim=1)
             for chunk in tokens.split(_CHUNK)
         ]
     ) / row.norm().clamp_min(1e-300)
@@ -243,7 +243,7 @@ def _best(
     return Choice(token, error, rejected, len(tokens), equal.get(token, ()))
 
 
-def _embedded(model: Model, tokens: Int[Tensor, " n"], position: int) -> Rows:
+def _embed(model: Model, tokens: Int[Tensor, " n"], position: int) -> Rows:
     return model.embed(tokens.to(model.device), torch.full_like(tokens, position, device=model.device))
 
 

@@ -44,7 +44,7 @@ def read_encoder(model: Model, outputs: Rows, positions: Sequence[int], min_gap_
     length, projection, rows = len(outputs), OutputProjection.of(model, 0), outputs.double()
     if projection.condition == float("inf") or length >= model.head_width:
         return AttentionReading((), 0, length)
-    complements = weighted_complements(_by_head(model, projection.undone(rows)))
+    complements = weighted_complements(_by_head(model, projection.invert(rows)))
     equal = equal_tokens(model, "inputs")
     best, other = nearest_tokens(model, complements, positions, equal)
     errors, refused = _errors(model, projection, rows, best, other, positions)

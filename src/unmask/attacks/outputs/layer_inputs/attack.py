@@ -27,12 +27,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.outputs.layer_inputs.causal_search import is_unseen, search_branches
-from unmask.attacks.outputs.layer_inputs.claim import refusal, verdict
-from unmask.attacks.outputs.layer_inputs.preimages import Preimages, certify, inverse_bound, merged
+from unmask.attacks.outputs.layer_inputs.claim import claim_preimages, refuse
+from unmask.attacks.outputs.layer_inputs.preimages import Preimages, certify, inverse_bound, merge_roots
 from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem, Posed, pose
 from unmask.attacks.outputs.layer_inputs.starts import (
     Search,
-    joined,
+    join_searches,
     random_starts,
     search_in_batches,
     search_without_matrices,
@@ -78,7 +78,7 @@ class AttentionAttack:
         """Run the attack; the evidence is left as it is."""
         started = time.perf_counter()
         posed = pose(evidence)
-        refused = refusal(posed, self.residual_tolerance, started)
+        refused = refuse(posed, self.residual_tolerance, started)
         if refused is not None:
             return refused
         problem = posed.problem()
@@ -87,7 +87,7 @@ class AttentionAttack:
             problem = posed.whole_problem()
             found = self._preimages(posed, problem, progress)
         least_power = self.least_row_power if problem.causal else self.least_power
-        return verdict(posed, problem, found, self.residual_tolerance, least_power, started)
+        return claim_preimages(posed, problem, found, self.residual_tolerance, least_power, started)
 
     def solve(self, problem: AttentionProblem) -> Float[Tensor, " m"] | None:
         """A root from X₀ = Y, without any random number: the cheapest method that gets there."""
@@ -117,9 +117,11 @@ class AttentionAttack:
             progress("searching for other pre-images", 1, 2)
             own = Search(() if first is None else (first,), 0, 0)
             search = (
-                own if self._is_beyond_proof(problem, first) else joined([own, self._search(problem, generator)], size)
+                own
+                if self._is_beyond_proof(problem, first)
+                else join_searches([own, self._search(problem, generator)], size)
             )
-        roots = merged([self._polished(problem, root) for root in search.roots], size)
+        roots = merge_roots([self._polish(problem, root) for root in search.roots], size)
         found = [certify(posed, problem, root, self.dense_limit) for root in roots]
         exact = tuple(preimage for preimage in found if preimage.residual <= self.residual_tolerance)
         complete = complete and len(exact) == len(found)
@@ -142,7 +144,7 @@ class AttentionAttack:
         starts = random_starts(problem, self.num_starts, generator)
         batch = search_in_batches(problem, starts, size, tolerance, self.max_steps)
         # How many converge is the batch's to say: the other method's failures are its own.
-        return Search(joined([search, batch], size).roots, batch.num_starts, batch.num_converged)
+        return Search(join_searches([search, batch], size).roots, batch.num_starts, batch.num_converged)
 
     def _branches(
         self, problem: AttentionProblem, generator: torch.Generator, progress: Progress
@@ -159,11 +161,11 @@ class AttentionAttack:
             generator=generator,
             progress=progress,
         )
-        leaves = merged([leaf.reshape(-1) for leaf in branches.leaves], float(problem.Y.norm()))
+        leaves = merge_roots([leaf.reshape(-1) for leaf in branches.leaves], float(problem.Y.norm()))
         num_converged = round(branches.power * self.num_row_starts)
         return Search(leaves, self.num_row_starts, num_converged), branches.complete, branches.budget_ended
 
-    def _polished(self, problem: AttentionProblem, root: Tensor) -> Tensor:
+    def _polish(self, problem: AttentionProblem, root: Tensor) -> Tensor:
         """The last Newton steps; a point that does not get better is kept."""
         solver: Any = LevenbergMarquardt if problem.size <= self.dense_limit else NewtonKrylov
         return iterate(solver(_POLISH * self._absolute(problem)), problem, root, max_steps=2).state.x

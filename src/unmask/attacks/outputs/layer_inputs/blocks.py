@@ -40,7 +40,7 @@ _CHORD_STEPS = 60
 _TINY = 1e-30  # an output of zero has no relative residual: nothing is called exact there
 
 
-class Standing(Enum):
+class RowStatus(Enum):
     """What is proven of a row. The value of a member is the sentence that a user reads."""
 
     ISOLATED = "An exact pre-image, and the only one in its neighbourhood; others may lie elsewhere."
@@ -50,11 +50,11 @@ class Standing(Enum):
     @property
     def is_exact(self) -> bool:
         """Whether the block maps the row to the output, up to rounding."""
-        return self is not Standing.NOT_REACHED
+        return self is not RowStatus.NOT_REACHED
 
 
 @dataclass(frozen=True)
-class Preimage:
+class RowPreimage:
     """A row that a block maps to the row that was seen, and what is proven of it.
 
     `residual` and `tolerance` are relative to ‖z‖; the singular values are those of the Jacobian at `row`.
@@ -79,11 +79,11 @@ class Preimage:
         return 1 / self.smallest_singular_value if self.smallest_singular_value > 0 else float("inf")
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> RowStatus:
         """Exact if the residual is at rounding; isolated if the Jacobian is not singular up to that."""
         if not self.residual <= self.tolerance:
-            return Standing.NOT_REACHED
-        return Standing.ISOLATED if self.condition * self.tolerance < 1 else Standing.SINGULAR
+            return RowStatus.NOT_REACHED
+        return RowStatus.ISOLATED if self.condition * self.tolerance < 1 else RowStatus.SINGULAR
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class BlockInversion:
     """Pre-images of one block, position by position; the last one may not have been reached, none comes after it."""
 
     block: int
-    preimages: tuple[Preimage, ...]
+    preimages: tuple[RowPreimage, ...]
     length: int  # of the text
 
     @property
@@ -154,7 +154,7 @@ class BlockInverter:
     ) -> BlockInversion:
         """Rows that the block maps to `outputs`, one text; the recovered ones are the prefix of the next."""
         places = list(range(len(outputs))) if positions is None else list(positions)
-        step, preimages, jacobian = BlockStep.first(model, block, places[0]), list[Preimage](), None
+        step, preimages, jacobian = BlockStep.first(model, block, places[0]), list[RowPreimage](), None
         for index, output in enumerate(outputs.to(model.dtype)):
             progress(f"inverting block {block}", index, len(places))
             preimage, jacobian = self.invert_row(step, output, output, jacobian)
@@ -171,17 +171,17 @@ class BlockInverter:
         output: Float[Tensor, " d"],
         start: Float[Tensor, " d"],
         jacobian: Float[Tensor, "d d"] | None = None,
-    ) -> tuple[Preimage, Float[Tensor, "d d"]]:
+    ) -> tuple[RowPreimage, Float[Tensor, "d d"]]:
         """A pre-image of one row, and the Jacobian there; `jacobian` is one to begin with, of a position nearby."""
         system, size = RowSystem(step, output), max(float(output.norm()), _TINY)
         tolerance = _ABOVE_ROUNDING * rounding(step, start)
         x = self._solve(system, start, tolerance * size, jacobian)
         jacobian = system.jacobian(x)
-        x = _polished(system, x, jacobian)
+        x = _polish(system, x, jacobian)
         residual = float(system.residuals(x[None]).double().norm()) / size
         values = torch.linalg.svdvals(jacobian.double())
         ends = float(values[-1]), float(values[0])
-        return Preimage(x, residual, tolerance, *ends, system.num_jacobians), jacobian
+        return RowPreimage(x, residual, tolerance, *ends, system.num_jacobians), jacobian
 
     def _solve(self, system: RowSystem, start: Tensor, tolerance: float, jacobian: Tensor | None) -> Tensor:
         """Newton's steps with a kept Jacobian; where they fail, damped steps from the same start."""
@@ -205,7 +205,7 @@ def rounding(step: BlockStep, row: Float[Tensor, " d"]) -> float:
     return max(float(bends.max()), torch.finfo(row.dtype).eps)
 
 
-def _polished(system: RowSystem, x: Float[Tensor, " d"], jacobian: Float[Tensor, "d d"]) -> Float[Tensor, " d"]:
+def _polish(system: RowSystem, x: Float[Tensor, " d"], jacobian: Float[Tensor, "d d"]) -> Float[Tensor, " d"]:
     """One Newton step more, kept if it does not make the residual larger."""
     before = system.residuals(x[None])[0]
     step, info = torch.linalg.solve_ex(jacobian, -before)

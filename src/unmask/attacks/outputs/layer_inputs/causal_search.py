@@ -155,7 +155,7 @@ def solve_row(
     else:
         search = search_in_batches(row, _starts(row, num_starts, generator), float(y.norm()), tolerance, max_steps=60)
         points, power, enumerated = list(search.roots), search.power, False
-    polished = [_polished(row, c, tolerance) for c in points]
+    polished = [_polish(row, c, tolerance) for c in points]
     return RowSolutions(tuple(row.inputs(torch.stack(polished))) if polished else (), power, enumerated)
 
 
@@ -234,6 +234,6 @@ def _starts(row: RowProblem, num_starts: int, generator: torch.Generator) -> Flo
     return torch.cat([torch.stack(structured), noise * lengths * typical])
 
 
-def _polished(row: RowProblem, c: Tensor, tolerance: float) -> Tensor:
+def _polish(row: RowProblem, c: Tensor, tolerance: float) -> Tensor:
     """A few Newton steps more: errors of a row are passed on to all later ones."""
     return iterate(LevenbergMarquardt(1e-3 * tolerance), row, c, max_steps=3).state.x

@@ -19,7 +19,7 @@ _PREMISE = "V is square, so noise in the output would not show: it must be exact
 _OFF_RANGE_ROUNDINGS = 1e3  # an exact output leaves the row space of V by rounding of its own number type
 
 
-def refusal(posed: Posed, residual_tolerance: float, started: float) -> Recovery[Preimages] | None:
+def refuse(posed: Posed, residual_tolerance: float, started: float) -> Recovery[Preimages] | None:
     """Why nothing can be recovered, where that shows before any search."""
     width = len(posed.W)
     if posed.value_rank < width:
@@ -40,7 +40,7 @@ def refusal(posed: Posed, residual_tolerance: float, started: float) -> Recovery
     return None
 
 
-def verdict(
+def claim_preimages(
     posed: Posed,
     problem: AttentionProblem,
     found: Preimages,

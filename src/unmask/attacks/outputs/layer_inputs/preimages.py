@@ -87,7 +87,7 @@ class Preimages:
         return len(self.preimages)
 
 
-def merged(roots: Iterable[Float[Tensor, " m"]], size: float) -> tuple[Float[Tensor, " m"], ...]:
+def merge_roots(roots: Iterable[Float[Tensor, " m"]], size: float) -> tuple[Float[Tensor, " m"], ...]:
     """Distinct ones of converged points, in order; `size` is that of a typical point, by which distances are judged."""
     kept: list[Tensor] = []
     for root in roots:

@@ -114,7 +114,7 @@ class StackAttack:
         ]
         return _recovery(readings, model, started)
 
-    def _read(self, model: Model, seen: Rows, positions: list[int], layer: int, progress: Progress) -> Reading:
+    def _read(self, model: Model, seen: Rows, positions: list[int], layer: int, progress: Progress) -> StackReading:
         """One text: the blocks above the first one, then tokens, then the check of the whole forward pass."""
         rows, rounding = seen.double(), max(_NEAR, torch.finfo(seen.dtype).eps)
         stack = invert_stack(
@@ -135,15 +135,15 @@ class StackAttack:
                 break
             tokens.append(best)
             others.append(other)
-            stepped = step.run(_embedded(model, [best], position))
+            stepped = step.run(_embed(model, [best], position))
             step = step.following(stepped.keys, stepped.values)
         errors, refused = _forward_errors(model, rows, positions, layer, tokens, others)
-        return Reading(tuple(tokens), errors, refused, stack, self.min_gap_decades, rounding)
+        return StackReading(tuple(tokens), errors, refused, stack, self.min_gap_decades, rounding)
 
     def _token(self, step: BlockStep, row: Float[Tensor, " d"], *, through_block: bool) -> tuple[int, int, float]:
         """The token that explains a row best, the next best, and the best one's relative error."""
         model, position = step.model, step.position
-        table = _embedded(model, torch.arange(model.vocab_size, device=model.device), position)
+        table = _embed(model, torch.arange(model.vocab_size, device=model.device), position)
         if not through_block:
             errors = (table - row).norm(dim=1) / row.norm()
             best, other = errors.topk(2, largest=False).indices.tolist()
@@ -162,7 +162,7 @@ class StackAttack:
 
 
 @dataclass(frozen=True)
-class Reading:
+class StackReading:
     """One text as it was read: errors of its rows at the layer that was seen, and those of the next best tokens."""
 
     tokens: tuple[int, ...]
@@ -202,7 +202,7 @@ def _forward_errors(
 
 
 @torch.no_grad()
-def _embedded(model: Model, tokens: Int[Tensor, " n"] | list[int], position: int) -> Rows:
+def _embed(model: Model, tokens: Int[Tensor, " n"] | list[int], position: int) -> Rows:
     """The stream that enters block 0, for tokens at one position."""
     ids = torch.as_tensor(tokens, device=model.device)
     return model.embed(ids, torch.full_like(ids, position))
@@ -212,7 +212,7 @@ def _cost(started: float, candidates: int = 0, forward_passes: int = 0) -> Cost:
     return Cost(time.perf_counter() - started, candidates, forward_passes)
 
 
-def _recovery(readings: list[Reading], model: Model, started: float) -> Recovery[RecoveredTexts]:
+def _recovery(readings: list[StackReading], model: Model, started: float) -> Recovery[RecoveredTexts]:
     """Status, reason and certificate of a batch."""
     texts = []
     for reading in readings:
@@ -243,5 +243,5 @@ def _recovery(readings: list[Reading], model: Model, started: float) -> Recovery
     return Recovery(value, status, reason, certificate, _cost(started, num_tokens, len(readings)), _USED)
 
 
-def _counts(readings: list[Reading]) -> tuple[list[int], list[int]]:
+def _counts(readings: list[StackReading]) -> tuple[list[int], list[int]]:
     return [reading.stack.length for reading in readings], [reading.num_certain for reading in readings]

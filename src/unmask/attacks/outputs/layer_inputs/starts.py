@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.outputs.layer_inputs.preimages import merged
+from unmask.attacks.outputs.layer_inputs.preimages import merge_roots
 from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem
 from unmask.solvers.iterate import Ending, iterate
 from unmask.solvers.many_starts import BatchedSystem, ManyStarts
@@ -62,12 +62,12 @@ def random_starts(
     far = torch.logspace(math.log10(_FAR[0]), math.log10(_FAR[1]), num_starts, dtype=Y.dtype)
     kinds = [Y + _NEAR * noise, far[:, None, None] * noise]
     if unmixed:
-        kinds.append(_unmixed(Y, num_starts, generator))
+        kinds.append(_unmix(Y, num_starts, generator))
     kind = torch.arange(num_starts) % len(kinds)
     return torch.stack(kinds)[kind, torch.arange(num_starts)].flatten(1)
 
 
-def _unmixed(Y: Float[Tensor, "n r"], num_starts: int, generator: torch.Generator) -> Float[Tensor, "num_starts n r"]:
+def _unmix(Y: Float[Tensor, "n r"], num_starts: int, generator: torch.Generator) -> Float[Tensor, "num_starts n r"]:
     """F⁻¹Y for random weights F in which tokens see themselves; shortened where F is nearly singular."""
     n = len(Y)
     logits = _LOGITS * torch.randn(num_starts, n, n, generator=generator, dtype=Y.dtype)
@@ -87,7 +87,7 @@ def search_in_batches(
     for some in starts.split(at_once) if len(starts) else ():
         state = iterate(ManyStarts(tolerance), problem, some, max_steps=max_steps).state
         roots += state.x[state.converged].unbind()
-    return Search(merged(roots, size), len(starts), len(roots))
+    return Search(merge_roots(roots, size), len(starts), len(roots))
 
 
 def search_without_matrices(
@@ -99,10 +99,10 @@ def search_without_matrices(
         outcome = iterate(NewtonKrylov(tolerance), problem, start, max_steps=max_steps)
         if outcome.ending is Ending.CONVERGED:
             roots.append(outcome.state.x)
-    return Search(merged(roots, float(problem.Y.norm())), len(starts), len(roots))
+    return Search(merge_roots(roots, float(problem.Y.norm())), len(starts), len(roots))
 
 
-def joined(searches: Sequence[Search], size: float) -> Search:
+def join_searches(searches: Sequence[Search], size: float) -> Search:
     """Several searches of one problem as one; the roots of the first come first."""
-    roots = merged([root for search in searches for root in search.roots], size)
+    roots = merge_roots([root for search in searches for root in search.roots], size)
     return Search(roots, sum(s.num_starts for s in searches), sum(s.num_converged for s in searches))

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.outputs.prompts.claim import prompt_recovery, unreadable
+from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_unreadable
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText
@@ -52,7 +52,7 @@ class PromptAttack:
         """Read every text of the evidence."""
         started = time.perf_counter()
         if not model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
-            return unreadable(evidence, model, started)
+            return refuse_unreadable(evidence, model, started)
         normed = evidence.site is Site.FINAL_NORM
         templates = templates_for(model, evidence.layer, normed, progress)
         reader = PromptReader(
@@ -68,7 +68,7 @@ class PromptAttack:
         pairs = zip(evidence.states, evidence.mask, strict=True)
         for number, (states, mask) in enumerate((states, mask) for states, mask in pairs if mask.any()):
             texts.append(reader.read(_real(states, mask, model), int(mask.int().argmax()), number, progress))
-        return prompt_recovery(texts, model, evidence, time.perf_counter() - started)
+        return claim_prompts(texts, model, evidence, time.perf_counter() - started)
 
 
 def _real(states: Float[Tensor, "length d"], mask: Tensor, model: Model) -> Float[Tensor, "n d"]:

@@ -29,7 +29,7 @@ def calibration_tokens(model: Model, seed: int = 0) -> TokenBatch:
     if not writes:
         return random
     starts = _random_tokens(model, (_NUM_WRITTEN, 1), generator)
-    return torch.cat([_written(model, starts, length, seed), random])
+    return torch.cat([_write_texts(model, starts, length, seed), random])
 
 
 def _random_tokens(model: Model, shape: tuple[int, int], generator: torch.Generator) -> TokenBatch:
@@ -41,7 +41,7 @@ def _random_tokens(model: Model, shape: tuple[int, int], generator: torch.Genera
 
 
 @torch.no_grad()
-def _written(model: Model, starts: Int[Tensor, "batch 1"], length: int, seed: int) -> TokenBatch:
+def _write_texts(model: Model, starts: Int[Tensor, "batch 1"], length: int, seed: int) -> TokenBatch:
     """What the model writes behind each start, drawn from its own distribution."""
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

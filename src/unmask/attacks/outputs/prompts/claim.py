@@ -18,11 +18,13 @@ _CLAIM = (
 )
 
 
-def prompt_recovery(
+def claim_prompts(
     texts: Sequence[ReadText], model: Model, evidence: HiddenEvidence, seconds: float
 ) -> Recovery[RecoveredTexts]:
     """The recovery of a batch, certain texts first."""
-    recovered = sorted((_recovered(text, model) for text in texts if text.tokens), key=lambda text: not text.certain)
+    recovered = sorted(
+        (_as_recovered_text(text, model) for text in texts if text.tokens), key=lambda text: not text.certain
+    )
     certain_tokens = [token for text in texts for token in text.tokens if token.certain]
     proven_tokens = [token for text in texts for token in text.tokens if token.proven]
     classes = tuple(dict.fromkeys(token.equals for token in proven_tokens if token.equals))
@@ -37,7 +39,7 @@ def prompt_recovery(
     )
 
 
-def unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recovery[RecoveredTexts]:
+def refuse_unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recovery[RecoveredTexts]:
     """Evidence that this attack does not apply to."""
     why = (
         f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model are not "
@@ -47,7 +49,7 @@ def unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recove
     return no_result(Status.NOT_APPLICABLE, why, ("states",), started)
 
 
-def _recovered(text: ReadText, model: Model) -> RecoveredText:
+def _as_recovered_text(text: ReadText, model: Model) -> RecoveredText:
     tokens = tuple(token.token for token in text.tokens)
     worst = max(token.distance for token in text.tokens)
     ambiguities = tuple(

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.block_step import BlockStep, Prefix, pulled_back
+from unmask.attacks.outputs.block_step import BlockStep, Prefix, pull_back
 from unmask.models.adapter import Model
 
 
@@ -70,11 +70,11 @@ class Continuation:
             middle = x if block + 1 == self.middle_layer else middle
         return Trial(tokens, middle, self.read(x), tuple(keys), tuple(values))
 
-    def accepted(self, trial: Trial, index: int) -> Continuation:
+    def accept(self, trial: Trial, index: int) -> Continuation:
         """The text with one of the candidates behind it."""
         pairs = zip(self.prefixes, trial.keys, trial.values, strict=True)
         chosen = slice(index, index + 1)
-        prefixes = tuple(prefix.extended(keys[chosen], values[chosen]) for prefix, keys, values in pairs)
+        prefixes = tuple(prefix.extend(keys[chosen], values[chosen]) for prefix, keys, values in pairs)
         return replace(self, position=self.position + 1, num_known=self.num_known + 1, prefixes=prefixes)
 
     @torch.no_grad()
@@ -85,7 +85,7 @@ class Continuation:
         for block, prefix in enumerate(self.prefixes):
             rows = self.model.attention_input(block, x)
             queries, keys, values = self.model.queries_keys_values(block, rows, positions)
-            longer = prefix.extended(keys, values)
+            longer = prefix.extend(keys, values)
             allowed = torch.ones(len(tokens), len(longer), dtype=torch.bool, device=x.device).tril(len(prefix))
             mixed = self.model.mix(block, queries[None], longer.keys[None], longer.values[None], allowed[None])[0]
             x = self.model.after_attention(block, x, mixed)
@@ -93,7 +93,7 @@ class Continuation:
             prefixes.append(longer)
         return self.read(x), tuple(prefixes)
 
-    def advanced(self, prefixes: tuple[Prefix, ...], num_tokens: int) -> Continuation:
+    def advance(self, prefixes: tuple[Prefix, ...], num_tokens: int) -> Continuation:
         """The text with the first `num_tokens` of a guess behind it."""
         kept = tuple(
             Prefix(longer.keys[: len(old) + num_tokens], longer.values[: len(old) + num_tokens])
@@ -114,6 +114,6 @@ class Continuation:
             jacobian = step.jacobian(x[0]) @ jacobian
             x = step(x)
         if self.normed:
-            jacobian = pulled_back(self.read, x, torch.eye(len(middle)).to(middle)) @ jacobian
+            jacobian = pull_back(self.read, x, torch.eye(len(middle)).to(middle)) @ jacobian
         with torch.no_grad():
             return self.read(x)[0], jacobian

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, encoder_recovery, unreadable
+from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_encoder_prompts, refuse_unreadable
 from unmask.attacks.outputs.prompts.encoder_templates import EncoderTemplates, encoder_templates_for
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
@@ -58,7 +58,7 @@ class EncoderPromptAttack:
         """Read every text of the evidence."""
         started = time.perf_counter()
         if model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
-            return unreadable(evidence, model, started)
+            return refuse_unreadable(evidence, model, started)
         templates = encoder_templates_for(model, evidence.layer, progress)
         reader = EncoderReader(self, model, templates, direct_metric(templates.states), equal_tokens(model))
         error = computing_error(model, evidence.compute_dtype, evidence.layer) + _storing_error(evidence.states.dtype)
@@ -68,7 +68,7 @@ class EncoderPromptAttack:
             rows = states[mask].to(device=model.device, dtype=model.dtype)
             if len(rows):
                 texts.append(reader.read(rows, int(mask.int().argmax()), measure_rounding(rows, error)))
-        return encoder_recovery(texts, model, time.perf_counter() - started)
+        return claim_encoder_prompts(texts, model, time.perf_counter() - started)
 
 
 @dataclass

@@ -54,7 +54,7 @@ class EncoderText:
         return frozenset(token for position, token in places if position not in self.equals)
 
 
-def encoder_recovery(texts: Sequence[EncoderText], model: Model, seconds: float) -> Recovery[RecoveredTexts]:
+def claim_encoder_prompts(texts: Sequence[EncoderText], model: Model, seconds: float) -> Recovery[RecoveredTexts]:
     """Certain texts first; only what is proven supports the bag of tokens."""
     ordered = sorted(texts, key=lambda text: (not text.certain, not text.proven))
     proven = [text for text in ordered if text.proven]
@@ -62,7 +62,7 @@ def encoder_recovery(texts: Sequence[EncoderText], model: Model, seconds: float)
     runs = sum(text.num_texts for text in texts)
     return Recovery(
         value=RecoveredTexts(
-            tuple(_recovered(text, model) for text in ordered),
+            tuple(_as_recovered_text(text, model) for text in ordered),
             frozenset().union(*(text.certain_tokens for text in proven)),
             tuple(dict.fromkeys(equal for text in proven for equal in text.equals.values())),
         ),
@@ -74,7 +74,7 @@ def encoder_recovery(texts: Sequence[EncoderText], model: Model, seconds: float)
     )
 
 
-def unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recovery[RecoveredTexts]:
+def refuse_unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recovery[RecoveredTexts]:
     """Evidence that this attack does not apply to."""
     why = (
         f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model: this "
@@ -83,7 +83,7 @@ def unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recove
     return no_result(Status.NOT_APPLICABLE, why, ("states",), started)
 
 
-def _recovered(text: EncoderText, model: Model) -> RecoveredText:
+def _as_recovered_text(text: EncoderText, model: Model) -> RecoveredText:
     tokens = tuple(text.tokens.tolist())
     ambiguities = tuple(
         equal_tokens_ambiguity(model, position, equal) for position, equal in text.equals.items() if text.proven

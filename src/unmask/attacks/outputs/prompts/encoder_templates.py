@@ -25,8 +25,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.attacks.outputs.model_cache import once
-from unmask.attacks.outputs.prompts.templates import TokenStates, fitted_states
+from unmask.attacks.outputs.model_cache import compute_once
+from unmask.attacks.outputs.prompts.templates import TokenStates, fit_states
 from unmask.attacks.progress import Progress, silent
 from unmask.models.adapter import Model
 from unmask.shapes import TokenBatch
@@ -49,7 +49,7 @@ class EncoderTemplates:
 
 def encoder_templates_for(model: Model, layer: int, progress: Progress = silent) -> EncoderTemplates:
     """The templates of a layer, fitted once and kept while the model lives."""
-    return once(model, ("encoder templates", layer), lambda: measure_encoder_templates(model, layer, progress))
+    return compute_once(model, ("encoder templates", layer), lambda: measure_encoder_templates(model, layer, progress))
 
 
 @torch.no_grad()
@@ -65,7 +65,7 @@ def measure_encoder_templates(model: Model, layer: int, progress: Progress = sil
         inner = slice(1, -1)  # frames are known; where there are none, two tokens a text are lost
         tokens.append(texts[:, inner].flatten())
         states.append(model.hidden_states(texts, num_blocks=layer)[layer][:, inner].flatten(0, 1))
-    fitted = fitted_states(features, torch.cat(tokens), torch.cat(states))
+    fitted = fit_states(features, torch.cat(tokens), torch.cat(states))
     return EncoderTemplates(layer, fitted, crowded_tokens(features))
 
 

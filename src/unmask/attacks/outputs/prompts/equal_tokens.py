@@ -14,9 +14,9 @@ from typing import Literal
 
 import torch
 
-from unmask.attacks.outputs.model_cache import once
+from unmask.attacks.outputs.model_cache import compute_once
 from unmask.attacks.outputs.prompts.continuation import Continuation
-from unmask.attacks.outputs.prompts.position_search import CLEAR, FoundToken, Sighting
+from unmask.attacks.outputs.prompts.position_search import CLEAR, FoundToken, Observation
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
 from unmask.recovery import Ambiguity, AmbiguityKind
@@ -42,11 +42,11 @@ def equal_tokens(model: Model, rows: Literal["embeddings", "inputs"] = "embeddin
         near = near_rows(read(everyone, torch.zeros_like(everyone)), everyone, _NEAR)
         return {token: members for token, members in near.items() if len(members) > 1}
 
-    return once(model, ("equal tokens", rows), measure)
+    return compute_once(model, ("equal tokens", rows), measure)
 
 
 def settle_class(
-    seen: Sighting, text: Continuation, found: FoundToken, members: Sequence[int]
+    seen: Observation, text: Continuation, found: FoundToken, members: Sequence[int]
 ) -> tuple[FoundToken, tuple[int, ...]]:
     """The closest token of a class in the place of the one that was found, and all that the state leaves open.
 
@@ -67,7 +67,7 @@ def settle_class(
         found,
         token=int(members[best]),
         distance=least,
-        continuation=text.accepted(trial, best),
+        continuation=text.accept(trial, best),
         num_candidates=found.num_candidates + len(members),
     )
     return chosen, classes if len(classes) > 1 else ()

@@ -29,7 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation, Trial
-from unmask.attacks.outputs.prompts.ranking import Linearisation, linearised_scores, posterior
+from unmask.attacks.outputs.prompts.ranking import LocalMap, linearised_scores, posterior
 from unmask.attacks.outputs.prompts.templates import Templates, TokenStates
 from unmask.attacks.outputs.prompts.whiteness import Whiteness, WhitenessTest
 
@@ -40,7 +40,7 @@ _LARGEST_BATCH = 2048
 
 
 @dataclass(frozen=True)
-class Sighting:
+class Observation:
     """What is seen at a position: the state, the noise in it, and how far a true candidate's state may be off."""
 
     state: Float[Tensor, " d"]
@@ -62,7 +62,7 @@ class SearchSettings:
 
 
 @dataclass
-class Tested:
+class TestedTokens:
     """What is kept of the candidates that were tested at a position: all distances, and the closest one whole."""
 
     tokens: Int[Tensor, " k"]
@@ -72,7 +72,7 @@ class Tested:
     num_jacobians: int = 0
 
     @classmethod
-    def none(cls, like: Tensor) -> Tested:
+    def none(cls, like: Tensor) -> TestedTokens:
         """Nothing was tested yet."""
         return cls(torch.zeros(0, dtype=torch.long, device=like.device), like.new_zeros(0), torch.zeros_like(like))
 
@@ -105,7 +105,7 @@ class Tested:
         return len(self.tokens)
 
 
-class Standing(Enum):
+class TokenStatus(Enum):
     """What is known of the closest candidate."""
 
     AGREES = "Its state is the one seen, up to rounding."
@@ -116,10 +116,10 @@ class Standing(Enum):
     @property
     def is_proven(self) -> bool:
         """Whether this is the token beyond doubt."""
-        return self in (Standing.AGREES, Standing.WHITE)
+        return self in (TokenStatus.AGREES, TokenStatus.WHITE)
 
 
-_UNDECIDED = Standing.NONE_AGREES  # while there are candidates left
+_UNDECIDED = TokenStatus.NONE_AGREES  # while there are candidates left
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class FoundToken:
     """The closest candidate, what is known of it, and the text with it behind."""
 
     token: int
-    standing: Standing
+    standing: TokenStatus
     distance: float
     runner_up: float
     noise: float  # by the norm of the state
@@ -137,7 +137,7 @@ class FoundToken:
 
 
 def find_token(
-    seen: Sighting,
+    seen: Observation,
     text: Continuation,
     templates: Templates,
     first_scores: Float[Tensor, " vocab"],
@@ -146,32 +146,32 @@ def find_token(
     equal: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> FoundToken:
     """Test candidates until one is accepted or none is left; tokens that are `equal` do not compete."""
-    search = _Search(seen, text, templates, prior, Tested.none(seen.state), equal)
+    search = _Search(seen, text, templates, prior, TestedTokens.none(seen.state), equal)
     scores, batch = first_scores.clone(), settings.first
     limit = min(settings.max_candidates or len(scores), len(scores))
     while len(search.tested) < limit:
         search.test(scores.topk(min(batch, limit - len(search.tested))).indices)
-        if search.standing is not Standing.NONE_AGREES:
+        if search.standing is not TokenStatus.NONE_AGREES:
             break
         if search.is_at_best or search.tested.num_jacobians >= settings.max_linearisations:
             batch = min(batch * _GROWTH, _LARGEST_BATCH)
         else:
-            scores, batch = search.ranked(), settings.refined
+            scores, batch = search.rank_tokens(), settings.refined
         scores[search.tested.tokens] = -torch.inf
-    return search.found()
+    return search.conclude()
 
 
 @dataclass
 class _Search:
     """The search at one position: what was tested, and the linear map at the closest candidate so far."""
 
-    seen: Sighting
+    seen: Observation
     text: Continuation
     templates: Templates
     prior: Float[Tensor, " vocab"]
-    tested: Tested
+    tested: TestedTokens
     equal: Mapping[int, tuple[int, ...]]
-    near: Linearisation | None = None
+    near: LocalMap | None = None
     near_token: int | None = None
     white: Whiteness | None = None
 
@@ -192,45 +192,45 @@ class _Search:
         distances = (trial.states - self.seen.state).norm(dim=1) / self.seen.state.norm()
         self.tested.add(trial, distances, (trial.middle - self.table.means(tokens)).sum(0))
 
-    def linearise(self) -> Linearisation:
+    def linearise(self) -> LocalMap:
         """The linear map at the closest candidate."""
         assert self.tested.best is not None
         middle = self.tested.best.middle[0]
-        self.near = Linearisation(middle, *self.text.jacobian(middle))
+        self.near = LocalMap(middle, *self.text.jacobian(middle))
         self.near_token, self.white = self.tested.token, None
         self.tested.num_jacobians += 1
         return self.near
 
-    def ranked(self) -> Float[Tensor, " vocab"]:
+    def rank_tokens(self) -> Float[Tensor, " vocab"]:
         """All tokens through that map; the context's shift is measured on all that were tested."""
         shift = self.tested.offsets / len(self.tested)
         scores = linearised_scores(self.table, shift, self.seen.state, self.linearise(), self.seen.noise_variance)
         return posterior(scores, self.prior)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> TokenStatus:
         """What is known of the closest candidate by now."""
         agrees = self.tested.distance <= self.seen.tolerance
         if agrees and not self.seen.confirm:
-            return Standing.AGREES
+            return TokenStatus.AGREES
         everything = len(self.tested) == len(self.prior)
         if everything and not self.is_at_best:
             self.linearise()
         if not self.is_at_best or self.near is None:
-            return Standing.NONE_AGREES
+            return TokenStatus.NONE_AGREES
         if agrees:
-            return self._against_others(Standing.AGREES) if everything or not self.seen.against_all else _UNDECIDED
+            return self._against_others(TokenStatus.AGREES) if everything or not self.seen.against_all else _UNDECIDED
         may_be_noise = everything if self.seen.noisy is None else self.seen.noisy
         if may_be_noise and self.white is None:
             test = WhitenessTest.of(self.near.jacobian, self.table.spread())
             self.white = test(self.seen.state - self.near.state)
-        return self._against_others(Standing.WHITE) if self.white and self.white.is_white else _UNDECIDED
+        return self._against_others(TokenStatus.WHITE) if self.white and self.white.is_white else _UNDECIDED
 
-    def _against_others(self, proven: Standing) -> Standing:
+    def _against_others(self, proven: TokenStatus) -> TokenStatus:
         """Proven if the best candidate beats the runner-up, in noise that leaves something to see."""
         square = float(self.seen.state.square().sum())
         gain = (self.tested.runner_up(self.equal) ** 2 - self.tested.distance**2) * square / (2 * self.noise_variance)
-        return proven if gain >= CLEAR and self.relative_noise <= LOUDEST else Standing.IN_DOUBT
+        return proven if gain >= CLEAR and self.relative_noise <= LOUDEST else TokenStatus.IN_DOUBT
 
     @property
     def noise_variance(self) -> float:
@@ -242,7 +242,7 @@ class _Search:
         """The noise's length by the state's."""
         return float((self.noise_variance * len(self.seen.state)) ** 0.5 / self.seen.state.norm())
 
-    def found(self) -> FoundToken:
+    def conclude(self) -> FoundToken:
         """The closest candidate."""
         assert self.tested.best is not None
         return FoundToken(
@@ -251,7 +251,7 @@ class _Search:
             distance=self.tested.distance,
             runner_up=self.tested.runner_up(self.equal),
             noise=self.relative_noise,
-            continuation=self.text.accepted(self.tested.best, 0),
+            continuation=self.text.accept(self.tested.best, 0),
             num_candidates=len(self.tested),
             num_jacobians=self.tested.num_jacobians,
         )

@@ -33,7 +33,7 @@ _RIDGE = 1e-6
 
 
 @dataclass(frozen=True)
-class Linearisation:
+class LocalMap:
     """h(x) ≈ state + jacobian·(x − point)."""
 
     point: Float[Tensor, " d"]
@@ -66,7 +66,7 @@ def linearised_scores(
     table: TokenStates,
     shift: Float[Tensor, " d"],
     state: Float[Tensor, " d"],
-    near: Linearisation,
+    near: LocalMap,
     noise_variance: float,
 ) -> Float[Tensor, " vocab"]:
     """Scores of all tokens through a linear map that is good near one point."""

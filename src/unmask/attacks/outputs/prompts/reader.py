@@ -15,7 +15,13 @@ from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, settle_class
-from unmask.attacks.outputs.prompts.position_search import FoundToken, SearchSettings, Sighting, Standing, find_token
+from unmask.attacks.outputs.prompts.position_search import (
+    FoundToken,
+    Observation,
+    SearchSettings,
+    TokenStatus,
+    find_token,
+)
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric, posterior
 from unmask.attacks.outputs.prompts.templates import Templates
 from unmask.attacks.outputs.state_noise import StateNoise, measure_rounding
@@ -70,7 +76,7 @@ class ReadText:
 
 
 @dataclass
-class _Progressed:
+class _Progress:
     """A text while it is read."""
 
     continuation: Continuation
@@ -116,7 +122,7 @@ class PromptReader:
         start = Continuation.start(
             self.model, self.layer, position=position, middle_layer=self.templates.middle_layer, normed=self.normed
         )
-        text = _Progressed(start, [])
+        text = _Progress(start, [])
         prior = self._prior(states, position)
         while len(text.tokens) < len(states):
             progress(f"reading text {number + 1}", len(text.tokens), len(states))
@@ -152,7 +158,7 @@ class PromptReader:
         metric = self.metric if bool((where > 0).all()) else self.first_metric
         return posterior(metric.scores(states[where] @ metric.whiten.T), self._log_prior(features, where))
 
-    def _guess_ahead(self, text: _Progressed, states: Tensor, noise: StateNoise, features: Tensor | None) -> bool:
+    def _guess_ahead(self, text: _Progress, states: Tensor, noise: StateNoise, features: Tensor | None) -> bool:
         """Test a window of guesses at once and keep those that agree; False if the first one does not.
 
         It ends before a token that has others like it: which of them agrees best is for the search to say.
@@ -171,19 +177,19 @@ class PromptReader:
         distances = (seen - states[where]).norm(dim=1) / states[where].norm(dim=1)
         held = int((distances <= noise.tolerances[where]).int().cumprod(0).sum())
         text.num_candidates += len(where)
-        text.continuation = text.continuation.advanced(prefixes, held)
+        text.continuation = text.continuation.advance(prefixes, held)
         for token, distance, index in zip(guess[:held], distances[:held], where[:held], strict=True):
             tolerance = float(noise.tolerances[index])
             text.tokens.append(ReadToken(int(token), text.is_proven, float(distance), tolerance))
         text.window = min(2 * text.window, _WIDEST_WINDOW) if held == len(where) else max(1, held)
         return held > 0
 
-    def _search(self, text: _Progressed, states: Tensor, noise: StateNoise, features: Tensor | None) -> bool:
+    def _search(self, text: _Progress, states: Tensor, noise: StateNoise, features: Tensor | None) -> bool:
         """Find the token of the next position; False if none agrees and the text ends there."""
         index = len(text.tokens)
         where = torch.tensor([index], device=states.device)
         relative = float(noise.relative(states)[index])
-        sighting = Sighting(
+        sighting = Observation(
             state=states[index],
             tolerance=float(noise.tolerances[index]),
             noise_variance=float(noise.variances[index]),
@@ -195,21 +201,21 @@ class PromptReader:
         first = self._scores(states, features, where)[0]
         found = find_token(sighting, text.continuation, self.templates, first, prior, self.settings, self.equal)
         equals: tuple[int, ...] = ()
-        if found.token in self.equal and found.standing is not Standing.NONE_AGREES:
+        if found.token in self.equal and found.standing is not TokenStatus.NONE_AGREES:
             found, equals = settle_class(sighting, text.continuation, found, self.equal[found.token])
         text.num_candidates += found.num_candidates
         text.num_jacobians += found.num_jacobians
         text.noise.append(found.noise)
-        text.is_noisy |= found.standing in (Standing.WHITE, Standing.IN_DOUBT)
-        if found.standing is Standing.NONE_AGREES:
+        text.is_noisy |= found.standing in (TokenStatus.WHITE, TokenStatus.IN_DOUBT)
+        if found.standing is TokenStatus.NONE_AGREES:
             return False
         text.continuation = found.continuation
         text.tokens.append(_read_token(found, sighting, text.is_proven, equals))
         return True
 
 
-def _read_token(found: FoundToken, seen: Sighting, behind_proven: bool, equals: tuple[int, ...]) -> ReadToken:
+def _read_token(found: FoundToken, seen: Observation, behind_proven: bool, equals: tuple[int, ...]) -> ReadToken:
     """What was found; nothing is proven behind a token in doubt, as states depend on all tokens before them."""
-    tolerance = max(seen.tolerance, found.distance) if found.standing is Standing.WHITE else seen.tolerance
+    tolerance = max(seen.tolerance, found.distance) if found.standing is TokenStatus.WHITE else seen.tolerance
     proven = found.standing.is_proven and behind_proven
     return ReadToken(found.token, proven, found.distance, tolerance, found.runner_up, equals)

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.model_cache import once
+from unmask.attacks.outputs.model_cache import compute_once
 from unmask.attacks.outputs.prompts.calibration import calibration_tokens
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.progress import Progress, silent
@@ -78,35 +78,35 @@ def middle_layer_of(model: Model, layer: int) -> int:
 
 def templates_for(model: Model, layer: int, normed: bool = False, progress: Progress = silent) -> Templates:
     """The templates of a layer, fitted once and kept while the model lives."""
-    return once(model, ("templates", layer, normed), lambda: measure_templates(model, layer, normed, progress))
+    return compute_once(model, ("templates", layer, normed), lambda: measure_templates(model, layer, normed, progress))
 
 
 @torch.no_grad()
 def measure_templates(model: Model, layer: int, normed: bool = False, progress: Progress = silent) -> Templates:
     """Scan the vocabulary through one block, and fit both layers in and without context."""
     middle = middle_layer_of(model, layer)
-    features = once(model, "token features", lambda: token_features(model, progress))
+    features = compute_once(model, "token features", lambda: compute_token_features(model, progress))
     lone = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))[: _LONE_SHARE * model.width]
     alone = Continuation.start(model, layer, middle_layer=middle, normed=normed).trial(lone.to(model.device))
     progress("writing text to calibrate with", 0, 1)
-    tokens = once(model, "calibration tokens", lambda: calibration_tokens(model))
+    tokens = compute_once(model, "calibration tokens", lambda: calibration_tokens(model))
     progress("calibrating", 0, 1)
     states = model.hidden_states(tokens, num_blocks=layer)
     seen = model.final_norm(states[layer]) if normed else states[layer]
     used = tokens[:, _FIRST_USED:].flatten()
     in_context = Tables(
-        fitted_states(features, used, seen[:, _FIRST_USED:].flatten(0, 1)),
-        fitted_states(features, used, states[middle][:, _FIRST_USED:].flatten(0, 1)),
+        fit_states(features, used, seen[:, _FIRST_USED:].flatten(0, 1)),
+        fit_states(features, used, states[middle][:, _FIRST_USED:].flatten(0, 1)),
     )
     without = Tables(
-        fitted_states(features, alone.tokens, alone.states),
-        fitted_states(features, alone.tokens, alone.middle),
+        fit_states(features, alone.tokens, alone.states),
+        fit_states(features, alone.tokens, alone.middle),
     )
     return Templates(layer, middle, in_context, without)
 
 
 @torch.no_grad()
-def token_features(model: Model, progress: Progress = silent) -> Float[Tensor, "vocab d"]:
+def compute_token_features(model: Model, progress: Progress = silent) -> Float[Tensor, "vocab d"]:
     """φ: every token alone, after one block."""
     context = Continuation.start(model, 1)
     vocabulary = torch.arange(model.vocab_size, device=model.device)
@@ -117,7 +117,7 @@ def token_features(model: Model, progress: Progress = silent) -> Float[Tensor, "
     return torch.cat(parts)
 
 
-def fitted_states(
+def fit_states(
     features: Float[Tensor, "vocab d"], tokens: Int[Tensor, " n"], states: Float[Tensor, "n d"]
 ) -> TokenStates:
     """Ridge regression of states on features, in float64, each feature in units of its deviation."""

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.no_result import no_result
-from unmask.attacks.outputs.model_cache import once
+from unmask.attacks.outputs.model_cache import compute_once
 from unmask.attacks.outputs.prompts.encoder_templates import encoder_templates_for
 from unmask.attacks.outputs.prompts.templates import TokenStates, templates_for
 from unmask.attacks.outputs.state_noise import computing_error, measure_rounding
@@ -86,7 +86,7 @@ class PooledAttack:
         error = computing_error(model, evidence.compute_dtype, evidence.layer)
         tolerances = measure_rounding(means, error).tolerances.tolist()
         exact = evidence.layer == 0 and _is_sum(model)
-        rows = Rows.kept(model, evidence.layer, exact, progress)
+        rows = CandidateRows.load_cached(model, evidence.layer, exact, progress)
         bags = []
         for number, (mean, tolerance) in enumerate(zip(means.double(), tolerances, strict=True)):
             progress("reading pooled states", number, len(means))
@@ -94,7 +94,7 @@ class PooledAttack:
             bags.append(bag or rows.guess(mean, self.max_guess))
         return _recovery(bags, model, evidence, time.perf_counter() - started)
 
-    def _exact(self, mean: Float[Tensor, " d"], rows: Rows, model: Model, tolerance: float) -> Bag | None:
+    def _exact(self, mean: Float[Tensor, " d"], rows: CandidateRows, model: Model, tolerance: float) -> Bag | None:
         """The bag that gives the mean, or None."""
         if not model.learned_positions:
             return rows.bag(mean, None, self.max_length, tolerance)
@@ -110,7 +110,7 @@ class PooledAttack:
 
 
 @dataclass(frozen=True)
-class Rows:
+class CandidateRows:
     """What a token adds to a mean, and the coordinates in which these rows are least alike."""
 
     table: Float[Tensor, "vocab d"]
@@ -119,20 +119,20 @@ class Rows:
     units: Float[Tensor, "vocab d"]  # centred, whitened, of length 1
 
     @classmethod
-    def kept(cls, model: Model, layer: int, exact: bool, progress: Progress) -> Rows:
+    def load_cached(cls, model: Model, layer: int, exact: bool, progress: Progress) -> CandidateRows:
         """The rows of a layer, made once and kept while the model lives."""
-        make = cls.of_embeddings if exact else lambda model: cls.expected(model, layer, progress)
-        return once(model, ("pooled rows", layer), lambda: make(model))
+        make = cls.of_embeddings if exact else lambda model: cls.of_expected_states(model, layer, progress)
+        return compute_once(model, ("pooled rows", layer), lambda: make(model))
 
     @classmethod
-    def of_embeddings(cls, model: Model) -> Rows:
+    def of_embeddings(cls, model: Model) -> CandidateRows:
         """Embeddings at position 0; nothing is subtracted, so that no length need be known."""
         everyone = torch.arange(model.vocab_size, device=model.device)
         table = model.embed(everyone, torch.zeros_like(everyone))
-        return cls._whitened(table, torch.zeros_like(table[0]).double(), torch.cov(table.double().T))
+        return cls._whiten(table, torch.zeros_like(table[0]).double(), torch.cov(table.double().T))
 
     @classmethod
-    def expected(cls, model: Model, layer: int, progress: Progress) -> Rows:
+    def of_expected_states(cls, model: Model, layer: int, progress: Progress) -> CandidateRows:
         """Expected states of a layer; the direction in which a text's first token differs has no say."""
         sink = None
         if model.causal:
@@ -142,10 +142,10 @@ class Rows:
         else:
             states = encoder_templates_for(model, layer, progress).states
         table = _all_means(states)
-        return cls._whitened(table, table.double().mean(0), states.spread().double(), sink)
+        return cls._whiten(table, table.double().mean(0), states.spread().double(), sink)
 
     @classmethod
-    def _whitened(cls, table: Tensor, centre: Tensor, covariance: Tensor, ignored: Tensor | None = None) -> Rows:
+    def _whiten(cls, table: Tensor, centre: Tensor, covariance: Tensor, ignored: Tensor | None = None) -> CandidateRows:
         variances, directions = torch.linalg.eigh(covariance)
         floor = _RIDGE * variances.median().clamp_min(1e-30)
         whiten = directions / (variances.clamp_min(0) + floor).sqrt()
@@ -162,7 +162,7 @@ class Rows:
         seen, residual = mean @ self.whiten, mean @ self.whiten
         while len(chosen) < limit:
             chosen += self._best(residual, chosen, min(1 + len(chosen) // _SHARE, limit - len(chosen)))
-            coefficients, residual = self._solved(seen, chosen)
+            coefficients, residual = self._solve(seen, chosen)
             if float((mean - coefficients @ self.table[chosen].double()).norm()) <= tolerance * float(mean.norm()):
                 kept = [token for token, c in zip(chosen, coefficients.tolist(), strict=True) if c > 0.5 / max_length]
                 return self._whole(mean, kept, length, max_length, tolerance) if kept else None
@@ -173,7 +173,7 @@ class Rows:
         fits[chosen] = -torch.inf
         return [int(token) for token in fits.topk(min(count, len(fits))).indices]
 
-    def _solved(self, seen: Float[Tensor, " d"], chosen: list[int]) -> tuple[Tensor, Tensor]:
+    def _solve(self, seen: Float[Tensor, " d"], chosen: list[int]) -> tuple[Tensor, Tensor]:
         """Least squares over the chosen rows: coefficients, and what is left, whitened."""
         atoms = (self.table[chosen].double() - self.centre) @ self.whiten
         coefficients = torch.linalg.lstsq(atoms.T, seen[:, None]).solution[:, 0]
@@ -183,7 +183,7 @@ class Rows:
         self, mean: Float[Tensor, " d"], kept: list[int], length: int | None, max_length: int, tolerance: float
     ) -> Bag | None:
         """The least length for which all counts are whole and the mean is met."""
-        coefficients, _ = self._solved(mean @ self.whiten, kept)
+        coefficients, _ = self._solve(mean @ self.whiten, kept)
         rows = self.table[kept].double()
         for n in range(len(kept), max_length + 1) if length is None else [length]:
             counts = (n * coefficients).round()
@@ -210,13 +210,13 @@ class Rows:
         residual = seen
         while len(chosen) < max_guess:
             longer = chosen + self._best(residual, chosen, 1)
-            coefficients, residual = self._solved(seen, longer)
+            coefficients, residual = self._solve(seen, longer)
             if float(coefficients[-1]) < float(coefficients.median()) / 2 or float(coefficients[-1]) <= 0:
                 break
             chosen = longer
         if not chosen:
             return Bag({}, float("inf"), 0.0, None)
-        coefficients, residual = self._solved(seen, chosen)
+        coefficients, residual = self._solve(seen, chosen)
         counts = (coefficients / coefficients.median()).round().clamp_min(1)
         order = coefficients.argsort(descending=True).tolist()
         found = {chosen[place]: int(counts[place]) for place in order}

@@ -21,7 +21,7 @@ _MOVE = 0.4  # of a score: the unit must stay on one side of zero, so that its h
 _CENTRE = -2.0
 
 
-def suspects(pairs: Pairs, y: Float[Tensor, " d"], isolation: Isolation) -> list[int]:
+def find_suspects(pairs: Pairs, y: Float[Tensor, " d"], isolation: Isolation) -> list[int]:
     """Units that do not answer as one head does: a score that moves by 2.5 along the dual must be read so.
 
     Cost: two queries a unit.
@@ -34,7 +34,7 @@ def suspects(pairs: Pairs, y: Float[Tensor, " d"], isolation: Isolation) -> list
     return units[~is_one_head].tolist()
 
 
-def opened(
+def open_cluster(
     pairs: Pairs, y: Float[Tensor, " d"], isolation: Isolation, unit: int, is_open: bool
 ) -> tuple[Units, Float[Tensor, "k d"]]:
     """The same units with one opened into its heads, and the directions w with that of its first head.

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.progress import Progress
-from unmask.attacks.queries.many_heads.heads_at_point import View
+from unmask.attacks.queries.many_heads.heads_at_point import HeadsAtPoint
 from unmask.attacks.queries.many_heads.isolation import Isolation
 from unmask.attacks.queries.resolution import NoPlane
 
@@ -32,7 +32,7 @@ class Columns:
     Cost: units·width queries a column, units·rank once the rank is known, and three more a column.
     """
 
-    view: View
+    view: HeadsAtPoint
     generator: torch.Generator
     W: Float[Tensor, "k d d"] = field(init=False)
     spans: list[Float[Tensor, "d r"] | None] = field(init=False)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.queries.many_heads.sweep import crossings
+from unmask.attacks.queries.many_heads.sweep import find_crossings
 from unmask.attacks.queries.pairs import Pairs, logit
 from unmask.attacks.queries.resolution import NoPlane, Resolution
 
@@ -72,7 +72,7 @@ def first_look(pairs: Pairs, y: Float[Tensor, " d"], resolution: Resolution, gen
     axes = torch.linalg.qr(torch.randn(width, 2, generator=generator, dtype=torch.float64)).Q.T.to(y.device)
     settled = _far(pairs, y, generator)
     distance = min(settled * resolution.saturation / resolution.angle / 4, _WITHIN * pairs.farthest(y))
-    # Where tokens may not be that long, this angle is a hope: `crossings` sees when a head takes more to turn.
+    # Where tokens may not be that long, this angle is a hope: `find_crossings` sees when a head takes more to turn.
     resolution = replace(resolution, least_angle=settled * resolution.saturation / distance / 8)
     if resolution.angle > _WIDEST_ANGLE:
         raise NoPlane("tokens may not be as long as it takes to turn heads on and off one by one")
@@ -81,7 +81,7 @@ def first_look(pairs: Pairs, y: Float[Tensor, " d"], resolution: Resolution, gen
         angles = angles.to(y.device)
         return pairs(distance * torch.stack([angles.cos(), angles.sin()], dim=1) @ axes, y) / distance
 
-    angles = crossings(on_circle, resolution)
+    angles = find_crossings(on_circle, resolution)
     if len(angles) == 0:
         nothing = y.new_zeros(0, width)
         return FirstLook(nothing, nothing, pairs.total_v / 2)

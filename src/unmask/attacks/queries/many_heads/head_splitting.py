@@ -17,7 +17,7 @@ _NOTHING = 1e-2  # of v⁺ − v⁻: a part below this is none; gradients at a s
 _SCORE = -0.5  # where the shares of (W, v) and (−W, −v) with two copies differ most, nearly
 
 
-def split(
+def split_signs(
     pairs: Pairs, y: Float[Tensor, " d"], isolation: Isolation
 ) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k d"], Float[Tensor, " d"]]:
     """v of the heads W_k, of the heads −W_k, and of a head with W = 0.

@@ -29,7 +29,7 @@ def all_off(pairs: Pairs, y: Float[Tensor, " d"], isolation: Isolation, copies: 
     Cost: width + 1 queries.
     """
     point = -_OFF * isolation.resolution.saturation * isolation.dual.sum(0)
-    return _solved(pairs, y, point, still_moves(isolation, point, {}), copies)
+    return _solve(pairs, y, point, still_moves(isolation, point, {}), copies)
 
 
 def gradient(
@@ -43,7 +43,7 @@ def gradient(
     base = isolation.bases[unit]
     point = base + (score - base @ isolation.w[unit]) * isolation.dual[unit]
     is_far = abs(score) >= 0.9 * isolation.resolution.saturation
-    return _solved(pairs, y, point, still_moves(isolation, point, {unit: score if is_far else 0.0}), copies)
+    return _solve(pairs, y, point, still_moves(isolation, point, {unit: score if is_far else 0.0}), copies)
 
 
 def still_moves(isolation: Isolation, point: Float[Tensor, " d"], scores: dict[int, float]) -> Float[Tensor, "m d"]:
@@ -58,7 +58,7 @@ def still_moves(isolation: Isolation, point: Float[Tensor, " d"], scores: dict[i
     return torch.cat([_ASIDE * point.norm() * free, *[move[None] for move in further]])
 
 
-def _solved(
+def _solve(
     pairs: Pairs, y: Float[Tensor, " d"], point: Float[Tensor, " d"], moves: Float[Tensor, "m d"], copies: int
 ) -> Float[Tensor, "d *p"]:
     """The gradient from differences along the moves; from the answer itself, where a direction is left."""

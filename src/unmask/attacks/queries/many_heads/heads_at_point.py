@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.queries.many_heads.clusters import opened, suspects
+from unmask.attacks.queries.many_heads.clusters import find_suspects, open_cluster
 from unmask.attacks.queries.many_heads.gating import first_look
 from unmask.attacks.queries.many_heads.head_units import Units
 from unmask.attacks.queries.many_heads.head_values import all_off, totals
@@ -22,7 +22,7 @@ _NUM_PREDICTIONS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class HeadsAtPoint:
     """The units of heads at y, how they are isolated, and the pairs with what is linear besides taken away."""
 
     y: Float[Tensor, " d"]
@@ -47,7 +47,9 @@ class MoreHeadsThanWidth(Exception):  # noqa: N818 (an ending, not an error)
         )
 
 
-def view(pairs: Pairs, y: Float[Tensor, " d"], resolution: Resolution, generator: torch.Generator) -> View | None:
+def find_heads(
+    pairs: Pairs, y: Float[Tensor, " d"], resolution: Resolution, generator: torch.Generator
+) -> HeadsAtPoint | None:
     """The heads at y; None where no head turns on or off, as with W = 0.
 
     Limits: raises `NoPlane` where this y, or the plane that was drawn, does not show them.
@@ -67,10 +69,10 @@ def view(pairs: Pairs, y: Float[Tensor, " d"], resolution: Resolution, generator
         off = float(isolation.misprediction(pairs, y[None], w[None], generator, _NUM_PREDICTIONS)[0])
         # The heads of a cluster hang together: rounds go on while they gain digits.
         if off < isolation.allowed and (not units.has_clusters or off > last / 10):
-            return View(y, isolation, pairs)
+            return HeadsAtPoint(y, isolation, pairs)
         if not units.has_clusters:
-            for unit in suspects(pairs, y, isolation):
-                units, w = opened(pairs, y, Isolation.at(units, w, resolution), unit, is_open=False)
+            for unit in find_suspects(pairs, y, isolation):
+                units, w = open_cluster(pairs, y, Isolation.at(units, w, resolution), unit, is_open=False)
         last = off
     raise NoPlane("predictions of the answers fail")
 
@@ -87,5 +89,5 @@ def _values(pairs: Pairs, y: Float[Tensor, " d"], isolation: Isolation) -> tuple
         if units.num_heads(unit) == 1:
             units = units.with_members(unit, sums[unit : unit + 1], units.slopes[unit, :1])
         else:
-            units, w = opened(pairs, y, Isolation.at(units, w, resolution), unit, is_open=True)
+            units, w = open_cluster(pairs, y, Isolation.at(units, w, resolution), unit, is_open=True)
     return Isolation.at(units, w, resolution), pairs

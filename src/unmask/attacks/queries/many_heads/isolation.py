@@ -87,12 +87,12 @@ class Isolation:
     ) -> Float[Tensor, "j q"]:
         """qᵀW y of each probe's unit, at every y; what comes back saturated is asked again."""
         at, which = _grid(len(y), len(self.w), y)
-        centres, t_centre = self._centred(pairs, y[at], which)
+        centres, t_centre = self._centre(pairs, y[at], which)
         centres, t_centre = centres.reshape(len(y), len(self.w), -1), t_centre.reshape(len(y), len(self.w))
 
         place, probe = _grid(len(y), len(Q), y)
         move, slopes = moves[probe], torch.full((len(place),), torch.nan, dtype=y.dtype, device=y.device)
-        todo = _upto(len(place), y)
+        todo = _range_like(len(place), y)
         for _ in range(7):
             j, q = place[todo], probe[todo]
             U = centres[j, unit[q]] + move[todo, None] * Q[q]
@@ -145,7 +145,7 @@ class Isolation:
             moves[1 - len(self.w) :] = moves[1 - len(self.w) :].clamp(max=10)  # these turn other units further off
         return moves
 
-    def _centred(
+    def _centre(
         self, pairs: Pairs, y: Float[Tensor, "b d"], unit: Int[Tensor, " b"]
     ) -> tuple[Float[Tensor, "b d"], Float[Tensor, " b"]]:
         """Points on the line base + λ·dual, one for each row, where the unit's score is readable; and the score."""
@@ -154,7 +154,7 @@ class Isolation:
         stride += 4
         low, high = torch.full_like(shift, -torch.inf), torch.full_like(shift, torch.inf)
         score = torch.full_like(shift, torch.nan)
-        todo = _upto(len(y), y)
+        todo = _range_like(len(y), y)
         for _ in range(30):
             U = base[todo] + shift[todo, None] * dual[todo]
             F = pairs(U, y[todo])
@@ -181,10 +181,10 @@ class Isolation:
 
 def _grid(num_first: int, num_second: int, like: Tensor) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
     """All pairs of two counts, the second running faster."""
-    return _upto(num_first, like).repeat_interleave(num_second), _upto(num_second, like).repeat(num_first)
+    return _range_like(num_first, like).repeat_interleave(num_second), _range_like(num_second, like).repeat(num_first)
 
 
-def _upto(num: int, like: Tensor) -> Int[Tensor, " b"]:
+def _range_like(num: int, like: Tensor) -> Int[Tensor, " b"]:
     return torch.arange(num, device=like.device)
 
 

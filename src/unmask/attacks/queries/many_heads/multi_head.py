@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import AMPLIFICATION, Bill, judged, refused
-from unmask.attacks.queries.claims import started as new_bill
+from unmask.attacks.queries.claims import AMPLIFICATION, Bill, judge_heads, refuse
+from unmask.attacks.queries.claims import open_bill as new_bill
 from unmask.attacks.queries.many_heads.columns import Columns
-from unmask.attacks.queries.many_heads.head_splitting import split
-from unmask.attacks.queries.many_heads.heads_at_point import MoreHeadsThanWidth, View, view
+from unmask.attacks.queries.many_heads.head_splitting import split_signs
+from unmask.attacks.queries.many_heads.heads_at_point import HeadsAtPoint, MoreHeadsThanWidth, find_heads
 from unmask.attacks.queries.many_heads.isolation import CLUSTER_LOSS
-from unmask.attacks.queries.opening import Layer, not_applicable, opened_layer, silence
+from unmask.attacks.queries.opening import Layer, not_applicable, open_layer, silence
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.resolution import NoPlane
 from unmask.evidence.ledger import BudgetSpent
@@ -58,40 +58,40 @@ class MultiHeadAttack:
             profile = profile or probe_oracle(evidence, generator)
             bill = new_bill(evidence, 0, profile.num_queries)
             if profile.num_outputs or profile.signs_only or not profile.is_linear:
-                return refused(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
-            layer = opened_layer(evidence, profile, generator)
+                return refuse(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
+            layer = open_layer(evidence, profile, generator)
             if layer is None:
-                return refused(evidence, bill, *silence(profile))
+                return refuse(evidence, bill, *silence(profile))
             seen = self.view(layer, generator, progress)
             if seen is None:
-                return judged(evidence, profile, _still(layer), bill, layer.pairs.boost, generator, _STILL)
+                return judge_heads(evidence, profile, _still(layer), bill, layer.pairs.boost, generator, _STILL)
             columns = Columns(seen, generator)
             columns.learn(progress)
-            recovery = self._judged(layer, profile, columns, bill, generator)
+            recovery = self._judge(layer, profile, columns, bill, generator)
             if self.polish or not recovery.certificate.holds:
                 columns.polish(progress)
-                again = self._judged(layer, profile, columns, bill, generator)
+                again = self._judge(layer, profile, columns, bill, generator)
                 recovery = min(again, recovery, key=lambda each: each.certificate.residual)
             return recovery
         except MoreHeadsThanWidth as ending:
-            return refused(evidence, bill, Status.NOT_APPLICABLE, str(ending))
+            return refuse(evidence, bill, Status.NOT_APPLICABLE, str(ending))
         except NoPlane as ending:
-            return refused(evidence, bill, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
+            return refuse(evidence, bill, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
         except BudgetSpent as ending:
             if recovery is not None and recovery.certificate.holds:  # a second measurement was only for a digit
                 return recovery
-            return _unfinished(evidence, bill, columns, ending)
+            return _report_unfinished(evidence, bill, columns, ending)
 
-    def _judged(
+    def _judge(
         self, layer: Layer, profile: OracleProfile, columns: Columns, bill: Bill, generator: torch.Generator
     ) -> Recovery[HeadWeights]:
         heads = split_heads(columns)
         bill = replace(bill, unknowns=_unknowns(columns, heads))
         amplification = AMPLIFICATION * CLUSTER_LOSS ** (columns.view.units.v.shape[1] - 1)
-        reason, evidence = _learned(columns, heads), layer.pairs.evidence
-        return judged(evidence, profile, heads, bill, layer.pairs.boost, generator, reason, amplification)
+        reason, evidence = _describe_learned(columns, heads), layer.pairs.evidence
+        return judge_heads(evidence, profile, heads, bill, layer.pairs.boost, generator, reason, amplification)
 
-    def view(self, layer: Layer, generator: torch.Generator, progress: Progress) -> View | None:
+    def view(self, layer: Layer, generator: torch.Generator, progress: Progress) -> HeadsAtPoint | None:
         """The heads at the first random y that shows them all."""
         width = len(layer.pairs.sum_v)
         unit = torch.eye(1, width, dtype=torch.float64)[0]
@@ -102,7 +102,7 @@ class MultiHeadAttack:
                 aside[0] = 0
                 y = unit if width == 1 else (unit + aside / aside.norm()) / math.sqrt(2)
                 try:
-                    return view(layer.pairs, y.to(layer.pairs.sum_v.device), resolution, generator)
+                    return find_heads(layer.pairs, y.to(layer.pairs.sum_v.device), resolution, generator)
                 except NoPlane as ending:
                     last = ending
         raise NoPlane(f"{last}, in {self.max_planes} random planes")
@@ -119,7 +119,7 @@ def split_heads(columns: Columns) -> HeadWeights:
     view, W = columns.view, columns.W
     if view.pairs.linear is None:
         return canonical_heads(_members(columns), _same(view))
-    plus, minus, still = split(view.pairs, view.y, view.isolation)
+    plus, minus, still = split_signs(view.pairs, view.y, view.isolation)
     v = torch.cat([plus, minus, still[None]])
     W = torch.cat([W, -W, torch.zeros_like(W[:1])])
     is_there = v.norm(dim=1) > _same(view) * float(v.norm(dim=1).max())
@@ -134,7 +134,7 @@ def _members(columns: Columns) -> HeadWeights:
     return HeadWeights(W=scaled[present], v=units.v[present])
 
 
-def _same(view: View) -> float:
+def _same(view: HeadsAtPoint) -> float:
     """What precision leaves of equal heads, or of v = 0; relative."""
     return 1e3 * view.isolation.resolution.precision
 
@@ -142,22 +142,22 @@ def _same(view: View) -> float:
 _STILL = "No head turns on or off, however long a token is: W = 0, and answers are means of vᵀx."
 
 
-def _unfinished(
+def _report_unfinished(
     evidence: OracleEvidence, bill: Bill, columns: Columns | None, ending: BudgetSpent
 ) -> Recovery[HeadWeights]:
     """What is known when the budget ends: whole columns of W and v of every unit, or nothing."""
     if columns is None:
         reason = f"The budget ended before heads were told apart: {ending}."
-        return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+        return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
     if columns.view.pairs.linear is not None:
         reason = f"The budget ended before the signs of heads were told, which is done last: {ending}."
-        return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+        return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
     heads, known = _members(columns), int(columns.W[0, 0].isfinite().sum())
     reason = (
         f"The budget ended: {ending}. Known are v of {len(heads)} heads and {known} of {evidence.width} columns of "
         "each W; the rest is NaN."
     )
-    return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
+    return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
 
 
 def _unknowns(columns: Columns, heads: HeadWeights) -> int:
@@ -166,7 +166,7 @@ def _unknowns(columns: Columns, heads: HeadWeights) -> int:
     return sum(rank * (2 * width - rank) for rank in columns.ranks) + len(heads) * width
 
 
-def _learned(columns: Columns, heads: HeadWeights) -> str:
+def _describe_learned(columns: Columns, heads: HeadWeights) -> str:
     width, ranks = heads.v.shape[1], columns.ranks
     low = f" of rank {min(ranks)} to {max(ranks)}" if ranks and min(ranks) < width else ""
     return (

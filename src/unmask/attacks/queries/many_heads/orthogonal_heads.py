@@ -12,11 +12,11 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import judged, refused, started
+from unmask.attacks.queries.claims import judge_heads, open_bill, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
     ScoreReader,
-    measured_v,
+    measure_v,
     random_basis,
     score_reader,
 )
@@ -65,17 +65,17 @@ class OrthogonalHeadsAttack:
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Probe, find the subspaces, read a head in each, certify."""
         generator = torch.Generator().manual_seed(self.seed)
-        bill = started(evidence, 0)
+        bill = open_bill(evidence, 0)
         try:
             profile = probe_oracle(evidence, generator)
             bill = replace(bill, probing=profile.num_queries)
             if profile.signs_only or profile.num_outputs or not profile.is_linear:
                 why = "Second derivatives need single numbers that grow with the tokens; this oracle answers otherwise."
-                return refused(evidence, bill, Status.NOT_APPLICABLE, why)
-            reader = score_reader(evidence, profile, measured_v(evidence, profile))
+                return refuse(evidence, bill, Status.NOT_APPLICABLE, why)
+            reader = score_reader(evidence, profile, measure_v(evidence, profile))
             size = _score_size(reader, generator)
             hessians = self._hessians(reader, profile, size, generator, progress)
-            blocks = find_blocks(hessians, _linked(profile, reader), generator)
+            blocks = find_blocks(hessians, _choose_coupling(profile, reader), generator)
             heads = [_read(reader, block, size, generator) for block in blocks]
             learned = HeadWeights(W=torch.stack([W for W, _ in heads]), v=torch.stack([v for _, v in heads]))
             unknowns = sum(len(block) * (evidence.width + 1) for block in blocks)
@@ -84,11 +84,11 @@ class OrthogonalHeadsAttack:
             reason = (
                 f"{len(blocks)} orthogonal subspaces of width {sizes}, from {len(hessians)} Hessians; a head in each."
             )
-            return judged(evidence, profile, learned, bill, reader.fresh_boost, generator, reason)
+            return judge_heads(evidence, profile, learned, bill, reader.fresh_boost, generator, reason)
         except BudgetSpent as ending:
-            return refused(evidence, bill, Status.BUDGET_EXHAUSTED, f"The budget ended: {ending}.")
+            return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"The budget ended: {ending}.")
         except _NotFound as ending:
-            return refused(evidence, bill, Status.NOTHING_FOUND, str(ending))
+            return refuse(evidence, bill, Status.NOTHING_FOUND, str(ending))
 
     def _hessians(
         self,
@@ -102,20 +102,20 @@ class OrthogonalHeadsAttack:
         width, found, ranks = len(reader.v), list[Tensor](), [0]
         # Rounding costs about 50·ε/t, the power t⁹ of tanh that is left 7·10⁻⁷·t⁸, where a few scores are four times
         # the typical one. The sum is least at t⁹ = 136·ε.
-        step = min(0.3, (136 * (profile.precision + _added(profile, reader))) ** (1 / 9)) / size
+        step = min(0.3, (136 * (profile.precision + _measure_added_error(profile, reader))) ** (1 / 9)) / size
         while len(found) < self.max_hessians:
             progress("Hessians", len(found), self.max_hessians)
             y = torch.nn.functional.normalize(torch.randn(width, generator=generator, dtype=torch.float64), dim=0)
-            found.append(measured_hessian(reader, y.to(reader.v), step, generator))
+            found.append(measure_hessian(reader, y.to(reader.v), step, generator))
             squares = sum(M @ M for M in found)
             values = torch.linalg.eigvalsh(squares).clamp_min(0).sqrt()
-            ranks.append(int((values > _linked(profile, reader) * values.max()).sum()))
+            ranks.append(int((values > _choose_coupling(profile, reader) * values.max()).sum()))
             if ranks[-1] == ranks[-2]:
                 return torch.stack(found)
         raise _NotFound(f"{len(found)} Hessians did not exhaust the range of the heads; allow more of them.")
 
 
-def measured_hessian(
+def measure_hessian(
     reader: ScoreReader, y: Float[Tensor, " d"], step: float, generator: torch.Generator
 ) -> Float[Tensor, "d d"]:
     """M_y of norm one, by second differences along a random basis and the sums of its pairs, extrapolated to 0."""
@@ -155,10 +155,10 @@ def find_blocks(
         between = float((coupling * (member[:, None] != member)).max())
         if (num_blocks, -between) > best[:2]:
             best = (num_blocks, -between, [E[:, member == number].T for number in range(num_blocks)])
-    return _refined(best[2], hessians)
+    return _refine(best[2], hessians)
 
 
-def _refined(blocks: list[Float[Tensor, "r d"]], hessians: Float[Tensor, "k d d"]) -> list[Float[Tensor, "r d"]]:
+def _refine(blocks: list[Float[Tensor, "r d"]], hessians: Float[Tensor, "k d d"]) -> list[Float[Tensor, "r d"]]:
     """Blocks turned towards each other until no Hessian couples them: all M_i count, not only their weighted sum.
 
         min_X Σ_i ‖M_i^{gh} + M_i^{gg} X − X M_i^{hh}‖²,    B_h ← B_h + XᵀB_g,  B_g ← B_g − X B_h
@@ -232,12 +232,12 @@ def _even_part(
     return (reader.pairs(U, Y) + reader.pairs(-U, Y)) / float(long)
 
 
-def _added(profile: OracleProfile, reader: ScoreReader) -> float:
+def _measure_added_error(profile: OracleProfile, reader: ScoreReader) -> float:
     """What the oracle adds to an answer, relative to the answers that are asked for."""
     long, _ = reader.norms(torch.tensor([1.0], dtype=torch.float64))
     return profile.absolute_error / (float(reader.v.norm()) * float(long))
 
 
-def _linked(profile: OracleProfile, reader: ScoreReader) -> float:
+def _choose_coupling(profile: OracleProfile, reader: ScoreReader) -> float:
     """The coupling of two vectors that counts: errors are of the order ε·10³, couplings inside of blocks of 0.01."""
-    return min(1e-2, 3 * math.sqrt(profile.precision + _added(profile, reader)))
+    return min(1e-2, 3 * math.sqrt(profile.precision + _measure_added_error(profile, reader)))

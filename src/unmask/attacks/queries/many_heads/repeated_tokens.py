@@ -67,7 +67,7 @@ class RepeatedTokens:
         return self.evidence.ask(sequences.flatten(0, 1)).reshape(len(U), -1)
 
 
-def even_copies(length: int, num: int) -> tuple[int, ...]:
+def choose_copies(length: int, num: int) -> tuple[int, ...]:
     """At most `num` numbers of copies whose ratios k/(length − k) are evenly spread on a logarithmic scale."""
     reach = math.log(length - 1)
     wanted = torch.linspace(-reach, reach, num, dtype=torch.float64)
@@ -96,7 +96,7 @@ class TokenNorms:
         return math.sqrt(self.u_norm / self.y_norm)
 
 
-def fitting_norms(ask: RepeatedTokens, max_heads: int, bound: float, generator: torch.Generator) -> TokenNorms:
+def choose_norms(ask: RepeatedTokens, max_heads: int, bound: float, generator: torch.Generator) -> TokenNorms:
     """Norms at which a typical score is `_BEST_SCORE`, or comes as close to it as the bound allows."""
     U, Y = (torch.nn.functional.normalize(random_vectors(_NUM_PILOTS, ask, generator), dim=1) for _ in range(2))
     product, is_exact = min(1.0, bound**2 / 4), ask.profile.absolute_error == 0
@@ -149,23 +149,23 @@ class HeadEquations:
         by_W = torch.einsum("hqk,qi,qj->qkhij", slopes, self.U, self.Y)
         return torch.cat([by_v.flatten(2), by_W.flatten(2)], dim=2).flatten(0, 1)
 
-    def packed(self, v: Float[Tensor, "h d"], W: Float[Tensor, "h d m"]) -> Float[Tensor, " x"]:
+    def pack(self, v: Float[Tensor, "h d"], W: Float[Tensor, "h d m"]) -> Float[Tensor, " x"]:
         """The unknowns as one vector."""
         return torch.cat([(v / self.size).flatten(), W.flatten()])
 
-    def unpacked(self, x: Float[Tensor, " x"]) -> tuple[Float[Tensor, "h d"], Float[Tensor, "h d m"]]:
+    def unpack(self, x: Float[Tensor, " x"]) -> tuple[Float[Tensor, "h d"], Float[Tensor, "h d m"]]:
         """v and W."""
         num_v = self.num_heads * self.U.shape[1]
         v, W = x[:num_v].reshape(self.num_heads, -1), x[num_v:]
         return v * self.size, W.reshape(self.num_heads, self.U.shape[1], self.Y.shape[1])
 
-    def polished(self, v: Float[Tensor, "h d"], W: Float[Tensor, "h d m"]) -> Solution:
+    def polish(self, v: Float[Tensor, "h d"], W: Float[Tensor, "h d m"]) -> Solution:
         """The nearest least-squares solution, with its covariance σ²·(JᵀJ)⁻¹; σ from what is left."""
         # Until rounding stops it: badly conditioned directions still move while ‖r‖, mostly noise, hardly falls.
         solver = LevenbergMarquardt(tolerance=0.0, least_decrease=_LEAST_DECREASE)
-        outcome = iterate(solver, self, self.packed(v, W), max_steps=_MAX_STEPS)
+        outcome = iterate(solver, self, self.pack(v, W), max_steps=_MAX_STEPS)
         x = outcome.state.x
-        v, W = self.unpacked(x)
+        v, W = self.unpack(x)
         freedom = max(1, self.values.numel() - len(x))
         residual = self.size * outcome.state.value / math.sqrt(freedom)
         J = self.jacobian(x)
@@ -173,13 +173,13 @@ class HeadEquations:
         R.diagonal().masked_fill_(R.diagonal() == 0, 1e-300)
         inverse = torch.linalg.solve_triangular(R, torch.eye(len(R), dtype=R.dtype, device=R.device), upper=True)
         spread = inverse * (outcome.state.value / math.sqrt(freedom))
-        W_error = self.unpacked(spread.square().sum(1))[1].flatten(1).sum(1).sqrt()
+        W_error = self.unpack(spread.square().sum(1))[1].flatten(1).sum(1).sqrt()
         draws = torch.randn(len(x), _NUM_RIVALS, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-        rivals = tuple(self.unpacked(rival) for rival in (x[:, None] + spread @ draws.to(x.device)).mT)
+        rivals = tuple(self.unpack(rival) for rival in (x[:, None] + spread @ draws.to(x.device)).mT)
         return Solution(v, W, residual, W_error, rivals)
 
     def _parts(self, x: Float[Tensor, " x"]) -> tuple[Float[Tensor, "h q"], Float[Tensor, "h q k"]]:
-        v, W = self.unpacked(x)
+        v, W = self.unpack(x)
         t = torch.einsum("qi,hij,qj->hq", self.U, W, self.Y)
         return v / self.size @ self.U.mT, torch.sigmoid(self.log_rho + t[:, :, None])
 

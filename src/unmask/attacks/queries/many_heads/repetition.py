@@ -11,15 +11,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import Bill, certified_heads, concluded, fresh_sequences, refused, started
+from unmask.attacks.queries.claims import Bill, certify_heads, conclude, fresh_sequences, open_bill, refuse
 from unmask.attacks.queries.many_heads.repeated_tokens import (
     FAR,
     HeadEquations,
     RepeatedTokens,
     Solution,
     TokenNorms,
-    even_copies,
-    fitting_norms,
+    choose_copies,
+    choose_norms,
     random_vectors,
 )
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
@@ -43,7 +43,7 @@ class _NotFound(Exception):  # noqa: N818 (an ending, not an error)
 
 
 @dataclass(frozen=True, eq=False)
-class _Learned:
+class _LearnedHeads:
     """All heads, the expected ‖Ŵ_h − W_h‖, and random heads that the answers allow about as well."""
 
     heads: HeadWeights
@@ -101,34 +101,34 @@ class RepetitionAttack:
         """Probe, find the heads at one y, follow them to others, polish, certify."""
         generator = torch.Generator().manual_seed(self.seed)
         width, slices = evidence.width, list[_Slice]()
-        bill = started(evidence, 0)
+        bill = open_bill(evidence, 0)
         tokens = None
         try:
             profile = probe_oracle(evidence, generator)
             bill = replace(bill, probing=profile.num_queries)
             if profile.signs_only or profile.num_outputs or not profile.is_linear:
                 why = "Repetition reads heads from single numbers that grow with the tokens; this oracle answers "
-                return refused(evidence, bill, Status.NOT_APPLICABLE, why + "otherwise.")
-            ask, tokens = self._prepared(evidence, profile, generator)
+                return refuse(evidence, bill, Status.NOT_APPLICABLE, why + "otherwise.")
+            ask, tokens = self._prepare(evidence, profile, generator)
             slices = self._first(ask, tokens, generator)
             num_heads = len(slices[0].heads.v)
             bill = replace(bill, unknowns=num_heads * width * (width + 1))
-            ask = replace(ask, copies=even_copies(self.longest, min(3 * (num_heads + 1), self.longest - 1)))
+            ask = replace(ask, copies=choose_copies(self.longest, min(3 * (num_heads + 1), self.longest - 1)))
             for j in range(width):
                 progress("columns of W", j, width)
                 slices.append(_following(ask, tokens, slices[0], j, generator))
         except BudgetSpent as ending:
-            heads = _assembled(slices, tokens) if slices and tokens else None
-            return refused(evidence, bill, Status.BUDGET_EXHAUSTED, f"The budget ended: {ending}.", heads)
+            heads = _assemble(slices, tokens) if slices and tokens else None
+            return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"The budget ended: {ending}.", heads)
         except _NotFound as ending:
-            return refused(evidence, bill, Status.NOTHING_FOUND, str(ending))
-        learned = _polished(ask, slices, tokens)
+            return refuse(evidence, bill, Status.NOTHING_FOUND, str(ending))
+        learned = _polish(ask, slices, tokens)
         try:
-            return _judged(evidence, profile, learned, bill, tokens.boost, generator)
+            return _judge(evidence, profile, learned, bill, tokens.boost, generator)
         except BudgetSpent as ending:
-            return refused(evidence, bill, Status.BUDGET_EXHAUSTED, f"No certificate: {ending}.", learned.heads)
+            return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"No certificate: {ending}.", learned.heads)
 
-    def _prepared(
+    def _prepare(
         self, evidence: OracleEvidence, profile: OracleProfile, generator: torch.Generator
     ) -> tuple[RepeatedTokens, TokenNorms]:
         """Σ_h v_h, and norms of tokens at which scores are of the order of one."""
@@ -136,9 +136,9 @@ class RepetitionAttack:
         norm = bound if profile.absolute_error else min(1.0, bound)
         eye = torch.eye(width, dtype=torch.float64, device=evidence.device)
         sum_v = evidence.ask((norm * eye)[:, None]) / norm
-        copies = even_copies(self.longest, min(6 * self.max_heads + 10, self.longest - 1))
+        copies = choose_copies(self.longest, min(6 * self.max_heads + 10, self.longest - 1))
         ask = RepeatedTokens(evidence, profile, sum_v, self.longest, copies)
-        return ask, fitting_norms(ask, self.max_heads, bound, generator)
+        return ask, choose_norms(ask, self.max_heads, bound, generator)
 
     def _first(self, ask: RepeatedTokens, tokens: TokenNorms, generator: torch.Generator) -> list[_Slice]:
         """The heads at one random y, with v; other directions where labels do not fit."""
@@ -193,7 +193,7 @@ def _by_linearity(
         best, best_middle = divmod(int(deviation.argmin()), len(orders))
         for row, order in ((i, orders[best]), (middle, orders[best_middle])):
             labelled[row], weight[row] = z[row][order], 1 / variance[row][order]
-    W_y, v = (_weighted(U, labelled[:, :, part], weight[:, :, part]) for part in (0, 1))
+    W_y, v = (_solve_weighted(U, labelled[:, :, part], weight[:, :, part]) for part in (0, 1))
     return v, W_y
 
 
@@ -207,7 +207,7 @@ def _following(ask: RepeatedTokens, tokens: TokenNorms, first: _Slice, j: int, g
         U = _telling_directions(ask, first.heads.v, generator)
         values, noise = ask(tokens.u_norm * U, tokens.y_norm * y)
         t, spread = fit_shifts(ask.rho, values, U @ first.heads.v.mT)
-        W_y = _weighted(U, t, 1 / spread.square().clamp(1e-200, 1e200))
+        W_y = _solve_weighted(U, t, 1 / spread.square().clamp(1e-200, 1e200))
         found = _slice(ask, y, U, values, noise, first.heads.v, W_y)
         if found is not None:
             return replace(found, heads=_in_order(found.heads, first.heads.v))
@@ -245,11 +245,11 @@ def _slice(
 ) -> _Slice | None:
     """The heads at one y, polished; None where they do not explain the values."""
     ones = torch.ones_like(U[:, :1])
-    heads = HeadEquations(ask.rho.log(), U, ones, values, len(v)).polished(v, W_y[:, :, None])
+    heads = HeadEquations(ask.rho.log(), U, ones, values, len(v)).polish(v, W_y[:, :, None])
     return _Slice(y, U, values, heads) if heads.residual <= EXPLAINED_TOGETHER * noise else None
 
 
-def _assembled(slices: list[_Slice], tokens: TokenNorms) -> HeadWeights:
+def _assemble(slices: list[_Slice], tokens: TokenNorms) -> HeadWeights:
     """Columns of W from differences to the first slice; NaN where none was asked."""
     first = slices[0]
     W = torch.full((*first.heads.v.shape, len(first.y)), math.nan, dtype=torch.float64, device=first.y.device)
@@ -261,25 +261,25 @@ def _assembled(slices: list[_Slice], tokens: TokenNorms) -> HeadWeights:
     return HeadWeights(W=W / (tokens.u_norm * tokens.y_norm), v=first.heads.v / tokens.u_norm)
 
 
-def _polished(ask: RepeatedTokens, slices: list[_Slice], tokens: TokenNorms) -> _Learned:
+def _polish(ask: RepeatedTokens, slices: list[_Slice], tokens: TokenNorms) -> _LearnedHeads:
     """All weights from all answers at once, where they are not too many."""
-    heads = _assembled(slices, tokens)
+    heads = _assemble(slices, tokens)
     scores, heights = tokens.u_norm * tokens.y_norm, tokens.u_norm
     if heads.W.numel() + heads.v.numel() > _MOST_UNKNOWNS:
         errors = torch.stack([part.heads.W_error for part in slices[1:]]).norm(dim=0) * math.sqrt(2) / scores
-        return _Learned(heads, errors, ())
+        return _LearnedHeads(heads, errors, ())
     later = slices[1:]  # the first was asked with other ratios
     Y = torch.cat([part.y.expand_as(part.U) for part in later])
     U, values = torch.cat([part.U for part in later]), torch.cat([part.values for part in later])
-    found = HeadEquations(ask.rho.log(), U, Y, values, len(heads)).polished(heads.v * heights, heads.W * scores)
+    found = HeadEquations(ask.rho.log(), U, Y, values, len(heads)).polish(heads.v * heights, heads.W * scores)
     rivals = tuple(HeadWeights(W=W / scores, v=v / heights) for v, W in found.rivals)
-    return _Learned(HeadWeights(W=found.W / scores, v=found.v / heights), found.W_error / scores, rivals)
+    return _LearnedHeads(HeadWeights(W=found.W / scores, v=found.v / heights), found.W_error / scores, rivals)
 
 
-def _judged(
+def _judge(
     evidence: OracleEvidence,
     profile: OracleProfile,
-    learned: _Learned,
+    learned: _LearnedHeads,
     bill: Bill,
     boost: float,
     generator: torch.Generator,
@@ -287,7 +287,7 @@ def _judged(
     """As for all learners; but an error that the fit's own conditioning lets expect is no sign of a wrong model."""
     heads = learned.heads
     fresh = fresh_sequences(heads, boost, min(profile.max_norm, FAR), generator)
-    certificate = certified_heads(evidence, profile, heads, fresh)
+    certificate = certify_heads(evidence, profile, heads, fresh)
     answers = heads(fresh)
     apart = [float((rival(fresh) - answers).abs().max()) for rival in learned.rivals]
     expected = max(apart, default=0.0) / float(answers.square().mean().sqrt().clamp_min(1e-300))
@@ -298,10 +298,12 @@ def _judged(
     reason = (
         f"{len(heads)} heads explain the answers to repeated tokens; the worst W is expected to be off by {error:.1e}."
     )
-    return concluded(evidence, heads, certificate, bill, len(fresh), reason)
+    return conclude(evidence, heads, certificate, bill, len(fresh), reason)
 
 
-def _weighted(U: Float[Tensor, "q d"], z: Float[Tensor, "q h"], weight: Float[Tensor, "q h"]) -> Float[Tensor, "h d"]:
+def _solve_weighted(
+    U: Float[Tensor, "q d"], z: Float[Tensor, "q h"], weight: Float[Tensor, "q h"]
+) -> Float[Tensor, "h d"]:
     """The linear map with z = U·map, head by head, by weighted least squares."""
     root = weight.sqrt().mT[:, :, None]  # (h, q, 1)
     root = root / root.amax(1, keepdim=True)

@@ -15,7 +15,9 @@ _START = 0.1234  # where the half turn begins; any angle will do
 _MOST_OPEN = 2048  # arcs under division at once: noise leaves all of them open
 
 
-def crossings(g: Callable[[Float[Tensor, " b"]], Float[Tensor, " b"]], resolution: Resolution) -> Float[Tensor, " h"]:
+def find_crossings(
+    g: Callable[[Float[Tensor, " b"]], Float[Tensor, " b"]], resolution: Resolution
+) -> Float[Tensor, " h"]:
     """The angles in a half turn at which g jumps, in order.
 
     Between jumps g(θ) = A·cos θ + B·sin θ, which two ends of an arc determine; two points inside test it. An arc that
@@ -54,7 +56,7 @@ def crossings(g: Callable[[Float[Tensor, " b"]], Float[Tensor, " b"]], resolutio
             torch.cat([g_left[halve], g_middle[halve]]),
             torch.cat([g_middle[halve], g_right[halve]]),
         )
-    zones = _joined(torch.cat(closed), resolution.angle)
+    zones = _join(torch.cat(closed), resolution.angle)
     if len(zones) and float((zones[:, 1] - zones[:, 0]).max()) > 6 * resolution.angle:
         raise NoPlane("two heads cross too close to each other, or a head changes too slowly")
     return zones.mean(1)
@@ -65,7 +67,7 @@ def _sinusoid(at: Tensor, left: Tensor, right: Tensor, g_left: Tensor, g_right: 
     return (g_left * (right - at).sin() + g_right * (at - left).sin()) / (right - left).sin()
 
 
-def _joined(zones: Float[Tensor, "z 2"], angle: float) -> Float[Tensor, "h 2"]:
+def _join(zones: Float[Tensor, "z 2"], angle: float) -> Float[Tensor, "h 2"]:
     """Zones in order, those that touch as one."""
     joined: list[list[float]] = []
     for left, right in sorted(zones.tolist()):

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import judged, refused
-from unmask.attacks.queries.claims import started as new_bill
+from unmask.attacks.queries.claims import judge_heads, refuse
+from unmask.attacks.queries.claims import open_bill as new_bill
 from unmask.attacks.queries.many_heads.head_values import totals
-from unmask.attacks.queries.many_heads.heads_at_point import MoreHeadsThanWidth, View
+from unmask.attacks.queries.many_heads.heads_at_point import HeadsAtPoint, MoreHeadsThanWidth
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
-from unmask.attacks.queries.opening import Layer, not_applicable, opened_layer, silence
+from unmask.attacks.queries.opening import Layer, not_applicable, open_layer, silence
 from unmask.attacks.queries.pairs import logit
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.resolution import NoPlane
@@ -55,28 +55,30 @@ class VectorHeadsAttack:
             profile = profile or probe_oracle(evidence, generator)
             bill = new_bill(evidence, 0, profile.num_queries)
             if not profile.num_outputs or profile.signs_only or not profile.is_linear:
-                return refused(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "vectors"))
-            layer = opened_layer(evidence, profile, generator)
+                return refuse(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "vectors"))
+            layer = open_layer(evidence, profile, generator)
             if layer is None:
-                return refused(evidence, bill, *silence(profile))
-            seen = self._seen(layer, profile, generator, progress)
+                return refuse(evidence, bill, *silence(profile))
+            seen = self._find_heads(layer, profile, generator, progress)
             heads = _blank(layer, seen)
             _learn(layer, seen, heads, generator, progress)
             bill = replace(bill, unknowns=heads.W.numel() + heads.v.numel())
             reason = f"{len(heads)} heads with answers in R^{profile.num_outputs}; heads with equal W are one."
-            return judged(evidence, profile, heads, bill, layer.pairs.boost, generator, reason)
+            return judge_heads(evidence, profile, heads, bill, layer.pairs.boost, generator, reason)
         except MoreHeadsThanWidth as ending:
-            return refused(evidence, bill, Status.NOT_APPLICABLE, str(ending))
+            return refuse(evidence, bill, Status.NOT_APPLICABLE, str(ending))
         except NoPlane as ending:
-            return refused(evidence, bill, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
+            return refuse(evidence, bill, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
         except BudgetSpent as ending:
             reason = f"The budget ended: {ending}. Columns of W that were not learned are NaN."
-            return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
+            return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
 
-    def _seen(self, layer: Layer, profile: OracleProfile, generator: torch.Generator, progress: Progress) -> View:
+    def _find_heads(
+        self, layer: Layer, profile: OracleProfile, generator: torch.Generator, progress: Progress
+    ) -> HeadsAtPoint:
         """The heads at one y, in a random projection of the answers."""
         direction = torch.randn(profile.num_outputs, generator=generator, dtype=torch.float64)
-        seen = MultiHeadAttack(self.max_planes).view(layer.projected(direction), generator, progress)
+        seen = MultiHeadAttack(self.max_planes).view(layer.project(direction), generator, progress)
         if seen is None or seen.pairs.linear is not None or seen.units.has_clusters:
             raise NoPlane("a head has W = 0, or the W of two heads are multiples of each other")
         if len(seen.w) > profile.num_outputs:
@@ -84,14 +86,16 @@ class VectorHeadsAttack:
         return seen
 
 
-def _blank(layer: Layer, seen: View) -> HeadWeights:
+def _blank(layer: Layer, seen: HeadsAtPoint) -> HeadWeights:
     """V of every head, and W of which nothing is known yet."""
     num_heads, width = seen.w.shape
     W = torch.full((num_heads, width, width), torch.nan, dtype=torch.float64, device=seen.w.device)
     return HeadWeights(W=W, v=totals(layer.pairs, seen.y, seen.isolation))
 
 
-def _learn(layer: Layer, seen: View, heads: HeadWeights, generator: torch.Generator, progress: Progress) -> None:
+def _learn(
+    layer: Layer, seen: HeadsAtPoint, heads: HeadWeights, generator: torch.Generator, progress: Progress
+) -> None:
     """Write all columns of every W into `heads`."""
     width = len(seen.y)
     Q = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64)).Q.T.to(seen.w.device)

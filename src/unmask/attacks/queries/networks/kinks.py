@@ -41,13 +41,13 @@ class Sinusoid:
         """Its values, one angle each."""
         return self.value * (angle - self.origin).cos() + self.slope * (angle - self.origin).sin()
 
-    def moved(self, origin: Angles) -> Sinusoid:
+    def move_origin(self, origin: Angles) -> Sinusoid:
         """The same with another origin."""
         by = origin - self.origin
         return Sinusoid(origin, self(origin), self.slope * by.cos() - self.value * by.sin())
 
 
-def through(t1: Angles, f1: Values, t2: Angles, f2: Values) -> Sinusoid:
+def fit_sinusoid(t1: Angles, f1: Values, t2: Angles, f2: Values) -> Sinusoid:
     """The sinusoid of period 2π through two points; its origin is the first."""
     return Sinusoid(t1, f1, (f2 - f1 * (t2 - t1).cos()) / (t2 - t1).sin())
 
@@ -78,7 +78,7 @@ def find_kinks(
         width = b - a
         inner = [a + part * width for part in _INNER]
         f_inner = function(torch.cat(inner)).chunk(2)
-        chord = through(a, fa, b, fb)
+        chord = fit_sinusoid(a, fa, b, fb)
         bends = torch.stack([(chord(t) - f).abs() > noise for t, f in zip(inner, f_inner, strict=True)]).any(dim=0)
         a, b, fa, fb, width = a[bends], b[bends], fa[bends], fb[bends], width[bends]
         inner, f_inner = [t[bends] for t in inner], tuple(f[bends] for f in f_inner)
@@ -86,7 +86,7 @@ def find_kinks(
             raise TooManyKinks(f"more than {max_kinks:,} kinks on one circle")
         if len(a) == 0:
             break
-        kink, is_one = _intersected(function, (a, fa, b, fb), (inner, f_inner), noise)
+        kink, is_one = _intersect(function, (a, fa, b, fb), (inner, f_inner), noise)
         narrow = ~is_one & (width < _NARROWEST)
         found += [kink[is_one], ((a + b) / 2)[narrow]]
         num_found += int((is_one | narrow).sum())
@@ -98,7 +98,7 @@ def find_kinks(
     return torch.cat(found).sort().values if found else edges.new_zeros(0)
 
 
-def _intersected(
+def _intersect(
     function: Callable[[Angles], Values],
     ends: tuple[Angles, Values, Angles, Values],
     inside: tuple[list[Angles], tuple[Values, ...]],
@@ -109,8 +109,8 @@ def _intersected(
     width = b - a
     after, before = a + _OUTER * width, b - _OUTER * width
     f_after, f_before = function(torch.cat([after, before])).chunk(2)
-    left, right = through(a, fa, after, f_after), through(b, fb, before, f_before)
-    same = right.moved(a)
+    left, right = fit_sinusoid(a, fa, after, f_after), fit_sinusoid(b, fb, before, f_before)
+    same = right.move_origin(a)
     kink = a + torch.remainder(torch.atan2(same.value - left.value, left.slope - same.slope), torch.pi)
 
     def off(angle: Angles, value: Values) -> Tensor:
@@ -120,7 +120,7 @@ def _intersected(
     for angle, value in zip(*inside, strict=True):
         is_one &= off(angle, value) <= _EXTRAPOLATED * noise
     # As near as the noise allows: two kinks that lie closer together than that are taken for one.
-    jump = (right.moved(kink).slope - left.moved(kink).slope).abs()
+    jump = (right.move_origin(kink).slope - left.move_origin(kink).slope).abs()
     near = torch.minimum(_CLEAR * _EXTRAPOLATED * noise / jump, _BESIDE * width)
     beside = torch.stack([kink - near, kink + near])
     f_beside = torch.full_like(beside, torch.inf)

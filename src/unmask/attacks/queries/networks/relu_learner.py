@@ -65,7 +65,7 @@ def learn_network(
     best, least = None, math.inf
     for _ in range(_MOST_CIRCLES):
         first = sweep(asked, random_circle(size, has_biases, generator), linear, noise, 0.0, max_neurons)
-        found = _peeled(asked, first, (held_out, values), noise, max_neurons, generator)
+        found = _peel(asked, first, (held_out, values), noise, max_neurons, generator)
         error = _misfit(found.network, held_out, values)
         if best is None or error < least:
             best, least = found, error
@@ -78,7 +78,7 @@ def learn_network(
     return best
 
 
-def _peeled(
+def _peel(
     asked: Asked,
     first: Sweep,
     held_out: tuple[Float[Tensor, "b k"], Float[Tensor, " b"]],
@@ -111,7 +111,7 @@ def _peeled(
     return Sweep(network, blur)
 
 
-def polished(asked: Asked, found: Sweep, noise: Noise, generator: torch.Generator) -> Sweep:
+def polish(asked: Asked, found: Sweep, noise: Noise, generator: torch.Generator) -> Sweep:
     """Gauss–Newton steps on all normals and ℓ at once; what was found as it is, if they do not explain all values.
 
     Signs of n_jᵀx are known for almost all x, and given them f is linear in what is sought. Inputs so near to a kink

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import Bill, billed, certified, started
+from unmask.attacks.queries.claims import Bill, certify, charge, open_bill
 from unmask.attacks.queries.networks.kinks import TooManyKinks
-from unmask.attacks.queries.networks.relu_learner import learn_network, measure_noise, polished
+from unmask.attacks.queries.networks.relu_learner import learn_network, measure_noise, polish
 from unmask.attacks.queries.networks.relu_regions import Asked, Noise
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.evidence.ledger import BudgetSpent
@@ -55,37 +55,37 @@ class ReluNetworkAttack:
 
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[ReluNetwork]:
         """Run the attack; the evidence's ledger remembers every answer."""
-        bill = started(evidence, 0)
+        bill = open_bill(evidence, 0)
         try:
-            return self._learned(evidence, bill, progress)
+            return self._learn(evidence, bill, progress)
         except BudgetSpent as spent:
-            return self._refused(evidence, bill, Status.BUDGET_EXHAUSTED, f"{spent}; a network is learned whole.")
+            return self._refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"{spent}; a network is learned whole.")
         except Refused as seen:
-            return self._refused(
+            return self._refuse(
                 evidence, bill, Status.NOT_APPLICABLE, f"Inputs as long as are needed are refused: {seen}"
             )
         except TooManyKinks as many:
             why = (
                 f"There are {many}: the oracle is not a ReLU network, or max_neurons, {self.max_neurons:,}, is too few."
             )
-            return self._refused(evidence, bill, Status.NOTHING_FOUND, why)
+            return self._refuse(evidence, bill, Status.NOTHING_FOUND, why)
 
-    def _learned(self, evidence: OracleEvidence, bill: Bill, progress: Progress) -> Recovery[ReluNetwork]:
+    def _learn(self, evidence: OracleEvidence, bill: Bill, progress: Progress) -> Recovery[ReluNetwork]:
         generator = torch.Generator().manual_seed(self.seed)
         profile = probe_oracle(evidence, generator)
         why_not = self._why_not(evidence, profile, generator)
         if why_not is not None:
-            return self._refused(evidence, _all_probing(evidence, bill), *why_not)
+            return self._refuse(evidence, _all_probing(evidence, bill), *why_not)
         scale = 1.0 if self.biases else input_scale(profile)
-        asked = with_last_entry(evidence) if self.biases else asked_tokens(evidence, scale)
+        asked = with_last_entry(evidence) if self.biases else ask_one_token(evidence, scale)
         size = evidence.width + self.biases
         noise = measure_noise(asked, size, self.biases, generator)
         bill, why_not = _all_probing(evidence, bill), no_law(noise)
         if why_not is not None:
-            return self._refused(evidence, bill, *why_not)
+            return self._refuse(evidence, bill, *why_not)
         progress("neurons", 0, 1)
         found = learn_network(asked, size, self.biases, noise, self.max_neurons, generator)
-        found = polished(asked, found, noise, generator) if self.polish else found
+        found = polish(asked, found, noise, generator) if self.polish else found
         network = found.network
         progress("neurons", 1, 1)
 
@@ -94,8 +94,8 @@ class ReluNetworkAttack:
 
         fresh = scale * random_tokens(NUM_FRESH, evidence.width, profile, generator)[:, None]
         bill = replace(bill, unknowns=network.normals.numel() + size)
-        certificate = certified_network(evidence, answer, fresh, noise, found.blur, _SPREAD)
-        certificate, cost = billed(evidence, certificate, bill, NUM_FRESH)
+        certificate = certify_network(evidence, answer, fresh, noise, found.blur, _SPREAD)
+        certificate, cost = charge(evidence, certificate, bill, NUM_FRESH)
         if not certificate.holds:
             why = (
                 f"{len(network)} kinks were found, but with them fresh inputs are off by {certificate.residual:.1e} of "
@@ -103,7 +103,7 @@ class ReluNetworkAttack:
                 "arithmetic is too coarse for so many neurons."
             )
             return Recovery(no_network(size, self.biases), Status.NOTHING_FOUND, why, certificate, cost)
-        return Recovery(network, Status.RECOVERED, _described(network), certificate, cost, ("answers",))
+        return Recovery(network, Status.RECOVERED, _describe(network), certificate, cost, ("answers",))
 
     def _why_not(
         self, evidence: OracleEvidence, profile: OracleProfile, generator: torch.Generator
@@ -122,12 +122,12 @@ class ReluNetworkAttack:
             )
         return None
 
-    def _refused(self, evidence: OracleEvidence, bill: Bill, status: Status, reason: str) -> Recovery[ReluNetwork]:
-        certificate, cost = billed(evidence, Certificate.none(reason), bill, 0)
+    def _refuse(self, evidence: OracleEvidence, bill: Bill, status: Status, reason: str) -> Recovery[ReluNetwork]:
+        certificate, cost = charge(evidence, Certificate.none(reason), bill, 0)
         return Recovery(no_network(evidence.width + self.biases, self.biases), status, reason, certificate, cost)
 
 
-def asked_tokens(evidence: OracleEvidence, scale: float = 1.0) -> Asked:
+def ask_one_token(evidence: OracleEvidence, scale: float = 1.0) -> Asked:
     """f(scale·x)/scale, which for a homogeneous f is f(x)."""
     return lambda x: evidence.ask(scale * x[:, None]).cpu() / scale
 
@@ -173,7 +173,7 @@ def no_law(noise: Noise) -> tuple[Status, str] | None:
     return Status.NOTHING_FOUND, f"Answers to inputs close to each other differ by {off:.0%}, as chance would have it."
 
 
-def certified_network(
+def certify_network(
     evidence: OracleEvidence,
     learned: Callable[[Float[Tensor, "b n d"]], Float[Tensor, " b"]],
     fresh: Float[Tensor, "b n d"],
@@ -187,7 +187,7 @@ def certified_network(
     `amplification`, what else makes more of the noise.
     """
     own = OracleProfile(0, False, True, 0.0, 0.0, noise.deviation / noise.size, float("inf"), 0)
-    certificate = certified(evidence, own, learned, fresh, "With this network")
+    certificate = certify(evidence, own, learned, fresh, "With this network")
     excused = min(max(_ALLOWED * blur / noise.size, amplification * own.precision), _LOOSEST)
     details = {**certificate.details, "blur": blur / noise.size}
     return replace(certificate, tolerance=max(6 * own.precision, excused), details=details)
@@ -203,7 +203,7 @@ def _all_probing(evidence: OracleEvidence, bill: Bill) -> Bill:
     return replace(bill, probing=evidence.ledger.num_asked - bill.asked_before)
 
 
-def _described(network: ReluNetwork) -> str:
+def _describe(network: ReluNetwork) -> str:
     if len(network) == 0:
         return "No neurons: the function is linear."
     known = f"{len(network)} neurons"

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.queries.networks.kinks import Angles, find_kinks, through
+from unmask.attacks.queries.networks.kinks import Angles, find_kinks, fit_sinusoid
 from unmask.linalg.relu import ReluNetwork
 
 # A homogeneous function on rows of width k.
@@ -140,7 +140,7 @@ def region_gradients(
     for _ in range(_MOST_ATTEMPTS):
         missed = []
         for part in todo.split(at_once):
-            found, off = _measured(asked, circle, middle[part], width[part], steps[part])
+            found, off = _measure(asked, circle, middle[part], width[part], steps[part])
             error = off.clamp_min(noise) / steps[part]
             is_better = error < errors[part]
             gradients[part[is_better]], errors[part[is_better]] = found[is_better], error[is_better]
@@ -152,7 +152,7 @@ def region_gradients(
     return gradients, errors
 
 
-def _measured(
+def _measure(
     asked: Asked, circle: Circle, middle: Angles, width: Angles, step: Float[Tensor, " r"]
 ) -> tuple[Float[Tensor, "r k"], Float[Tensor, " r"]]:
     """Gradients of regions and the error of the value that they foretell."""
@@ -166,7 +166,7 @@ def _measured(
     mixed = centre + step[:, None] * (shares.to(centre) @ circle.rest)
     points = torch.cat([circle(before)[:, None], circle(after)[:, None], mixed[:, None], beside], dim=1)
     values = asked(points.flatten(0, 1)).reshape(num_regions, num_rest + 3)
-    wave = through(before, values[:, 0], after, values[:, 1])
+    wave = fit_sinusoid(before, values[:, 0], after, values[:, 1])
     slopes = (values[:, 3:] - wave(middle)[:, None]) / step[:, None]
     ahead = circle(before + torch.pi / 2)
     gradient = wave.value[:, None] * circle(before) + wave.slope[:, None] * ahead + slopes @ circle.rest

@@ -10,15 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import AMPLIFICATION, Bill, billed, fresh_sequences, started
+from unmask.attacks.queries.claims import AMPLIFICATION, Bill, charge, fresh_sequences, open_bill
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.networks.antisymmetric import antisymmetric, antisymmetric_evidence, is_even
 from unmask.attacks.queries.networks.homogeneous import learn_scores
 from unmask.attacks.queries.networks.kinks import TooManyKinks
-from unmask.attacks.queries.networks.relu_learner import learn_network, measure_noise, polished
+from unmask.attacks.queries.networks.relu_learner import learn_network, measure_noise, polish
 from unmask.attacks.queries.networks.relu_network import (
-    asked_tokens,
-    certified_network,
+    ask_one_token,
+    certify_network,
     input_scale,
     is_homogeneous,
     no_law,
@@ -86,21 +86,21 @@ class TransformerAttack:
 
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[TransformerWeights]:
         """Run the attack; the evidence's ledger remembers every answer."""
-        bill = started(evidence, 0)
+        bill = open_bill(evidence, 0)
         generator = torch.Generator().manual_seed(self.seed)
         try:
             profile = probe_oracle(evidence, generator)
             why_not = _why_not(evidence, profile, generator)
             bill = replace(bill, probing=evidence.ledger.num_asked - bill.asked_before)
             if why_not is not None:
-                return _refused(evidence, bill, *why_not)
+                return _refuse(evidence, bill, *why_not)
             run = _Run(evidence, profile, bill, generator, progress)
             found = self._heads(run)
             return found if isinstance(found, Recovery) else self._with_network(run, found)
         except BudgetSpent as spent:
-            return _refused(evidence, bill, Status.BUDGET_EXHAUSTED, f"{spent}, before any column of W was known.")
+            return _refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"{spent}, before any column of W was known.")
         except Refused as seen:
-            return _refused(evidence, bill, Status.NOT_APPLICABLE, f"Tokens as long as are needed are refused: {seen}")
+            return _refuse(evidence, bill, Status.NOT_APPLICABLE, f"Tokens as long as are needed are refused: {seen}")
 
     def _heads(self, run: _Run) -> HeadsFound | Recovery[TransformerWeights]:
         """Every W, and how φ is asked once they are known; or why there is none."""
@@ -111,20 +111,20 @@ class TransformerAttack:
             return _one_head(run)
         found = antisymmetric(run.evidence, self.seed, run.progress)
         if found.status.conclusive:
-            asked = asked_tokens(run.evidence, input_scale(profile))
+            asked = ask_one_token(run.evidence, input_scale(profile))
             return HeadsFound(found.value.W, asked, found.certificate, "W of one head from f(X) − f(−X)")
         why = f"Tokens are not answered beyond a norm of {profile.max_norm:.3g}, and so: {found.reason}"
-        return _refused(run.evidence, run.bill, found.status, why, found.value.W)
+        return _refuse(run.evidence, run.bill, found.status, why, found.value.W)
 
     def _many_heads(self, run: _Run) -> HeadsFound | Recovery[TransformerWeights]:
         evidence, precision = run.evidence, run.profile.precision
         if is_even(evidence, precision, run.generator):
             why = "The oracle answers to −x as to x: the network's linear part is 0, through which heads are seen."
-            return _refused(evidence, run.bill, Status.NOT_IDENTIFIABLE, why)
+            return _refuse(evidence, run.bill, Status.NOT_IDENTIFIABLE, why)
         heads = (self.learn_heads or MultiHeadAttack(seed=self.seed))(antisymmetric_evidence(evidence), run.progress)
         W = heads.value.W
         if not heads.status.conclusive:
-            return _refused(evidence, run.bill, heads.status, f"In f(X) − f(−X): {heads.reason}", W)
+            return _refuse(evidence, run.bill, heads.status, f"In f(X) − f(−X): {heads.reason}", W)
         found = HeadsFound(
             W, Routing(evidence, W, precision), heads.certificate, f"W of {len(W)} heads from f(X) − f(−X)"
         )
@@ -147,11 +147,11 @@ class TransformerAttack:
             if why_not is not None:
                 return _partial(run, found, why_not[1])
             learned = learn_network(found.asked, size, False, noise, self.max_neurons, run.generator)
-            learned = polished(found.asked, learned, noise, run.generator) if self.polish else learned
+            learned = polish(found.asked, learned, noise, run.generator) if self.polish else learned
             weights = TransformerWeights(found.W, learned.network.to(found.W))
             heads, longest = HeadWeights(found.W, found.W[:, 0]), min(run.profile.max_norm, 1e12)
             fresh = fresh_sequences(heads, 1.0, longest, run.generator)
-            certificate = certified_network(run.evidence, weights, fresh, noise, learned.blur, AMPLIFICATION)
+            certificate = certify_network(run.evidence, weights, fresh, noise, learned.blur, AMPLIFICATION)
         except TooManyKinks as many:
             return _partial(run, found, f"there are {many}")
         except BudgetSpent as spent:
@@ -161,7 +161,7 @@ class TransformerAttack:
             off = f"with {num_neurons} neurons fresh sequences are off by {certificate.residual:.1e} of an answer"
             return _partial(run, found, f"{off}, where {certificate.tolerance:.1e} is explained")
         bill = replace(run.bill, unknowns=found.W.numel() + learned.network.normals.numel() + size)
-        certificate, cost = billed(run.evidence, certificate, bill, len(fresh))
+        certificate, cost = charge(run.evidence, certificate, bill, len(fresh))
         reason = f"{found.what}; {num_neurons} neurons behind it, with the value matrices in them."
         return Recovery(weights, Status.RECOVERED, reason, certificate, cost, ("answers",))
 
@@ -193,15 +193,15 @@ def _one_head(run: _Run) -> HeadsFound | Recovery[TransformerWeights]:
     scores = learn_scores(evidence, run.profile, run.generator, run.progress)
     if scores is None:
         why = "The oracle answers 0 to every single token: the network is 0, and then no answer depends on W."
-        return _refused(evidence, bill, Status.NOT_IDENTIFIABLE, why)
+        return _refuse(evidence, bill, Status.NOT_IDENTIFIABLE, why)
     if scores.spent is not None:
         known = int(scores.W.isfinite().all(dim=0).sum())
         why = f"{scores.spent}. Known are {known} of {evidence.width} columns of W; the rest is NaN."
-        return _refused(evidence, bill, Status.BUDGET_EXHAUSTED, why, scores.W[None])
+        return _refuse(evidence, bill, Status.BUDGET_EXHAUSTED, why, scores.W[None])
     try:
         residual, own = scores.predicts(run.generator, _NUM_PAIRS)
     except BudgetSpent as spent:
-        return _refused(
+        return _refuse(
             evidence, bill, Status.BUDGET_EXHAUSTED, f"{spent}. W is known, and not checked.", scores.W[None]
         )
     tolerance = max(6 * own, min(AMPLIFICATION * own, _LOOSEST))
@@ -210,11 +210,11 @@ def _one_head(run: _Run) -> HeadsFound | Recovery[TransformerWeights]:
             f"Scores of new pairs are off by {residual:.1e} where {tolerance:.1e} is explained: there is not one head, "
             "so try many_heads=True; or what is behind it is not homogeneous."
         )
-        return _refused(evidence, bill, Status.NOTHING_FOUND, why)
+        return _refuse(evidence, bill, Status.NOTHING_FOUND, why)
     claim = f"With this W the weights of the first of two tokens are as the oracle's in {_NUM_PAIRS} new pairs."
     certificate = Certificate(claim, residual, tolerance, details={"oracle_error": own})
     what = f"W of one head from {scores.W.numel():,} pairs of tokens"
-    return HeadsFound(scores.W[None], asked_tokens(evidence, input_scale(run.profile)), certificate, what)
+    return HeadsFound(scores.W[None], ask_one_token(evidence, input_scale(run.profile)), certificate, what)
 
 
 def _why_not(evidence: OracleEvidence, profile: OracleProfile, generator: torch.Generator) -> tuple[Status, str] | None:
@@ -235,12 +235,12 @@ def _why_not(evidence: OracleEvidence, profile: OracleProfile, generator: torch.
 
 
 def _partial(run: _Run, found: HeadsFound, why: str) -> Recovery[TransformerWeights]:
-    certificate, cost = billed(run.evidence, found.certificate, replace(run.bill, unknowns=found.W.numel()), 0)
+    certificate, cost = charge(run.evidence, found.certificate, replace(run.bill, unknowns=found.W.numel()), 0)
     reason = f"{found.what}; the network behind it is not known: {why}."
     return Recovery(TransformerWeights(found.W, None), Status.PARTIAL, reason, certificate, cost, ("answers",))
 
 
-def _refused(
+def _refuse(
     evidence: OracleEvidence,
     bill: Bill,
     status: Status,
@@ -249,5 +249,5 @@ def _refused(
 ) -> Recovery[TransformerWeights]:
     if W is None:
         W = torch.zeros(0, evidence.width, evidence.width, dtype=torch.float64, device=evidence.device)
-    certificate, cost = billed(evidence, Certificate.none(reason), bill, 0)
+    certificate, cost = charge(evidence, Certificate.none(reason), bill, 0)
     return Recovery(TransformerWeights(W, None), status, reason, certificate, cost)

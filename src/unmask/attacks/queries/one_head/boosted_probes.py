@@ -103,7 +103,7 @@ class ScoreReader:
     @property
     def wanted_norm(self) -> float:
         """L that makes added errors as small as those of the arithmetic; 0 where nothing is added."""
-        return wanted_norm(self.profile, float(self.v.norm()) / 2) if self.profile.absolute_error > 0 else 0.0
+        return choose_norm(self.profile, float(self.v.norm()) / 2) if self.profile.absolute_error > 0 else 0.0
 
     @property
     def fresh_boost(self) -> float:
@@ -154,7 +154,7 @@ class ScoreReader:
         return logit(self.pairs(U, Y) / (U @ self.v))
 
 
-def wanted_norm(profile: OracleProfile, answer: float) -> float:
+def choose_norm(profile: OracleProfile, answer: float) -> float:
     """The norm of a token that makes added errors as small as those of the arithmetic, for answers of this size.
 
     Where errors are added and norms are bounded, what the profile takes for the arithmetic's error is the rest of the
@@ -164,14 +164,14 @@ def wanted_norm(profile: OracleProfile, answer: float) -> float:
     return profile.max_norm if is_bounded else profile.boost(answer, 1.0)
 
 
-def measured_v(
+def measure_v(
     evidence: OracleEvidence, profile: OracleProfile, basis: Float[Tensor, "d d"] | None = None
 ) -> Float[Tensor, " d"]:
     """v by d queries of one token, f([L·b_i]) = L·vᵀb_i, with L as long as the oracle's added error asks for.
 
     Notation: b_i orthonormal, the rows of `basis`; unit vectors without one.
     """
-    norm = min(wanted_norm(profile, _SMALL_ANSWER), _WITHIN * profile.max_norm)
+    norm = min(choose_norm(profile, _SMALL_ANSWER), _WITHIN * profile.max_norm)
     if basis is None:
         basis = torch.eye(evidence.width, dtype=torch.float64, device=evidence.device)
     return evidence.ask(norm * basis[:, None]) @ basis / norm

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import judged, refused, started
+from unmask.attacks.queries.claims import judge_heads, open_bill, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
     NotOneHead,
@@ -24,7 +24,7 @@ from unmask.attacks.queries.one_head.single_head import (
     check_early,
     column_scale,
     invisible,
-    opened_head,
+    open_head,
     out_of_budget,
     read_block,
     unknown_head,
@@ -79,10 +79,10 @@ class LowRankAttack:
         if self.rank is not None and self.rank > d:
             raise InputError(f"rank must be at most the width {d}, got {self.rank}")
         generator = torch.Generator().manual_seed(self.seed)
-        bill = started(evidence, d * d + d)
+        bill = open_bill(evidence, d * d + d)
         heads = unknown_head(evidence)
         try:
-            opened = opened_head(evidence, heads, bill, generator)
+            opened = open_head(evidence, heads, bill, generator)
             if isinstance(opened, Recovery):
                 return opened
             profile, reader, bill = opened
@@ -94,11 +94,11 @@ class LowRankAttack:
             rank = columns.rank
             bill = replace(bill, probing=bill.probing + num_early, unknowns=rank * (2 * d - rank) + d)
             reason = f"v from {d} one-token queries, and W of rank {rank} from two-token queries."
-            return judged(evidence, profile, heads, bill, reader.fresh_boost, generator, reason)
+            return judge_heads(evidence, profile, heads, bill, reader.fresh_boost, generator, reason)
         except BudgetSpent as spent:
             return out_of_budget(evidence, heads, bill, spent)
         except (NotOneHead, Refused) as seen:
-            return refused(evidence, bill, Status.NOTHING_FOUND, str(seen))
+            return refuse(evidence, bill, Status.NOTHING_FOUND, str(seen))
 
 
 @dataclass

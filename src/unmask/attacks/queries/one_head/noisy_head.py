@@ -10,18 +10,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import judged, refused, started
+from unmask.attacks.queries.claims import judge_heads, open_bill, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
     NotOneHead,
     columns_at_once,
-    measured_v,
+    measure_v,
     random_basis,
     score_reader,
 )
 from unmask.attacks.queries.one_head.single_head import (
     column_scale,
-    opened_head,
+    open_head,
     out_of_budget,
     read_block,
     read_columns,
@@ -74,10 +74,10 @@ class NoisyAttack:
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Learn, pass by pass, and check on fresh sequences."""
         generator = torch.Generator().manual_seed(self.seed)
-        bill = started(evidence, evidence.width**2 + evidence.width)
+        bill = open_bill(evidence, evidence.width**2 + evidence.width)
         heads = unknown_head(evidence)
         try:
-            opened = opened_head(evidence, heads, bill, generator)
+            opened = open_head(evidence, heads, bill, generator)
             if isinstance(opened, Recovery):
                 return opened
             profile, reader, bill = opened
@@ -91,15 +91,15 @@ class NoisyAttack:
                 heads.W[0], heads.v[0] = spread.mean_W, spread.mean_v
             if spread.error > _MOST_ERROR:
                 why = f"By the spread over {self.passes} passes W is off by {spread.error:.1e} of itself: use more."
-                return refused(evidence, bill, Status.NOTHING_FOUND, why)
+                return refuse(evidence, bill, Status.NOTHING_FOUND, why)
             reason = f"W and v are the means of {spread.count} passes; by their spread W is off by {spread.error:.1e}."
-            judgement = judged(evidence, profile, heads, bill, reader.fresh_boost, generator, reason)
+            judgement = judge_heads(evidence, profile, heads, bill, reader.fresh_boost, generator, reason)
             details = {**judgement.certificate.details, "estimated_error": spread.error}
             return replace(judgement, certificate=replace(judgement.certificate, details=details))
         except BudgetSpent as spent:
             return out_of_budget(evidence, heads, bill, spent)
         except (NotOneHead, Refused) as seen:
-            return refused(evidence, bill, Status.NOTHING_FOUND, str(seen))
+            return refuse(evidence, bill, Status.NOTHING_FOUND, str(seen))
 
 
 def _one_pass(
@@ -108,7 +108,7 @@ def _one_pass(
     """W and v from d² + d queries, none of which any other pass asks."""
     d = evidence.width
     basis, Y = (random_basis(d, generator).to(evidence.device) for _ in range(2))
-    reader = score_reader(evidence, profile, measured_v(evidence, profile, basis))
+    reader = score_reader(evidence, profile, measure_v(evidence, profile, basis))
     probes = BoostedProbes.random(reader.v, generator)
     scale *= 1 + _SCALE_SPREAD * (2 * float(torch.rand((), generator=generator)) - 1)
     size = columns_at_once(evidence, d)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import billed, no_heads, refused, started
+from unmask.attacks.queries.claims import charge, no_heads, open_bill, refuse
 from unmask.attacks.queries.one_head.boosted_probes import BoostedProbes, columns_at_once
 from unmask.attacks.queries.one_head.single_head import out_of_budget, unknown_head
 from unmask.attacks.queries.profile import probe_oracle
@@ -66,33 +66,33 @@ class MembershipAttack:
         """Learn, and check on both sides of the boundary."""
         d = evidence.width
         generator = torch.Generator().manual_seed(self.seed)
-        bill = started(evidence, d * d + d)
+        bill = open_bill(evidence, d * d + d)
         heads = unknown_head(evidence)
         try:
             profile = probe_oracle(evidence, generator)
             bill = replace(bill, probing=profile.num_queries)
             if profile.num_outputs:
                 reason = f"The oracle answers with {profile.num_outputs} numbers; one sign is expected."
-                return refused(evidence, bill, Status.NOT_APPLICABLE, reason)
+                return refuse(evidence, bill, Status.NOT_APPLICABLE, reason)
             signs = _Signs(evidence)
             v = signs.direction_of_v(self.bits)
             if v is None:
                 reason = "No single token is answered with a positive sign, nor its negative: v = 0, and W is free."
-                return refused(evidence, bill, Status.NOT_IDENTIFIABLE, reason)
+                return refuse(evidence, bill, Status.NOT_IDENTIFIABLE, reason)
             heads.v[0] = v
             W = self._weights(signs, v, generator, progress)
             if W is None:
                 reason = (
                     "Signs change at no scale of the tokens as one head's would: W is too large, or this is no head."
                 )
-                return refused(evidence, bill, Status.NOTHING_FOUND, reason)
+                return refuse(evidence, bill, Status.NOTHING_FOUND, reason)
             heads.W[0] = W
             certificate = signs.certificate(heads, min(max(_MARGIN * 2.0**-self.bits, 1e-11), 0.3), generator)
-            certificate, cost = billed(evidence, certificate, bill, 2 * _NUM_BOUNDARY)
+            certificate, cost = charge(evidence, certificate, bill, 2 * _NUM_BOUNDARY)
         except BudgetSpent as spent:
             return out_of_budget(evidence, heads, bill, spent)
         except Refused as seen:
-            return refused(evidence, bill, Status.NOTHING_FOUND, f"Token norms are not free: {seen}.")
+            return refuse(evidence, bill, Status.NOTHING_FOUND, f"Token norms are not free: {seen}.")
         if not certificate.holds:
             reason = (
                 f"{certificate.residual:.0%} of the signs beside the boundary are wrong: this is not a single head."
@@ -145,7 +145,7 @@ class _Signs:
         ratios = unit.new_ones(len(unit))
         if others:
             asked = signed[others]
-            ratios[others] = bisected(
+            ratios[others] = bisect(
                 lambda rho: self((asked - rho[:, None] * signed[largest])[:, None]), len(others), 0.0, 1.0, bits
             ).to(ratios)
         v = ratios @ signed
@@ -163,7 +163,7 @@ class _Signs:
             eta = (ratio * t.to(ratio).sigmoid()).sqrt()[:, None]
             return self(torch.stack([U / eta + eta * Y, eta * Y], dim=1))
 
-        return bisected(is_above, len(U), -_WIDEST, _WIDEST, bits).to(U) / scale
+        return bisect(is_above, len(U), -_WIDEST, _WIDEST, bits).to(U) / scale
 
     def scale(
         self, U: Float[Tensor, "d d"], Y: Float[Tensor, "d d"], v: Float[Tensor, " d"], generator: torch.Generator
@@ -211,7 +211,7 @@ class _Signs:
         def between(part: Float[Tensor, " b"]) -> Sequences:
             return above + part.to(above)[:, None, None] * (below - above)
 
-        crossing = bisected(lambda part: heads(between(part)).cpu() > 0, _NUM_BOUNDARY, 0.0, 1.0, 52)
+        crossing = bisect(lambda part: heads(between(part)).cpu() > 0, _NUM_BOUNDARY, 0.0, 1.0, 52)
         slope = (heads(between(crossing + 1e-6)) - heads(between(crossing - 1e-6))).cpu().abs() / 2e-6
         step = margin * size / slope
         beside = torch.cat([between(crossing - step), between(crossing + step)])
@@ -223,7 +223,7 @@ class _Signs:
         return Certificate(claim, wrong, 0.0, details={"margin": margin})
 
 
-def bisected(
+def bisect(
     is_above: Callable[[Float[Tensor, " b"]], Bool[Tensor, " b"]], count: int, low: float, high: float, bits: int
 ) -> Float[Tensor, " b"]:
     """Numbers between low and high that can be compared with others, to (high − low)/2^(bits + 1)."""

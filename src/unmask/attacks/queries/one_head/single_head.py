@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import Bill, is_zero, judged, refused, started
+from unmask.attacks.queries.claims import Bill, is_zero, judge_heads, open_bill, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
     NotOneHead,
     ScoreReader,
     columns_at_once,
-    measured_v,
+    measure_v,
     random_basis,
     readable,
     score_reader,
@@ -58,20 +58,20 @@ class SingleHeadAttack:
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Learn, and check on fresh sequences."""
         generator = torch.Generator().manual_seed(self.seed)
-        bill = started(evidence, evidence.width**2 + evidence.width)
+        bill = open_bill(evidence, evidence.width**2 + evidence.width)
         heads = unknown_head(evidence)
         try:
-            opened = opened_head(evidence, heads, bill, generator)
+            opened = open_head(evidence, heads, bill, generator)
             if isinstance(opened, Recovery):
                 return opened
             profile, reader, bill = opened
             num_early = read_columns(reader, heads, generator, progress)
             bill = replace(bill, probing=bill.probing + num_early)
-            return judged(evidence, profile, heads, bill, reader.fresh_boost, generator, _learned(heads))
+            return judge_heads(evidence, profile, heads, bill, reader.fresh_boost, generator, _describe_learned(heads))
         except BudgetSpent as spent:
             return out_of_budget(evidence, heads, bill, spent)
         except (NotOneHead, Refused) as seen:
-            return refused(evidence, bill, Status.NOTHING_FOUND, str(seen))
+            return refuse(evidence, bill, Status.NOTHING_FOUND, str(seen))
 
 
 def unknown_head(evidence: OracleEvidence) -> HeadWeights:
@@ -80,7 +80,7 @@ def unknown_head(evidence: OracleEvidence) -> HeadWeights:
     return HeadWeights(W=unknown[:, None].repeat(1, evidence.width, 1), v=unknown)
 
 
-def opened_head(
+def open_head(
     evidence: OracleEvidence, heads: HeadWeights, bill: Bill, generator: torch.Generator
 ) -> tuple[OracleProfile, ScoreReader, Bill] | Recovery[HeadWeights]:
     """Probe the oracle and measure v; or the recovery that says why no head can be read."""
@@ -89,16 +89,16 @@ def opened_head(
     if profile.num_outputs or profile.signs_only or not profile.is_linear:
         kind = "; ".join(profile.describe())
         reason = f"The oracle does not answer with a number that grows with its only token, as one head does ({kind})."
-        return refused(evidence, bill, Status.NOT_APPLICABLE, reason)
-    heads.v[0] = measured_v(evidence, profile)
+        return refuse(evidence, bill, Status.NOT_APPLICABLE, reason)
+    heads.v[0] = measure_v(evidence, profile)
     if is_zero(heads.v[0], profile):
         if profile.absolute_error:
-            return refused(evidence, bill, *silence(profile))
+            return refuse(evidence, bill, *silence(profile))
         reason = (
             "The answers to all single tokens are 0, so the values of the heads, summed, are 0: a single head with "
             "v = 0 answers 0 whatever W is, and heads that cancel are not a single one."
         )
-        return refused(evidence, bill, Status.NOT_IDENTIFIABLE, reason)
+        return refuse(evidence, bill, Status.NOT_IDENTIFIABLE, reason)
     return profile, score_reader(evidence, profile, heads.v[0].clone()), bill
 
 
@@ -171,10 +171,10 @@ def out_of_budget(
     known = int(heads.W[0].isfinite().all(0).sum())
     about_v = "v and " if heads.v.isfinite().all() else ""
     reason = f"The budget ended: {spent}. Known are {about_v}{known} of {evidence.width} columns of W; the rest is NaN."
-    return refused(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
+    return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
 
 
-def _learned(heads: HeadWeights) -> str:
+def _describe_learned(heads: HeadWeights) -> str:
     width = heads.v.shape[1]
     if not heads.W.any():
         return f"v from {width} one-token queries; W = 0, since no score shows in answers to tokens of any norm."

@@ -74,7 +74,7 @@ class OutputLayerAttack:
         reason = f"{_so_far(layer)} {over}" if over else _reason(ending, found.spectrum, layer, evidence)
         proof = found.certificate if ending is Status.RECOVERED else None
         if proof is None and layer.at_least and found.spectrum:
-            proof = found.spectrum.bounded()
+            proof = found.spectrum.bound()
         cost = Cost(seconds=time.perf_counter() - started, queries=evidence.ledger.num_asked - asked_before)
         return Recovery(layer, ending, reason, proof or Certificate.none(reason), cost, ("logits",))
 
@@ -91,9 +91,9 @@ class OutputLayerAttack:
             return Status.NOT_APPLICABLE
         sample, size = _Sample(*opened, prompts), self.first_prompts
         while True:
-            found.spectrum = sample.grown(size).spectrum()
+            found.spectrum = sample.grow(size).spectrum()
             progress("prompts asked", len(sample.matrix), len(prompts))
-            found.certificate = found.spectrum.certified(sample.fresh(fresh)) if found.spectrum.ends else None
+            found.certificate = found.spectrum.certify(sample.fresh(fresh)) if found.spectrum.ends else None
             ending = _ending(found, sample)
             if ending is not None:
                 return ending
@@ -124,7 +124,7 @@ class _Sample:
         """Whether there is nothing to grow into."""
         return len(self.matrix) >= len(self.prompts) or len(self.matrix) > len(self.tokens)
 
-    def grown(self, size: int) -> _Sample:
+    def grow(self, size: int) -> _Sample:
         """At least `size` prompts, and as many tokens; all tokens where one answer shows them anyway."""
         step = self.reader.tokens_an_answer
         width = min(math.ceil(size / step) * step, len(self.tokens))
@@ -138,7 +138,7 @@ class _Sample:
         """Of the logits without the constant of each prompt; tokens that once were hidden are left out."""
         shown = ~self.matrix.isnan().any(0)
         return LogitSpectrum(
-            self.reader.evened(self.matrix)[:, shown],
+            self.reader.even_noise(self.matrix)[:, shown],
             self.matrix[:, shown],
             torch.tensor(self.columns)[shown.cpu()],
         )
@@ -148,7 +148,7 @@ class _Sample:
         shown = ~self.matrix.isnan().any(0)
         rows = self.reader(prompts, self.columns)
         rows[:, ~shown] = math.nan
-        return self.reader.evened(rows[~rows[:, shown].isnan().any(1)])[:, shown]
+        return self.reader.even_noise(rows[~rows[:, shown].isnan().any(1)])[:, shown]
 
 
 def _ending(found: _Found, sample: _Sample) -> Status | None:

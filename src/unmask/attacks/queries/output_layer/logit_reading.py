@@ -54,7 +54,7 @@ class LogitReader:
             values[:, start : start + size] = self._group(prompts, tuple(tokens[start : start + size]))
         return values
 
-    def evened(self, values: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+    def even_noise(self, values: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """The same logits in token coordinates in which the service's noise is the same everywhere.
 
         Differences to the anchor share its noise: their covariance within an answer is σ²·(1 + 11ᵀ), so each answer is

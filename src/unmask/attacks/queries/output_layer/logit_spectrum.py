@@ -96,7 +96,7 @@ class LogitSpectrum:
         free = max(1, (n - self.rank) * (m - self.rank))
         return float(self.values[self.rank :].square().sum() / free) ** 0.5
 
-    def certified(self, fresh: Float[Tensor, "f m"]) -> Certificate:
+    def certify(self, fresh: Float[Tensor, "f m"]) -> Certificate:
         """Prompts that were not used: nothing outside of the span, and something along every direction of it.
 
             residual = ‖F − F V Vᵀ‖ / √(f·(m − r)),   rejected = ‖F v_r‖ / √f,   tolerance = (ν·rejected)^½
@@ -125,7 +125,7 @@ class LogitSpectrum:
         }
         return Certificate(claim, residual, math.sqrt(left * weakest), weakest, details)
 
-    def bounded(self) -> Certificate:
+    def bound(self) -> Certificate:
         """That there are so many directions at least: noise reaches `residual` once in a thousand times."""
         claim = (
             f"{self.rank} singular values of the logits exceed what noise explains (residual: its edge; tolerance: the "
