@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 import unmask.demo
-from unmask.audit.engines import run_local
-from unmask.audit.finding import ERROR, Finding
-from unmask.audit.folder import read_audit
+from unmask.audit.findings.finding import ERROR, Finding
+from unmask.audit.findings.folder import read_audit
 from unmask.audit.plan import load_plan
+from unmask.audit.running.engines import run_local
 from unmask.demo import DEMO_PLAN, run_demo
-from unmask.demo.promises import find_broken_claims
+from unmask.demo.checks import find_broken_claims
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import list_models
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from campaign.models import ModelRecipe, build, word_tokenizer
 from campaign.outcome import CRASH, LOST_FINDING, Fault, Outcome, Part, ShortRepr
-from unmask.audit.finding import Finding, FindingError
-from unmask.audit.folder import read_audit
+from unmask.audit.findings.finding import Finding, FindingError
+from unmask.audit.findings.folder import read_audit
 
 COMMAND = Path(sys.executable).parent / "unmask"
 MODELS = {

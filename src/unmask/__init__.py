@@ -14,7 +14,7 @@ _HOME = {
     "AttentionEvidence": "unmask.evidence",
     "Certificate": "unmask.recovery",
     "Cost": "unmask.recovery",
-    "Finding": "unmask.audit.finding",
+    "Finding": "unmask.audit.findings.finding",
     "FunctionOracle": "unmask.evidence",
     "GradientEvidence": "unmask.evidence",
     "HeadWeights": "unmask.linalg.heads",
@@ -44,7 +44,7 @@ _HOME = {
     "parse_defence": "unmask.defences",
     "parse_oracle_defence": "unmask.defences",
     "parse_protocol": "unmask.protocols.table",
-    "read_audit": "unmask.audit.folder",
+    "read_audit": "unmask.audit.findings.folder",
     "recover_inputs": "unmask.attacks.recover",
     "recover_text": "unmask.attacks.recover",
     "recover_weights": "unmask.attacks.recover",
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from unmask.attacks.recover import recover_inputs as recover_inputs
     from unmask.attacks.recover import recover_text as recover_text
     from unmask.attacks.recover import recover_weights as recover_weights
-    from unmask.audit.finding import Finding as Finding
-    from unmask.audit.folder import read_audit as read_audit
+    from unmask.audit.findings.finding import Finding as Finding
+    from unmask.audit.findings.folder import read_audit as read_audit
     from unmask.audit.plan import load_plan as load_plan
     from unmask.audit.run import run_audit as run_audit
     from unmask.defences import defend_states as defend_states

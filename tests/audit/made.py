@@ -10,8 +10,8 @@ from typing import Any
 import transformers
 from tests.tiny_models import bert_config, llama_sizes, random_model, word_tokenizer
 
-from unmask.audit.case import case_id
-from unmask.audit.finding import Finding, digest_of
+from unmask.audit.cases.case import case_id
+from unmask.audit.findings.finding import Finding, digest_of
 from unmask.audit.plan import Plan, load_plan
 
 # Words of the small models' tokenizer; no two texts share one.

@@ -21,8 +21,8 @@ from tests.report.findings import (
     text_finding,
 )
 
-from unmask.audit.finding import ERROR, SCHEMA, Finding, OpenPoint, TextPair
-from unmask.audit.gates import METRICS
+from unmask.audit.findings.finding import ERROR, SCHEMA, Finding, OpenPoint, TextPair
+from unmask.channels import CHANNELS
 from unmask.recovery import Aim, Status
 
 PUBLISHED = json.loads((Path(__file__).parents[2] / "docs" / "finding.schema.json").read_text())
@@ -42,7 +42,7 @@ def test_it_has_the_fields_and_the_statuses_of_the_code():
     assert set(PUBLISHED["required"]) == set(PUBLISHED["properties"])
     assert set(PUBLISHED["properties"]["status"]["enum"]) == {*Status.__members__, ERROR}
     assert PUBLISHED["properties"]["schema"]["const"] == SCHEMA
-    assert set(PUBLISHED["properties"]["case"]["properties"]["channel"]["enum"]) == set(METRICS)
+    assert set(PUBLISHED["properties"]["case"]["properties"]["channel"]["enum"]) == set(CHANNELS)
     assert set(PUBLISHED["properties"]["looked_for"]["items"]["enum"]) == {aim.value for aim in Aim}
 
 

@@ -19,10 +19,10 @@ from tests.answers import Answer, Call
 from tests.audit.made import WORDS, random_group, save_bert, sealed, write_plan
 
 from unmask import cli
-from unmask.audit.engines import EngineSettings, run_local
-from unmask.audit.finding import Finding
-from unmask.audit.folder import read_audit
+from unmask.audit.findings.finding import Finding
+from unmask.audit.findings.folder import read_audit
 from unmask.audit.plan import load_plan
+from unmask.audit.running.engines import EngineSettings, run_local
 from unmask.models.catalog import CATALOG, find_package_folder
 
 PASSED, CROSSED, ERROR, INCONCLUSIVE, USAGE, STOPPED = 0, 1, 2, 3, 4, 130
@@ -286,7 +286,7 @@ def test_a_finding_is_repeated(call, tmp_path):
 
 
 def test_a_finding_is_repeated_with_the_threads_that_it_was_made_with(call, tmp_path, monkeypatch):
-    from unmask.audit import engines
+    from unmask.audit.running import engines
 
     used = []
     run = engines.run_local

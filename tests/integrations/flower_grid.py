@@ -16,8 +16,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from tests.tiny_models import bert_config, random_model, word_tokenizer
 
-from unmask.audit.finding import Finding
-from unmask.audit.folder import read_audit
+from unmask.audit.findings.finding import Finding
+from unmask.audit.findings.folder import read_audit
 from unmask.models import Model, adapt
 
 TEXTS = {

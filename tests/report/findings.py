@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unmask.audit.case import Case, case_id
-from unmask.audit.control import control_case
-from unmask.audit.finding import ERROR, Finding, TextPair
-from unmask.audit.folder import MANIFEST, Audit
+from unmask.audit.cases.case import Case, case_id
+from unmask.audit.findings.finding import ERROR, Finding, TextPair
+from unmask.audit.findings.folder import MANIFEST, Audit
+from unmask.audit.running.control import control_case
 
 SENTENCES = (
     "the spare key lies under the blue pot by the door",

@@ -18,8 +18,8 @@ from selenium.webdriver.common.by import By
 from tests.report.browser import open_browser, set_size, visit
 from tests.report.findings import audit_of, realistic, text_case, write_audit
 
-from unmask.audit.finding import Finding, Outcome
-from unmask.audit.folder import read_audit
+from unmask.audit.findings.finding import Finding, Outcome
+from unmask.audit.findings.folder import read_audit
 from unmask.report import write_reports
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -20,7 +20,7 @@ from tests.report.findings import (
     write_audit,
 )
 
-from unmask.audit.finding import TextPair
+from unmask.audit.findings.finding import TextPair
 from unmask.report import write_reports
 
 if why := missing():

@@ -15,7 +15,7 @@ from tests.report.findings import (
     text_finding,
 )
 
-from unmask.audit.verdict import reach_verdict
+from unmask.audit.findings.verdict import reach_verdict
 from unmask.report.junit import render_junit
 
 LEAK = text_finding(text_case(), 1.0, 4)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.report.findings import HOSTILE, SENTENCES, audit_of, failed, many, realistic, text_case, text_finding
 
-from unmask.audit.folder import Audit
-from unmask.audit.verdict import reach_verdict
+from unmask.audit.findings.folder import Audit
+from unmask.audit.findings.verdict import reach_verdict
 from unmask.report.markdown import render_markdown
 
 LEAK = text_finding(text_case(), 1.0, 4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.report.findings import failed, flower_finding, inconclusive, query_finding, text_case, text_finding
 
-from unmask.audit.finding import OpenPoint, TextPair
+from unmask.audit.findings.finding import OpenPoint, TextPair
 from unmask.report.numbers import (
     control_in_words,
     format_value,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from tests.report.findings import audit_of, failed, inconclusive, query_finding, text_case, text_finding
 
-from unmask.audit.folder import Audit
-from unmask.audit.verdict import reach_verdict
+from unmask.audit.findings.folder import Audit
+from unmask.audit.findings.verdict import reach_verdict
 from unmask.metrics import METRICS
 from unmask.report import page
-from unmask.report.html import render_html
+from unmask.report.html.render import render_html
 from unmask.report.markdown import render_markdown
 
 LEAK = text_finding(text_case(), 1.0, 4)

@@ -17,7 +17,7 @@ from tests.report.findings import (
     text_finding,
 )
 
-from unmask.audit.verdict import reach_verdict
+from unmask.audit.findings.verdict import reach_verdict
 from unmask.report.sarif import render_sarif
 
 LEAK = text_finding(text_case(), 1.0, 4)

@@ -9,10 +9,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.report.findings import SENTENCES, audit_of, failed, flower_finding, text_case, text_finding
 
-from unmask.audit.finding import OpenPoint, TextPair
-from unmask.audit.verdict import reach_verdict
+from unmask.audit.findings.finding import OpenPoint, TextPair
+from unmask.audit.findings.verdict import reach_verdict
 from unmask.report import secrets
-from unmask.report.html import render_html
+from unmask.report.html.render import render_html
 from unmask.report.junit import render_junit
 from unmask.report.markdown import render_markdown
 from unmask.report.sarif import render_sarif

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from tests.report.findings import flower_finding, text_case
 
-from unmask.metrics import METRICS
-from unmask.report.threats import THREATS, attack_limit, threat_key, threat_of
+from unmask.channels import CHANNELS, LIVE_FEDERATION
+from unmask.report.threats import attack_limit, threat_key, threat_of
 
 
-def test_every_channel_has_a_threat_model():
-    assert {channel for metric in METRICS.values() for channel in metric.channels} <= set(THREATS)
+def test_every_channel_has_a_threat_model_of_its_own():
+    assert len({threat_of(threat_key({"channel": channel})).title for channel in CHANNELS}) == len(CHANNELS)
 
 
 def test_a_federation_has_a_threat_model_of_its_own():
@@ -20,7 +20,10 @@ def test_a_channel_of_a_newer_version_claims_nothing():
 
 
 def test_every_limit_says_that_nothing_found_is_no_proof():
-    assert all("no proof" in threat.limits[-1] for threat in THREATS.values())
+    assert all(
+        "no proof" in threat.limits[-1]
+        for threat in (LIVE_FEDERATION, *(channel.threat for channel in CHANNELS.values()))
+    )
 
 
 def test_the_baseline_is_called_one():

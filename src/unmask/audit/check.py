@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from unmask.audit.case import Case
-from unmask.audit.secrets import parse_secret
-from unmask.errors import InputError, UnmaskError
-from unmask.evidence.gradients import Task
-from unmask.evidence.outputs import Site
+from unmask.audit.cases.case import Case
+from unmask.audit.channels.table import CHANNEL_AUDITS
+from unmask.errors import UnmaskError
 from unmask.models.adapter import Model
 from unmask.models.catalog import CATALOG, is_offline, list_models, resolve
 from unmask.models.load import adapt
@@ -88,29 +86,4 @@ def _model_problem(case: Case, model: Model | str | None) -> str | None:
     """What a case asks of its model, and the model lacks."""
     if model is None or isinstance(model, str):
         return model
-    name, spec = case["model"], case.spec
-    task, secret = spec.get("task"), spec.get("secret")
-    if task == Task.NEXT_TOKEN.value and (not model.causal or model.unembedding is None):
-        return f"'{name}' cannot be trained for next_token: it is no causal model with a language head"
-    if task == Task.MASKED_TOKEN.value and (model.causal or model.token_head is None):
-        return f"'{name}' cannot be trained for masked_token: it is no encoder with a language head"
-    if spec["channel"] == "outputs":
-        return _layer_problem(name, spec["layer"], Site(spec["site"]), model)
-    if secret is not None:
-        try:
-            wanted = parse_secret(secret)
-        except InputError as error:
-            return str(error)
-        if wanted.name == "output-layer" and model.unembedding is None:
-            return f"'{name}' predicts no tokens, so it has no output layer to hide"
-        if wanted.settings.get("layer", 0) >= model.num_blocks:
-            return f"'{secret}' is a layer that '{name}' lacks: it has {model.num_blocks} blocks, from 0 on"
-    return None
-
-
-def _layer_problem(name: str, layer: int | str, site: Site, model: Model) -> str | None:
-    last = model.num_blocks - (site is Site.ATTENTION)
-    if layer == "last" or (int(layer) <= last and site is not Site.FINAL_NORM) or layer == last:
-        return None
-    allowed = f"be {last}" if site is Site.FINAL_NORM else f"lie in 0…{last}"
-    return f"layer {layer} at '{site.value}' is one that '{name}' lacks: it must {allowed}"
+    return CHANNEL_AUDITS[case["channel"]].find_model_fault(case.spec, model)

@@ -28,18 +28,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unmask.attacks.table import Attack, Secret
-from unmask.audit.axes import AXES, DEFAULT, Axis
-from unmask.audit.case import Case
-from unmask.audit.data import DataSet, read_data
-from unmask.audit.gates import Gate, parse_gate
-from unmask.audit.secrets import parse_secret
-from unmask.defences.oracles import ORACLE_DEFENCES, parse_oracle_defence
-from unmask.defences.table import parse_defence
+from unmask.audit.cases.case import Case
+from unmask.audit.cases.data import DataSet, read_data
+from unmask.audit.cases.secrets import parse_secret
+from unmask.audit.channels.axes import Axis
+from unmask.audit.channels.table import CHANNEL_AUDITS
+from unmask.audit.findings.gates import Gate, parse_gate
 from unmask.errors import InputError
 from unmask.protocols.table import parse_protocol
 
-_TOP = ("title", "gates", "data", *AXES)
+_TOP = ("title", "gates", "data", *CHANNEL_AUDITS)
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def _plan(path: Path, text: str, document: Mapping[str, Any]) -> Plan:
     data_sets = read_data(data, path.parent)
     default = _gates(document.get("gates", []), "gates")
     cases: dict[str, Case] = {}
-    for channel in AXES:
+    for channel in CHANNEL_AUDITS:
         groups = document.get(channel, [])
         if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
             raise InputError(f"groups are written as [[{channel}]], with two brackets")
@@ -106,7 +104,9 @@ def _plan(path: Path, text: str, document: Mapping[str, Any]) -> Plan:
                 known = cases.get(case.id, case)  # a case of two groups has the gates of both
                 cases[case.id] = replace(known, gates=tuple(dict.fromkeys((*known.gates, *case.gates))))
     if not cases:
-        raise InputError(f"there is no case: write at least one of {', '.join(f'[[{channel}]]' for channel in AXES)}")
+        raise InputError(
+            f"there is no case: write at least one of {', '.join(f'[[{channel}]]' for channel in CHANNEL_AUDITS)}"
+        )
     models = {model: place for place, model in enumerate(dict.fromkeys(case["model"] for case in cases.values()))}
     ordered = sorted(cases.values(), key=lambda case: models[case["model"]])
     _refuse_idle_gates(ordered, default)
@@ -118,7 +118,7 @@ def _cases(
 ) -> Iterator[Case]:
     """The product of a group's lists."""
     where = f"[[{channel}]] in line {line}"
-    axes = AXES[channel]
+    axes = CHANNEL_AUDITS[channel].axes
     if unknown := [key for key in group if key not in (*axes, "gates")]:
         raise InputError(f"{where} has no '{unknown[0]}'; it may have {', '.join((*axes, 'gates'))}")
     gates = _gates(group["gates"], f"gates of {where}") if "gates" in group else default
@@ -160,40 +160,11 @@ def _check(spec: dict[str, Any], data: Mapping[str, DataSet], where: str) -> dic
                 f"{where}: '{found.name}' has {len(found.texts)} texts, but batch_sizes has {spec['batch_size']}"
             )
         spec["data"] = {"name": found.name, "sha256": found.sha256}
-    if spec.get("clients", 1) > spec.get("batch_size", 1):
-        raise InputError(f"{where}: {spec['clients']} clients cannot share a batch of {spec['batch_size']} texts")
-    if fault := _fault(spec):
+    if fault := CHANNEL_AUDITS[spec["channel"]].find_fault(spec):
         raise InputError(f"{where}: {fault}")
-    if "secret" in spec:
-        needs = parse_secret(spec["secret"]).needs_a_model
-        if needs and not spec["model"]:
-            raise InputError(
-                f"{where}: the secret '{spec['secret']}' is part of a model; write models = [\"smollm2-135m\"]"
-            )
-        spec["model"] = spec["model"] if needs else ""
+    if "secret" in spec and not parse_secret(spec["secret"]).needs_a_model:
+        spec["model"] = ""
     return spec
-
-
-def _fault(spec: Mapping[str, Any]) -> str | None:
-    """What does not go together in a specification, which would else show as an error hours later."""
-    protocol = parse_protocol(spec.get("protocol", "fedsgd")).name
-    parse = parse_oracle_defence if spec["channel"] == "queries" else parse_defence
-    defences = {parse(text).name: text for text in spec["defences"]}
-    if spec.get("clients", 1) > 1 and protocol == "dpsgd":
-        return "with dpsgd there must be one client, as those of one seed would draw the same noise"
-    if spec.get("task") == "masked_token" and protocol != "fedsgd":
-        return f"clients of {protocol} do not train for masked_token yet; those of fedsgd do"
-    if spec["channel"] == "outputs" and "withhold" in defences:
-        return f"the defence '{defences['withhold']}' has no meaning for states, which have no names"
-    if spec["channel"] == "queries":
-        is_logits = spec["secret"] == "output-layer"
-        if spec["attack"] != DEFAULT and is_logits != (Attack.parse(spec["attack"]).kind.secret is Secret.OUTPUT_LAYER):
-            return f"the attack '{spec['attack']}' is not one for '{spec['secret']}'"
-        kinds = {name: ORACLE_DEFENCES[name] for name in defences}
-        has_meaning = {n: k.changes_logits if is_logits else not k.needs_vectors for n, k in kinds.items()}
-        if idle := [text for name, text in defences.items() if not has_meaning[name]]:
-            return f"the defence '{idle[0]}' has no meaning for the answers of '{spec['secret']}'"
-    return None
 
 
 def _entries(what: str, axis: Axis, given: Any) -> list[Any]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from unmask.attacks.progress import silent
-from unmask.audit.engines import EngineSettings, engine_of, local_device
-from unmask.audit.finding import Finding
-from unmask.audit.folder import audit_of, lock_folder
+from unmask.audit.findings.finding import Finding
+from unmask.audit.findings.folder import audit_of, lock_folder
+from unmask.audit.findings.verdict import Verdict, reach_verdict
 from unmask.audit.plan import Plan, load_plan
-from unmask.audit.runner import Shard, Work, outline, prepare, run_cases
-from unmask.audit.verdict import Verdict, reach_verdict
+from unmask.audit.running.engines import EngineSettings, engine_of, local_device
+from unmask.audit.running.runner import Shard, Work, outline, prepare, run_cases
 
 
 class Watcher(Protocol):

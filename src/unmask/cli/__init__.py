@@ -67,7 +67,7 @@ def models(json: JsonOption = False) -> None:
     Example: [bold]unmask models[/bold]
     """
     from unmask.models.catalog import list_models
-    from unmask.show import print_models
+    from unmask.terminal import print_models
 
     print_models(list_models(), json)
 
@@ -78,7 +78,7 @@ def attacks(json: JsonOption = False) -> None:
 
     Example: [bold]unmask attacks[/bold]
     """
-    from unmask.show.tables import print_attacks
+    from unmask.terminal.tables import print_attacks
 
     print_attacks(json)
 
@@ -89,7 +89,7 @@ def defences(json: JsonOption = False) -> None:
 
     Example: [bold]unmask defences --json[/bold]
     """
-    from unmask.show.tables import print_defences
+    from unmask.terminal.tables import print_defences
 
     print_defences(json)
 
@@ -150,7 +150,7 @@ def _complain(message: str, code: int) -> int:
     from rich.console import Console
     from rich.text import Text
 
-    from unmask.show import printable
+    from unmask.terminal import printable
 
     Console(stderr=True).print(Text.assemble(("unmask: ", "bold red"), printable(message, longest=4000)))
     return code

@@ -17,7 +17,7 @@ from unmask.errors import InputError
 
 if TYPE_CHECKING:
     from unmask.audit.plan import Plan
-    from unmask.audit.runner import Shard
+    from unmask.audit.running.runner import Shard
 
 
 class EngineName(StrEnum):
@@ -58,7 +58,7 @@ def audit_command(
     In a job array: [bold]unmask audit plan.toml --out runs/audit --shard $SLURM_ARRAY_TASK_ID/8[/bold]
     """
     from unmask.audit.plan import load_plan
-    from unmask.show import working
+    from unmask.terminal import working
 
     with working("reading the plan"):
         planned = load_plan(plan)
@@ -86,8 +86,8 @@ def audit_command(
 def _run(plan: Plan, out: Path, json: bool, **options: Any) -> int:
     """Run what is missing, print the verdict; its exit code."""
     from unmask.audit.run import run_audit
-    from unmask.show import suppress_broken_pipe, working
-    from unmask.show.audit import audit_progress, print_verdict
+    from unmask.terminal import suppress_broken_pipe, working
+    from unmask.terminal.audit import audit_progress, print_verdict
 
     command = shlex.join(["unmask", *sys.argv[1:]])
     verdict = run_audit(plan, out, command=command, watch=audit_progress, busy=working, **options)
@@ -98,9 +98,9 @@ def _run(plan: Plan, out: Path, json: bool, **options: Any) -> int:
 
 def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int | None, json: bool) -> int:
     """Run single cases again and compare; nothing is written, so that findings stay as they were."""
-    from unmask.audit.engines import EngineSettings, run_local
-    from unmask.audit.folder import MANIFEST, read_findings, read_manifest
-    from unmask.show import print_json, progress_bar, suppress_broken_pipe
+    from unmask.audit.findings.folder import MANIFEST, read_findings, read_manifest
+    from unmask.audit.running.engines import EngineSettings, run_local
+    from unmask.terminal import print_json, progress_bar, suppress_broken_pipe
 
     wanted = [case for case in plan.cases if any(case.id.startswith(start) for start in starts)]
     if not wanted:
@@ -129,8 +129,8 @@ def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int 
 def _list_cases(plan: Plan, out: Path, shard: Shard | None, engine: str, json: bool) -> int:
     """What would run, and what is known already that cannot."""
     from unmask.audit.check import find_problems
-    from unmask.audit.runner import outline
-    from unmask.show import note, print_json, suppress_broken_pipe, working
+    from unmask.audit.running.runner import outline
+    from unmask.terminal import note, print_json, suppress_broken_pipe, working
 
     work = outline(plan, out, shard)
     with working("looking at the models"):
@@ -151,8 +151,8 @@ def _print_rows(rows: list[dict[str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from unmask.show import printable
-    from unmask.show.audit import OutputConsole
+    from unmask.terminal import printable
+    from unmask.terminal.audit import OutputConsole
 
     table = Table(*(rows[0] if rows else ("nothing to do",)))
     for row in rows:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.audit.texts import read_pairs, read_texts
+from unmask.audit.cases.texts import read_pairs, read_texts
 from unmask.cli.options import (
     DefenceOption,
     DeviceOption,
@@ -68,10 +68,10 @@ def observe_gradients_command(
     """
     import torch
 
-    from unmask.audit.observation import observe_update
     from unmask.defences import parse_defence
+    from unmask.observe import observe_update
     from unmask.protocols.table import parse_protocol
-    from unmask.show import print_observation, working
+    from unmask.terminal import print_observation, working
 
     client = parse_protocol(protocol)
     defences = [parse_defence(part) for part in defence or ()]
@@ -128,7 +128,7 @@ def observe_hidden_command(
 
     from unmask.defences import defend_states, parse_defence
     from unmask.protocols import observe_hidden
-    from unmask.show import print_observation, working
+    from unmask.terminal import print_observation, working
 
     defences = [parse_defence(part) for part in defence or ()]
     texts = read_texts(text_file(text), batch_size)

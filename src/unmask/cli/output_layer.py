@@ -42,7 +42,7 @@ def recover_output_layer_command(
     from unmask.evidence.logits import LogitEvidence
     from unmask.integrations.openai import connect
     from unmask.integrations.openai.client import OpenAIClient
-    from unmask.show import progress_bar, working
+    from unmask.terminal import progress_bar, working
 
     if out is not None and not out.parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.parent}; make it before answers are paid for")
@@ -73,7 +73,7 @@ def _print(recovery: Recovery[OutputLayer], support: Support, json: bool) -> Non
     from rich.console import Console
     from rich.table import Table
 
-    from unmask.show import print_json, print_proof_and_cost, print_summary, printable, recovery_document
+    from unmask.terminal import print_json, print_proof_and_cost, print_summary, printable, recovery_document
 
     layer = recovery.value
     if json:

@@ -46,7 +46,7 @@ def recover_text_command(
     """
     from unmask.attacks.recover import recover_text
     from unmask.evidence import load_evidence
-    from unmask.show import print_text_recovery, progress_bar, working
+    from unmask.terminal import print_text_recovery, progress_bar, working
 
     seen = load_evidence(evidence)
     with working("loading the model"):
@@ -73,7 +73,7 @@ def recover_inputs_command(
     """
     from unmask.attacks.recover import recover_inputs
     from unmask.evidence import AttentionEvidence, load_evidence
-    from unmask.show import print_inputs_recovery, progress_bar, write_preimages
+    from unmask.terminal import print_inputs_recovery, progress_bar, write_preimages
 
     seen = load_evidence(evidence)
     if not isinstance(seen, AttentionEvidence):

@@ -42,11 +42,11 @@ def report_command(
     """
     from rich.text import Text
 
-    from unmask.audit.folder import read_audit
-    from unmask.audit.verdict import reach_verdict
+    from unmask.audit.findings.folder import read_audit
+    from unmask.audit.findings.verdict import reach_verdict
     from unmask.report.write import FORMATS, write_reports_of
-    from unmask.show import print_json, printable, suppress_broken_pipe
-    from unmask.show.audit import OutputConsole
+    from unmask.terminal import print_json, printable, suppress_broken_pipe
+    from unmask.terminal.audit import OutputConsole
 
     audit = read_audit(folder)
     verdict = reach_verdict(audit)

@@ -69,7 +69,7 @@ def warnings_as_notes() -> Iterator[None]:
             if not issubclass(category, UserWarning):
                 show(message, category, *rest, **more)
                 return
-            from unmask.show import note
+            from unmask.terminal import note
 
             note(f"note: {message}")
 

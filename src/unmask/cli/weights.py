@@ -53,8 +53,8 @@ def recover_weights_command(
     from unmask.attacks.recover import recover_from_answers
     from unmask.evidence.oracles import OracleEvidence
     from unmask.integrations.http import HttpOracle
-    from unmask.show import note, progress_bar, working
-    from unmask.show.weights import print_oracle_profile, print_weights_recovery, write_weights
+    from unmask.terminal import note, progress_bar, working
+    from unmask.terminal.weights import print_oracle_profile, print_weights_recovery, write_weights
 
     if ledger is not None and no_ledger:
         raise InputError("--ledger and --no-ledger were both given; leave one of them out")
@@ -87,7 +87,7 @@ def default_ledger(name: str, width: int) -> Path:
 def _open_ledger(path: Path | None, budget: int | None, about: str) -> Iterator[Ledger]:
     """The ledger. Whoever interrupts is told what it keeps; one that kept nothing is not left behind."""
     from unmask.evidence.ledger import Ledger
-    from unmask.show import note
+    from unmask.terminal import note
 
     book = Ledger(path, budget=budget, about=about)
     try:

@@ -10,20 +10,20 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from unmask.audit.axes import AXES
-from unmask.audit.engines import EngineSettings, run_local
-from unmask.audit.finding import Finding
-from unmask.audit.folder import PLAN, read_audit, write_whole
+from unmask.audit.findings.finding import Finding
+from unmask.audit.findings.folder import PLAN, read_audit, write_whole
+from unmask.audit.findings.verdict import reach_verdict
 from unmask.audit.plan import Plan, load_plan
-from unmask.audit.runner import Work, outline, prepare, run_cases
-from unmask.audit.verdict import reach_verdict
-from unmask.demo.promises import find_broken_claims
+from unmask.audit.running.engines import EngineSettings, run_local
+from unmask.audit.running.runner import Work, outline, prepare, run_cases
+from unmask.channels import CHANNELS
+from unmask.demo.checks import find_broken_claims
 from unmask.demo.story import print_channel, print_results
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import list_models
 from unmask.report import write_reports
-from unmask.show import note, working
-from unmask.show.audit import OutputConsole, audit_progress
+from unmask.terminal import note, working
+from unmask.terminal.audit import OutputConsole, audit_progress
 
 DEMO_PLAN = Path(__file__).with_name("plan.toml")
 
@@ -44,7 +44,7 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     with working("reading the weights (SmolLM2 is converted the first time, about half a minute)"):
         command = shlex.join(["unmask", "demo", "--out", str(out)])
         prepare(plan, out, engine="local", threads=means.threads, command=command)
-    for channel in AXES:
+    for channel in CHANNELS:
         _tell(console, channel, plan, out, means)
     return _conclude(console, plan, out)
 

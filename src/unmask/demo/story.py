@@ -11,11 +11,11 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from unmask.audit.finding import Finding
+from unmask.audit.findings.finding import Finding
 from unmask.audit.plan import Plan
 from unmask.report.threats import threat_of
-from unmask.show import printable
-from unmask.show.audit import OUTCOME_COLOURS
+from unmask.terminal import printable
+from unmask.terminal.audit import OUTCOME_COLOURS
 
 _CAPTION = "A defence that stopped this attack is not 'safe'; 'inconclusive' says nothing about it."
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from unmask.audit.finding import Finding, Outcome
-from unmask.audit.folder import Audit
-from unmask.audit.gates import Ruling
-from unmask.audit.verdict import Judgement, Verdict
-from unmask.harmless import make_safe
-from unmask.report.case_names import case_name, full_name, model_name
+from unmask.audit.cases.case_names import case_name, full_name, model_name
+from unmask.audit.findings.finding import Finding, Outcome
+from unmask.audit.findings.folder import Audit
+from unmask.audit.findings.gates import Ruling
+from unmask.audit.findings.verdict import Judgement, Verdict
 from unmask.report.numbers import leak_in_words, number
 from unmask.report.page import judgements_by_finding, missing_cases
 from unmask.report.secrets import reason
+from unmask.safe_text import make_safe
 
 
 def render_junit(audit: Audit, verdict: Verdict, folder: Path) -> str:

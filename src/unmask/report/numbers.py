@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unmask.audit.finding import Finding, Outcome, TextPair
-from unmask.audit.verdict import count_noun
-from unmask.harmless import make_safe
+from unmask.audit.findings.finding import Finding, Outcome, TextPair
+from unmask.audit.findings.verdict import count_noun
 from unmask.metrics import LEAKS, METRICS
 from unmask.recovery import Aim, AmbiguityKind
+from unmask.safe_text import make_safe
 
 CONFIDENCE = 0.95
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

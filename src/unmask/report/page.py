@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.audit.finding import Finding, Outcome
-from unmask.audit.folder import Audit
-from unmask.audit.gates import Ruling
-from unmask.audit.verdict import CROSSED, FAILED, INCONCLUSIVE, Judgement, Verdict
-from unmask.harmless import make_safe
+from unmask.audit.cases.case_names import case_name, full_name, model_name
+from unmask.audit.findings.finding import Finding, Outcome
+from unmask.audit.findings.folder import Audit
+from unmask.audit.findings.gates import Ruling
+from unmask.audit.findings.verdict import CROSSED, FAILED, INCONCLUSIVE, Judgement, Verdict
 from unmask.metrics import METRICS
-from unmask.report.case_names import case_name, full_name, model_name
-from unmask.report.folders import command_without_folders, value_without_folders
+from unmask.redacted_paths import command_without_folders, value_without_folders
 from unmask.report.numbers import leak, leak_in_full
 from unmask.report.secrets import reason
+from unmask.safe_text import make_safe
 
 MAX_NAMED = 50  # findings that are named beside a gate; the table has all of them
 NO_GATE = "no gate"

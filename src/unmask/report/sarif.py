@@ -11,15 +11,15 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-from unmask.audit.finding import Finding, Outcome
-from unmask.audit.folder import MANIFEST, Audit
-from unmask.audit.gates import Ruling
-from unmask.audit.verdict import FAILED, Judgement, Verdict
-from unmask.harmless import make_safe
-from unmask.report.case_names import full_name
+from unmask.audit.cases.case_names import full_name
+from unmask.audit.findings.finding import Finding, Outcome
+from unmask.audit.findings.folder import MANIFEST, Audit
+from unmask.audit.findings.gates import Ruling
+from unmask.audit.findings.verdict import FAILED, Judgement, Verdict
 from unmask.report.numbers import leak_in_words
 from unmask.report.page import judgements_by_finding, missing_cases, plan_of
 from unmask.report.secrets import reason
+from unmask.safe_text import make_safe
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _HOME = "https://github.com/unmask-audit/unmask"

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask import errors
-from unmask.audit.finding import ERROR, Finding, OpenPoint, TextPair
-from unmask.harmless import make_safe
+from unmask.audit.findings.finding import ERROR, Finding, OpenPoint, TextPair
 from unmask.recovery import AmbiguityKind
-from unmask.report.folders import without_folders
+from unmask.redacted_paths import without_folders
+from unmask.safe_text import make_safe
 
 MAX_TEXTS, MAX_TOKENS, LONGEST_PIECE = 64, 256, 80
 MAX_PIECES = 250_000  # in a whole report

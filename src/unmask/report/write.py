@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from unmask.audit.folder import Audit, read_audit, write_whole
-from unmask.audit.verdict import Verdict, reach_verdict
+from unmask.audit.findings.folder import Audit, read_audit, write_whole
+from unmask.audit.findings.verdict import Verdict, reach_verdict
 from unmask.errors import InputError
 
 FORMATS = ("html", "markdown", "junit", "sarif")
@@ -64,7 +64,7 @@ def _umask() -> int:
 def _renderer(name: str, show_secrets: bool) -> Callable[[Audit, Verdict, Path], str]:
     match name:
         case "html":
-            from unmask.report.html import render_html
+            from unmask.report.html.render import render_html
 
             return lambda audit, verdict, folder: render_html(audit, verdict, folder, show_secrets)
         case "markdown":

@@ -17,10 +17,10 @@ from tests.integrations.flower_grid import FRAME, TEXTS, audited_model, classifi
 
 import unmask.integrations.flower.audit as flower_audit
 from unmask.attacks.recover import recover_text
-from unmask.audit.case import case_id
-from unmask.audit.finding import ERROR, Outcome
-from unmask.audit.folder import read_audit
-from unmask.audit.verdict import FAILED, reach_verdict
+from unmask.audit.cases.case import case_id
+from unmask.audit.findings.finding import ERROR, Outcome
+from unmask.audit.findings.folder import read_audit
+from unmask.audit.findings.verdict import FAILED, reach_verdict
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence import load_evidence
 from unmask.integrations.flower.audit import UpdateAudit

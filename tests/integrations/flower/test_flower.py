@@ -43,9 +43,9 @@ from tests.integrations.flower_grid import (
 )
 
 import unmask.integrations.flower.audit as flower_audit
-from unmask.audit.finding import ERROR, Outcome
-from unmask.audit.folder import read_audit
-from unmask.audit.verdict import reach_verdict
+from unmask.audit.findings.finding import ERROR, Outcome
+from unmask.audit.findings.folder import read_audit
+from unmask.audit.findings.verdict import reach_verdict
 from unmask.errors import InputError, UnknownModelError
 from unmask.integrations.flower import AuditGrid, AuditStrategy, WatchedGrid, audit_mod
 from unmask.models.catalog import resolve

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from unmask.audit.finding import Outcome
+from unmask.audit.findings.finding import Outcome
 from unmask.errors import InputError
 from unmask.integrations.flower.audit import AuditOptions, UpdateAudit, log
-from unmask.integrations.flower.exchanges import OpenMessages, is_train, reply_arrays, round_of, sent_arrays
+from unmask.integrations.flower.messages import OpenMessages, is_train, reply_arrays, round_of, sent_arrays
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord

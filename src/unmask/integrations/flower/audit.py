@@ -15,12 +15,12 @@ from typing import Any, Required, TypedDict, Unpack
 import torch
 
 from unmask.attacks.recover import recover_text
-from unmask.audit.case import Case
-from unmask.audit.finding import Finding, Outcome
-from unmask.audit.folder import MANIFEST, FindingsFile, read_findings, read_manifest, write_manifest
-from unmask.audit.manifest import describe_machine, hash_model
-from unmask.audit.marks import mark_bag, pair_texts
-from unmask.audit.result import Clock, error_finding, finding_of
+from unmask.audit.cases.case import Case
+from unmask.audit.findings.finding import Finding, Outcome
+from unmask.audit.findings.folder import MANIFEST, FindingsFile, read_findings, read_manifest, write_manifest
+from unmask.audit.findings.result import Clock, error_finding, finding_of
+from unmask.audit.findings.text_marks import mark_bag, pair_texts
+from unmask.audit.running.manifest import describe_machine, hash_model
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.integrations.flower.update import (

@@ -1,0 +1,1 @@
+"""Cases, the data and secrets that they are about, and their names."""

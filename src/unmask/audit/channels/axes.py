@@ -1,0 +1,86 @@
+"""An axis of a plan: what a list of a group may hold, and what it holds when nothing is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from unmask.attacks.table import Attack, Secret, attacks_of
+from unmask.defences.table import parse_defence
+from unmask.errors import InputError
+
+NO_DEFENCE = "none"
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A list of a group: the key that it gives a case, how an entry is read, and the entries when none are given."""
+
+    key: str
+    read: Callable[[Any], Any]
+    default: tuple[Any, ...] = ()  # empty: the list must be given
+
+
+def read_name(value: Any) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"expected a name, got {value!r}")
+    return value
+
+
+def one_of(*allowed: str) -> Callable[[Any], str]:
+    """One of some texts."""
+
+    def read(value: Any) -> str:
+        if value not in allowed:
+            raise InputError(f"expected one of {', '.join(allowed)}, got {value!r}")
+        return str(value)
+
+    return read
+
+
+def whole_number(least: int) -> Callable[[Any], int]:
+    """A whole number from `least` on."""
+
+    def read(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InputError(f"expected a whole number from {least} on, got {value!r}")
+        return value
+
+    return read
+
+
+def attack_axis(channel: str, *secrets: Secret) -> Callable[[Any], str]:
+    """'default', or an attack of the table that findings of the channel can score."""
+    known = [DEFAULT, *attacks_of(channel, *secrets)]
+
+    def read(value: Any) -> str:
+        if value == DEFAULT:
+            return DEFAULT
+        attack = Attack.parse(read_name(value))
+        if attack.name not in known:
+            raise InputError(f"expected one of {', '.join(known)}, got {value!r}")
+        return str(attack)
+
+    return read
+
+
+def list_of_defences(parse: Callable[[str], Any]) -> Callable[[Any], list[str]]:
+    """A defence, 'none', or a list of defences that are applied one after the other; each in its canonical text."""
+
+    def read(value: Any) -> list[str]:
+        texts = value if isinstance(value, list) else [value]
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(f"expected a defence as text, or a list of them, got {value!r}")
+        return [str(parse(text)) for text in texts if text != NO_DEFENCE]
+
+    return read
+
+
+MODELS = Axis("model", read_name)
+DATA = Axis("data", read_name, ("invented",))
+DTYPES = Axis("dtype", one_of("float32", "bfloat16", "float64"), ("float32",))
+SEEDS = Axis("seed", whole_number(0), (0,))
+DEFENCES = Axis("defences", list_of_defences(parse_defence), (NO_DEFENCE,))

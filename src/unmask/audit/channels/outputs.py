@@ -1,0 +1,84 @@
+"""A user's prompts, the hidden states that a service hands out, and the prompts that these give away."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from unmask.attacks.recover import recover_text
+from unmask.attacks.table import Secret
+from unmask.audit.cases.case import Case
+from unmask.audit.channels.axes import (
+    DATA,
+    DEFAULT,
+    DEFENCES,
+    DTYPES,
+    MODELS,
+    SEEDS,
+    Axis,
+    attack_axis,
+    one_of,
+    whole_number,
+)
+from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext, attack_of
+from unmask.audit.channels.text_scores import text_result
+from unmask.audit.findings.finding import Finding
+from unmask.audit.findings.result import finding_of
+from unmask.defences.table import defend_states, parse_defence
+from unmask.evidence.outputs import Site
+from unmask.models.adapter import Model
+from unmask.protocols.hidden import observe_hidden
+
+
+def read_layer(value: Any) -> int | str:
+    """The number of a layer, or 'last'."""
+    return "last" if value == "last" else whole_number(0)(value)
+
+
+def audit_outputs(case: Case, context: WorkerContext) -> Finding:
+    """A user's prompts, the hidden states that a service hands out, and the prompts that these give away."""
+    model = context.model(case["model"], case["dtype"])
+    texts, others = context.data[case["data"]["name"]].draw(case["batch_size"], case["seed"])
+    layer = None if case["layer"] == "last" else case["layer"]
+    states = observe_hidden(model, texts, layer=layer, site=case["site"])
+    generator = torch.Generator().manual_seed(case.seed)
+    defences = [parse_defence(text) for text in case["defences"]]
+    states = functools.reduce(lambda seen, defence: defend_states(seen, defence, generator), defences, states)
+    recovery = recover_text(states, model, attack=attack_of(case), progress=context.progress)
+    return finding_of(case, model, recovery, text_result(recovery, texts, others, model))
+
+
+def find_fault(spec: Spec) -> str | None:
+    """A defence that states do not have."""
+    withheld = [text for text in spec["defences"] if parse_defence(text).name == "withhold"]
+    return f"the defence '{withheld[0]}' has no meaning for states, which have no names" if withheld else None
+
+
+def find_model_fault(spec: Spec, model: Model) -> str | None:
+    """A layer that the model lacks."""
+    layer, site = spec["layer"], Site(spec["site"])
+    last = model.num_blocks - (site is Site.ATTENTION)
+    if layer == "last" or (int(layer) <= last and site is not Site.FINAL_NORM) or layer == last:
+        return None
+    allowed = f"be {last}" if site is Site.FINAL_NORM else f"lie in 0…{last}"
+    return f"layer {layer} at '{site.value}' is one that '{spec['model']}' lacks: it must {allowed}"
+
+
+OUTPUTS = ChannelAudit(
+    axes={
+        "models": MODELS,
+        "dtypes": DTYPES,
+        "data": DATA,
+        "batch_sizes": Axis("batch_size", whole_number(1), (1,)),
+        "layers": Axis("layer", read_layer, ("last",)),
+        "sites": Axis("site", one_of(*(site.value for site in Site)), (Site.STREAM.value,)),
+        "defences": DEFENCES,
+        "attacks": Axis("attack", attack_axis("outputs", Secret.TEXTS, Secret.TOKENS), (DEFAULT,)),
+        "seeds": SEEDS,
+    },
+    run=audit_outputs,
+    find_fault=find_fault,
+    find_model_fault=find_model_fault,
+)

@@ -1,0 +1,1 @@
+"""Findings on the disk, and what gates make of them."""

@@ -1,0 +1,1 @@
+"""From cases to findings: engines, workers and controls."""

@@ -1,0 +1,106 @@
+"""The channels by which a model leaks: what an attack may look for on each, and its threat model in words.
+
+A new channel is an entry here, a file in `audit/channels` with a line in its table, its evidence, and its attacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unmask.recovery import Aim
+
+
+@dataclass(frozen=True)
+class Threat:
+    """The adversary of a channel, and the limits of our attack on it."""
+
+    title: str
+    who: str
+    sees: str
+    wants: str
+    limits: tuple[str, ...]
+    page: str
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What an attack on a channel may look for, and the threat model."""
+
+    aims: frozenset[Aim]
+    threat: Threat
+
+
+_NEVER_SAFE = "An attack that finds nothing is no proof: a stronger one, or more rounds of evidence, may find more."
+_TEXTS = frozenset({Aim.TOKENS, Aim.TEXTS})
+
+CHANNELS: Mapping[str, Channel] = {
+    "gradients": Channel(
+        _TEXTS,
+        Threat(
+            "Gradients to text",
+            "A federated-learning server that is honest but curious, or anyone who reads its traffic or its logs.",
+            "One client's update, and the weights that the client started from. It changes nothing.",
+            "The texts that the client trained on.",
+            (
+                "Exact texts need clean float32 or float64 updates of plain SGD, of one step or of a few; noise, Adam "
+                "and low precision leave the bag of words or a part of it.",
+                "The span's bag of words needs fewer distinct tokens than the model is wide; rows of an embedding "
+                "that is not tied have no such limit.",
+                _NEVER_SAFE,
+            ),
+            "docs/gradients.md",
+        ),
+    ),
+    "outputs": Channel(
+        _TEXTS,
+        Threat(
+            "Outputs to inputs",
+            "Whoever is handed what a layer computes: the other side of split inference, a caller of an embedding "
+            "service, a reader of activation logs.",
+            "Hidden states, and the model's weights.",
+            "The texts that were sent in.",
+            (
+                "All positions of a text must be seen; from the last state alone, or from a mean, no exact text "
+                "follows.",
+                "A first token that noise hides ends the reading.",
+                "The weights must be known.",
+                _NEVER_SAFE,
+            ),
+            "docs/outputs.md",
+        ),
+    ),
+    "queries": Channel(
+        frozenset({Aim.WEIGHTS}),
+        Threat(
+            "Queries to weights",
+            "A caller of a service that answers with a layer's output or with log-probabilities.",
+            "Answers to questions of its own choice; nothing of the inside.",
+            "The weights, or the hidden size and the output layer.",
+            (
+                "Tokens are vectors that the caller chooses; a service that embeds or normalises them itself is "
+                "outside.",
+                "Weights are known up to what no question can tell: the order of heads, heads with equal scores "
+                "merged.",
+                _NEVER_SAFE,
+            ),
+            "docs/queries.md",
+        ),
+    ),
+}
+LIVE_FEDERATION = Threat(
+    "A live federation (Flower)",
+    "The server of the federation, or anyone who reads its traffic or its logs.",
+    "Each client's reply, and the weights that were sent to the client.",
+    "The texts that the client trained on.",
+    (
+        "The auditor does not know the texts either, so there is no score: what is claimed rests on the certificate "
+        "alone.",
+        "Clients train several steps, often by AdamW and with dropout: then tokens are read, seldom whole texts.",
+        _NEVER_SAFE,
+    ),
+    "docs/flower.md",
+)
+UNKNOWN_THREAT = Threat(
+    "A channel that this version does not know", "Not known.", "Not known.", "Not known.", (_NEVER_SAFE,), "docs"
+)

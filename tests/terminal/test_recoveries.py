@@ -1,0 +1,95 @@
+"""Recoveries of texts as people and machines see them: what stays open, and numbers that JSON does not have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from unmask import terminal
+from unmask.attacks.recover import recover_text
+from unmask.evidence import GradientEvidence
+from unmask.protocols import observe_gradients
+from unmask.recovery import (
+    Ambiguity,
+    AmbiguityKind,
+    Certificate,
+    Cost,
+    RecoveredText,
+    RecoveredTexts,
+    Recovery,
+    Status,
+)
+
+CLASS = Ambiguity(AmbiguityKind.EQUAL_TOKENS, "token 2 is one of 'a', '\x1b[31m'", 1, (7, 9))
+RUN = Ambiguity(AmbiguityKind.LEADING_RUN, "how often the first token is repeated leaves no trace", 0, (5,))
+COUNT = Ambiguity(AmbiguityKind.COUNT, "it may occur more often than said")
+
+
+class Decoder:
+    def decode(self, tokens: list[int]) -> str:
+        return f"<{tokens[0]}>"
+
+
+@pytest.fixture
+def model() -> Any:
+    return Decoder()
+
+
+def recovery_of(*texts: RecoveredText) -> Recovery[RecoveredTexts]:
+    value = RecoveredTexts(texts, frozenset({5}), ((7, 9),))
+    return Recovery(value, Status.PARTIAL, "a reason", Certificate("a claim", 1e-7, 1e-3), Cost(1.0, 5), ("x.weight",))
+
+
+def test_what_stays_open_is_shown_under_the_text(model, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    texts = (
+        RecoveredText((5, 7), "the text", False, 1e-7, ambiguities=(CLASS, RUN)),
+        RecoveredText((5,), "sure", True, 1e-7, ambiguities=(COUNT,)),
+        RecoveredText((6,), "guess", False, float("inf")),
+    )
+    terminal.print_text_recovery(recovery_of(*texts), model, json=False)
+    out = capsys.readouterr().out
+    lines = [line.strip("│ ") for line in out.splitlines()]
+    row = next(number for number, line in enumerate(lines) if "the text" in line)
+    assert lines[row].startswith("one of a class")
+    assert lines[row + 1].startswith("│ may as well be another text: token 2 is one of 'a', '".strip("│ "))
+    assert lines[row + 2].startswith("may as well be another text: how often the first token")
+    assert "\x1b[31m" not in out
+    assert any(line.startswith("certain") and "sure" in line for line in lines)
+    assert "it may occur more often than said" in out
+    assert "another text: it may occur" not in out
+    assert any(line.startswith("best effort") and "guess" in line for line in lines)
+
+
+def test_what_stays_open_is_in_the_document(model, capsys):
+    text = RecoveredText((5, 7), "the text", False, 1e-7, ambiguities=(CLASS, COUNT))
+    terminal.print_text_recovery(recovery_of(text), model, json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["texts"][0]["ambiguities"] == [
+        {"kind": "equal_tokens", "reason": CLASS.reason, "position": 1, "tokens": [7, 9]},
+        {"kind": "count", "reason": COUNT.reason, "position": None, "tokens": []},
+    ]
+    assert document["tokens"] == [{"id": 5, "text": "<5>"}]
+    assert document["token_classes"] == [[{"id": 7, "text": "<7>"}, {"id": 9, "text": "<9>"}]]
+    assert document["looked_for"] == ["texts", "tokens", "weights"]
+
+
+@pytest.mark.parametrize("residual", [float("inf"), float("nan"), -float("inf")])
+def test_a_text_without_a_residual_is_a_document(model, capsys, residual):
+    """Best guesses have none; JSON has no infinity, and the command crashed."""
+    terminal.print_text_recovery(recovery_of(RecoveredText((5,), "guess", False, residual)), model, json=True)
+    assert json.loads(capsys.readouterr().out)["texts"][0]["residual"] is None
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_a_capture_in_half_precision_is_a_document(tiny_gpt2, capsys, scale):
+    """Small gradients are zeros and a few steps of float16."""
+    update = observe_gradients(tiny_gpt2, [[5, 6, 7, 8], [9, 10, 11]]).gradients
+    half = {name: (scale * tensor).half() for name, tensor in update.items()}
+    recovery = recover_text(GradientEvidence.of(tiny_gpt2, half, num_texts=2, task="next_token"), tiny_gpt2)
+    terminal.print_text_recovery(recovery, tiny_gpt2, json=True)
+    assert json.loads(capsys.readouterr().out)["status"] == recovery.status.name
+    assert torch.isfinite(torch.tensor(recovery.cost.seconds))
