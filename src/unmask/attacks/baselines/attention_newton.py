@@ -13,7 +13,6 @@ Source: arXiv 2310.12462, Theorem 1.3; docs/outputs-paper.md.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import torch
@@ -21,11 +20,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.errors import InputError
 from unmask.evidence.outputs import AttentionEvidence
 from unmask.linalg.attention_loss import AttentionLoss
 from unmask.linalg.softmax_attention import AttentionMap
-from unmask.recovery import Certificate, Cost, Recovery, Status
+from unmask.recovery import Certificate, Recovery, Status
 from unmask.solvers.hessian import Dense, NewtonMatrix
 from unmask.solvers.iterate import Ending, IterationResult, iterate
 from unmask.solvers.newton import Newton, NewtonState
@@ -54,7 +54,7 @@ class PaperNewton:
 
     def __call__(self, evidence: AttentionEvidence, progress: Progress = silent) -> Recovery[PaperSolution]:
         """Minimise, then say what the minimum is worth."""
-        started = time.perf_counter()
+        run = Run(progress=progress)
         loss = self.loss(evidence)
         outcome = iterate(
             Newton(self.tolerance, self.matrix, self.line_search),
@@ -70,7 +70,7 @@ class PaperNewton:
             status=status,
             reason=reason,
             certificate=certificate,
-            cost=Cost(seconds=time.perf_counter() - started, candidates=outcome.num_steps),
+            cost=run.cost(candidates=outcome.num_steps),
             used=("W", "V", "output"),
         )
 

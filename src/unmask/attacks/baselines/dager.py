@@ -28,7 +28,6 @@ ours (`dager_verdict.py`). Its authors tune the rank tolerance for each batch si
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -44,8 +43,9 @@ from unmask.attacks.baselines.dager_claim import (
 )
 from unmask.attacks.baselines.dager_guesses import FailedSequences, Scored, Text, add_nearest, choose_guesses
 from unmask.attacks.baselines.dager_spans import QuerySpans, SequenceCheck, query_layers, span_distance, take_spans
-from unmask.attacks.no_result import no_result
+from unmask.attacks.claims import claim_nothing
 from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import Aim, RecoveredTexts, Recovery, Status
@@ -94,33 +94,33 @@ class Dager:
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
-        started = time.perf_counter()
+        run = Run(self.seed, progress)
         frame = self._frame(model)
         layers = query_layers(evidence, model)
         held = [layer for layer in layers if layer is not None]
         used = tuple(layer.parameter for layer in held)
         if layers[0] is None or layers[1] is None:
-            return no_result(Status.MISSING_EVIDENCE, _MISSING, (), started)
+            return claim_nothing(run, Status.MISSING_EVIDENCE, _MISSING)
         if not model.causal and not frame.ends:
-            return no_result(Status.NOT_APPLICABLE, _NO_END, (), started)
+            return claim_nothing(run, Status.NOT_APPLICABLE, _NO_END)
         progress("taking spans", 0, 1)
         spans = take_spans(
             evidence, held, rank_margin=self.rank_margin, rank_tolerance=self.rank_tolerance, seed=self.seed
         )
         if spans.rank == 0:
-            return no_result(Status.NOTHING_FOUND, "the query gradients are zero", used, started)
+            return claim_nothing(run, Status.NOTHING_FOUND, "the query gradients are zero", used)
         sets = self.token_sets(model, spans.first, frame, progress)
         if not sets.sets:
-            return no_result(*self._no_token(spans, model.width), used, started, frozenset([Aim.TOKENS]))
+            return claim_nothing(run, *self._no_token(spans, model.width), used, frozenset([Aim.TOKENS]))
         start_is_silent = model.causal and frame.start is not None and layers[1].columns is None
         check = SequenceCheck(model, spans.second, num_unchecked=int(start_is_silent))
         search = self.grow_prefixes if model.causal else self.search_products
         accepted = search(sets, check, frame, evidence.num_texts, progress)
         if not accepted.sequences:
-            return tokens_only(sets, check, accepted, self.token_tolerance, used, started)
+            return tokens_only(sets, check, accepted, self.token_tolerance, used, run)
         progress("judging texts", 0, 1)
         judgement = check_sequences(check, spans, accepted, self.sequence_tolerance)
-        return claim_sequences(evidence, judgement, sets, used, started)
+        return claim_sequences(evidence, judgement, sets, used, run)
 
     def _frame(self, model: Model) -> FrameTokens:
         """Side knowledge: the settings, else what the tokenizer says."""

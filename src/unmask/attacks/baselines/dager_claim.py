@@ -10,15 +10,15 @@ they take no part in the judgement. It is ours; the paper leaves it to the compa
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from unmask.attacks.baselines.dager_spans import QuerySpans, SequenceCheck, span_distance
+from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence, Task
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 from unmask.shapes import Rows, Tokens
 
 # Float32 leaves about 1e-6 of a gradient outside the span of all its rows; a missing text leaves its share of the loss.
@@ -119,7 +119,7 @@ def _measure_unexplained(rows: Rows, spans: QuerySpans) -> float:
 
 
 def claim_sequences(
-    evidence: GradientEvidence, judgement: CheckedSequences, sets: TokenSets, used: tuple[str, ...], started: float
+    evidence: GradientEvidence, judgement: CheckedSequences, sets: TokenSets, used: tuple[str, ...], run: Run
 ) -> Recovery[RecoveredTexts]:
     """Texts, status and certificate of a finished search that accepted something."""
     model = judgement.check.model
@@ -139,7 +139,7 @@ def claim_sequences(
         },
     )
     status, reason = _status(evidence, judgement, is_whole)
-    cost = Cost(time.perf_counter() - started, candidates=sets.num_tested + judgement.accepted.num_checked)
+    cost = run.cost(candidates=sets.num_tested + judgement.accepted.num_checked)
     ordered = sorted(texts, key=lambda text: (not text.certain, text.residual, text.tokens))
     ordered += _list_guesses(judgement.check, judgement.accepted)
     return Recovery(RecoveredTexts(tuple(ordered), sets.tokens), status, reason, certificate, cost, used)
@@ -179,7 +179,7 @@ def tokens_only(
     accepted: AcceptedSequences,
     tolerance: float,
     used: tuple[str, ...],
-    started: float,
+    run: Run,
 ) -> Recovery[RecoveredTexts]:
     """Tokens passed in block 0, but no sequence of them in block 1."""
     certificate = Certificate(
@@ -187,7 +187,7 @@ def tokens_only(
         residual=sets.worst,
         tolerance=tolerance,
     )
-    cost = Cost(time.perf_counter() - started, candidates=sets.num_tested + accepted.num_checked)
+    cost = run.cost(candidates=sets.num_tested + accepted.num_checked)
     status = Status.BUDGET_EXHAUSTED if accepted.is_cut else Status.PARTIAL
     reason = f"the bag of words ({len(sets.tokens)} tokens) was recovered; no sequence of them passed in block 1"
     value = RecoveredTexts(tuple(_list_guesses(check, accepted)), sets.tokens)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unmask.attacks.gradients.bag_of_words.attack import MOST_EXPECTED_FALSE, BagOfWordsAttack
+from unmask.attacks.gradients.bag_of_words.attack import BagOfWordsAttack
+from unmask.attacks.gradients.bag_of_words.claim import MOST_EXPECTED_FALSE
 from unmask.defences import parse_defence
 from unmask.protocols import observe_gradients
 from unmask.recovery import Aim, Status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -10,18 +9,18 @@ import pytest
 import torch
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
-from unmask.attacks.gradients.decoder.claim import SearchResult, bag_of_words, claim_texts
+from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
 from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof
 from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.prefix_search import Forest
 from unmask.attacks.gradients.sites import SpanSite
-from unmask.attacks.no_result import no_result
+from unmask.attacks.run import Run
 from unmask.evidence import GradientEvidence, Task
 from unmask.linalg.gap import Gap
 from unmask.linalg.subspace import Span
 from unmask.models import Model
 from unmask.protocols.replay import Agreement
-from unmask.recovery import Aim, AmbiguityKind, RecoveredTexts, Recovery, Status
+from unmask.recovery import AmbiguityKind, RecoveredTexts, Recovery, Status
 
 CLEAR = Gap(1e-6, 1e-1)
 A, B = (5, 6, 7), (8, 9)  # what the spans show; the texts go on by one label
@@ -61,7 +60,7 @@ def evidence(task: Task = Task.NEXT_TOKEN, num_texts: int | None = 2, **known: A
 
 
 def judge(model: Model, seen: GradientEvidence | None = None, **changes: Any) -> Recovery[RecoveredTexts]:
-    return claim_texts(seen or evidence(), findings(model, **changes), time.perf_counter())
+    return claim_texts(Run(), seen or evidence(), findings(model, **changes))
 
 
 def kinds(recovery: Recovery[RecoveredTexts]) -> set[AmbiguityKind]:
@@ -249,26 +248,3 @@ def test_repetitions_of_a_rotary_model_have_no_direction_of_their_own(tiny_llama
         recovery = judge(model, forest=forest(repeated, B), confirmation=confirmed(endings=endings), site=site)
         assert recovery.status is Status.RECOVERED, recovery.reason
         assert recovery.certificate.details["explained_rank"] == rank
-
-
-def test_a_bag_of_words_is_partial_and_says_why(tiny_gpt2):
-    candidates = Candidates({-1: torch.tensor([3, 4])}, CLEAR, 500)
-    recovery = bag_of_words(candidates, ["some.weight"], "nobody knows the order", time.perf_counter())
-    assert recovery.status is Status.PARTIAL
-    assert recovery.value == RecoveredTexts((), frozenset({3, 4}))
-    assert recovery.reason.endswith("nobody knows the order")
-    assert "2 tokens" in recovery.reason
-    assert recovery.certificate.holds
-    assert recovery.used == ("some.weight",)
-    assert recovery.looked_for == {Aim.TOKENS}  # the order was never tried
-
-
-@pytest.mark.parametrize("status", [s for s in Status if not s.conclusive], ids=lambda s: s.name)
-def test_no_result_claims_nothing(status):
-    recovery = no_result(status, "because", [], time.perf_counter())
-    assert recovery.status is status
-    assert recovery.reason == "because"
-    assert recovery.value == RecoveredTexts()
-    assert not recovery.certificate.holds
-    assert recovery.cost.seconds > 0
-    assert bool(recovery.looked_for) == (status is Status.NOTHING_FOUND)

@@ -11,7 +11,7 @@ from tests.reference.layer_inputs import exhaustive_prefixes, layer_inputs
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.prefix_search import Forest, PrefixSearch
 from unmask.attacks.gradients.sites import SpanSite, prefix_sites
-from unmask.attacks.progress import silent
+from unmask.attacks.run import Run
 from unmask.linalg.gap import Gap
 from unmask.models import Model
 from unmask.protocols import observe_gradients
@@ -39,8 +39,7 @@ def everywhere(model: Model, words: tuple[int, ...], length: int = 8) -> Candida
 
 
 def search(model: Model, site: SpanSite, words: tuple[int, ...], budget: int = 2**30, seed: int = 0) -> Forest:
-    generator = torch.Generator().manual_seed(seed)
-    return PrefixSearch(model, site, everywhere(model, words), 32, budget, generator, silent).run()
+    return PrefixSearch(Run(seed), model, site, everywhere(model, words), 32, budget).search()
 
 
 def prefixes_of(texts: list[list[int]]) -> set[tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation
+from unmask.attacks.run import Run
 from unmask.evidence import GradientEvidence, Task
 from unmask.linalg.gap import Gap
 from unmask.protocols.replay import Agreement
@@ -75,7 +75,7 @@ def judge(
 ) -> Recovery[RecoveredTexts]:
     candidates = Candidates({0: torch.tensor([1, 2, 5, 6, 7, 8, 9])}, Gap(1e-6, 1e-1), 500)
     findings = EncoderResult(Search(model, **changes), candidates, 1.0, ("some.weight",), confirmation)
-    return claim_encoder_texts(evidence(num_texts), findings, time.perf_counter())
+    return claim_encoder_texts(Run(), evidence(num_texts), findings)
 
 
 def test_everything_explained_is_recovered(tiny_bert):
@@ -138,7 +138,7 @@ def test_the_least_gap_is_the_callers(tiny_bert):
     candidates = Candidates({0: torch.tensor([1, 2])}, Gap(1e-6, 1e-1), 500)
     for decades, certain in ((4.9, True), (5.1, False)):
         findings = EncoderResult(Search(tiny_bert), candidates, decades, (), DEEP)
-        recovery = claim_encoder_texts(evidence(), findings, time.perf_counter())
+        recovery = claim_encoder_texts(Run(), evidence(), findings)
         assert bool(recovery.value.certain) == certain
 
 

@@ -22,23 +22,26 @@ from tests.attacks.gradients.encoder_batches import (
 
 from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.attacks.gradients.encoder.search import EncoderSearch
-from unmask.attacks.progress import silent
+from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.models import Model
 
 NUM_ROWS = sum(map(len, BATCH))
 
 
 @torch.no_grad()
-def search_of(problem: Problem, num_texts: int | None = len(BATCH), seed: int = 0, **changes: Any) -> EncoderSearch:
-    settings = {"num_equations": 192, "max_steps": 8, "max_anchors": None, "progress": silent} | changes
-    return EncoderSearch(problem, num_texts=num_texts, generator=torch.Generator().manual_seed(seed), **settings)
+def search_of(
+    problem: Problem, num_texts: int | None = len(BATCH), seed: int = 0, progress: Progress = silent, **changes: Any
+) -> EncoderSearch:
+    settings = {"num_equations": 192, "max_steps": 8, "max_anchors": None} | changes
+    return EncoderSearch(Run(seed, progress), problem, num_texts=num_texts, **settings)
 
 
 @torch.no_grad()
 def searched(model: Model, texts: Texts, keep: Sequence[str] | None = None, **changes: Any) -> EncoderSearch:
     evidence = classified(model, texts, parameters=keep)
     search = search_of(problem_of(model, evidence), len(texts), **changes)
-    search.run()
+    search.search()
     return search
 
 
@@ -105,7 +108,7 @@ def test_pairs_are_found(tiny_bert):
     pairs = [(START, 17, 99, END, 250, END), (START, 400, 3, END, 21, 33, END)]
     search = search_of(problem_of(tiny_bert, classified_pairs(tiny_bert, pairs)), 2)
     with torch.no_grad():
-        search.run()
+        search.search()
     assert found(search) == set(pairs)
 
 
@@ -147,7 +150,7 @@ def test_common_words_are_told_apart(tiny_bert, texts):
 def test_a_known_number_of_texts_ends_it(problem):
     search = search_of(problem, num_texts=1)
     with torch.no_grad():
-        search.run()
+        search.search()
     assert len(search.found) == 1
     assert found(search) < set(BATCH)
     assert search.is_done
@@ -157,7 +160,7 @@ def test_a_known_number_of_texts_ends_it(problem):
 def test_an_unknown_number_of_texts_is_ended_by_the_rank(problem):
     search = search_of(problem, num_texts=None)
     with torch.no_grad():
-        search.run()
+        search.search()
     assert found(search) == set(BATCH)
     assert search.is_complete
 
@@ -166,7 +169,7 @@ def test_an_unknown_number_of_texts_is_ended_by_the_rank(problem):
 def test_a_budget_is_kept(problem, max_anchors):
     search = search_of(problem, max_anchors=max_anchors)
     with torch.no_grad():
-        search.run()
+        search.search()
     assert search.num_anchors == max_anchors
     assert search.is_out_of_budget
     assert not search.is_done
@@ -176,7 +179,7 @@ def test_a_budget_is_kept(problem, max_anchors):
 def test_steps_are_counted_and_limited(problem):
     search = search_of(problem, max_steps=1, max_anchors=2)
     with torch.no_grad():
-        search.run()
+        search.search()
     # One for each anchor, and one for each time that a nearly right text is tried again with more places.
     assert search.num_anchors <= search.num_steps <= 3 * search.num_anchors
 
@@ -185,7 +188,7 @@ def test_progress_is_told_in_rows_of_the_rank(problem):
     told: list[tuple[str, int, int]] = []
     search = search_of(problem, progress=lambda *news: told.append(news))
     with torch.no_grad():
-        search.run()
+        search.search()
     rows = [done for _, done, _ in told]
     assert rows[0] == 0
     assert rows == sorted(rows)
@@ -196,7 +199,7 @@ def test_the_same_seed_gives_the_same_search(problem):
     def run(seed: int) -> tuple[dict[Any, Any], dict[Any, Any], int]:
         search = search_of(problem, seed=seed)
         with torch.no_grad():
-            search.run()
+            search.search()
         return search.found, search.refused, search.num_steps
 
     assert run(0) == run(0)
@@ -295,6 +298,6 @@ def test_effort_starts_anew_while_texts_are_missing(problem, monkeypatch):
     monkeypatch.setattr(EncoderSearch, "_search", third_time)
     search = search_of(problem)
     with torch.no_grad():
-        search.run(effort=9)
+        search.search(effort=9)
     assert found(search) == set(BATCH)
     assert len(calls) == len(set(map(id, calls))) == 3  # each with probes of its own

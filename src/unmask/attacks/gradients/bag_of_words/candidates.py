@@ -43,7 +43,6 @@ class BagOfWords:
 def find_candidates(
     evidence: GradientEvidence,
     model: Model,
-    *,
     num_probes: int,
     min_gap_decades: float,
     generator: torch.Generator,

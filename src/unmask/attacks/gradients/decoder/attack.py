@@ -11,17 +11,13 @@ Source: DAGER, arXiv 2405.15586, with the deviations that each module states.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
-
-from unmask.attacks.gradients.bag_of_words.attack import statistical_bag
-from unmask.attacks.gradients.bag_of_words.candidates import find_candidates
+from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.beyond_width import CompletedSpan, complete, dependencies, wide_site
-from unmask.attacks.gradients.decoder.claim import SearchResult, bag_of_words, claim_texts
+from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
 from unmask.attacks.gradients.decoder.confirm import arrivals_of, confirm_classification, confirm_next_token
 from unmask.attacks.gradients.decoder.endings import (
     TextEnding,
@@ -34,11 +30,11 @@ from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows, si
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixSearch, is_repetition
 from unmask.attacks.gradients.replay.arrivals import Arrivals, highest_layer
 from unmask.attacks.gradients.sites import SpanSite, prefix_sites
-from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, RecoveredText, RecoveredTexts, Recovery
+from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
 
 _FAR = 0.1  # relative distance that only a wrong row has
 _TYPICAL_LENGTH = 16  # tokens a text, to guess how many texts a batch holds when nobody says
@@ -61,49 +57,40 @@ class DecoderAttack:
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
-        started = time.perf_counter()
-        generator = torch.Generator().manual_seed(self.seed)
-        progress("reading the bag of words", 0, 1)
-        bag = find_candidates(
-            evidence,
-            model,
-            num_probes=self.num_probes,
-            min_gap_decades=self.min_gap_decades,
-            generator=generator,
-        )
-        if bag.candidates is None:
-            return no_result(bag.status, bag.reason, bag.used, started, frozenset([Aim.TOKENS]))
-        if bag.expected_false is not None:
-            return statistical_bag(bag, started)
+        run = Run(self.seed, progress)
+        read_first = read_tokens(run, evidence, model, self.num_probes, self.min_gap_decades)
+        if isinstance(read_first, Recovery):
+            return read_first
+        candidates, used = read_first
         working = as_gradient(evidence)
-        found = self._search_sites(working, model, bag.candidates, generator, progress)
+        found = self._search_sites(run, working, model, candidates)
         wide = None
         if found is None:
             wide = wide_site(working, model)
-            completion = self._complete(wide, working, model, bag.candidates, generator, progress)
+            completion = self._complete(run, wide, working, model, candidates)
             if completion.site is None:
                 reason = _why_no_site(evidence, model)
-                return bag_of_words(bag.candidates, bag.used, reason, started, _guesses(model, completion, evidence))
-            found = completion.site, self._search(completion.site, model, bag.candidates, generator, progress)
+                return claim_tokens(run, candidates, used, reason, _guesses(model, completion, evidence))
+            found = completion.site, self._search(run, completion.site, model, candidates)
         site, forest = found
         if not forest.leaves:
             why = f"no prefix passed at the {site.name}"
-            return bag_of_words(bag.candidates, bag.used, why, started)
+            return claim_tokens(run, candidates, used, why)
         progress("reading endings", 0, 1)
-        read = self._read_endings(working, model, site, forest, bag.candidates, generator)
+        read = self._read_endings(run, working, model, site, forest, candidates)
         progress("running the client again", 0, 1)
         if read.labelled and read.has_ends:
-            confirmation = confirm_next_token(evidence, working, model, forest, read.endings, bag.candidates.equal)
+            confirmation = confirm_next_token(evidence, working, model, forest, read.endings, candidates.equal)
         else:
             confirmation = confirm_classification(working, model, forest, read.endings, read.arrivals)
         doubtful = self._find_missed_branches(model, site, forest, confirmation.endings)
         doubtful |= frozenset() if wide is None else self._find_unverified(model, forest, wide)
-        used = (*bag.used, *site.parameters, *read.used)
+        used = (*used, *site.parameters, *read.used)
         if confirmation.agreement is not None:
             used = (*used, *sorted(evidence.gradients))
         findings = SearchResult(
             model=model,
-            candidates=bag.candidates,
+            candidates=candidates,
             site=site,
             forest=forest,
             confirmation=confirmation,
@@ -116,30 +103,22 @@ class DecoderAttack:
             names=read.names,
             doubtful=doubtful,
         )
-        return claim_texts(evidence, findings, started)
+        return claim_texts(run, evidence, findings)
 
     def _search_sites(
-        self,
-        evidence: GradientEvidence,
-        model: Model,
-        candidates: Candidates,
-        generator: torch.Generator,
-        progress: Progress,
+        self, run: Run, evidence: GradientEvidence, model: Model, candidates: Candidates
     ) -> tuple[SpanSite, Forest] | None:
         """The first site whose search separates; else the last one tried; None if every span is full."""
         found = None
         for site in prefix_sites(evidence, model):
             if not site.span.is_saturated:
-                found = site, self._search(site, model, candidates, generator, progress)
+                found = site, self._search(run, site, model, candidates)
                 if found[1].leaves and found[1].is_clear(self.min_gap_decades):
                     break
         return found
 
-    def _search(
-        self, site: SpanSite, model: Model, candidates: Candidates, generator: torch.Generator, progress: Progress
-    ) -> Forest:
-        budget = self.memory_budget_bytes
-        return PrefixSearch(model, site, candidates, self.num_probes, budget, generator, progress).run()
+    def _search(self, run: Run, site: SpanSite, model: Model, candidates: Candidates) -> Forest:
+        return PrefixSearch(run, model, site, candidates, self.num_probes, self.memory_budget_bytes).search()
 
     def _find_missed_branches(
         self, model: Model, site: SpanSite, forest: Forest, endings: list[TextEnding]
@@ -155,20 +134,13 @@ class DecoderAttack:
         )
 
     def _complete(
-        self,
-        wide: SpanSite | None,
-        evidence: GradientEvidence,
-        model: Model,
-        candidates: Candidates,
-        generator: torch.Generator,
-        progress: Progress,
+        self, run: Run, wide: SpanSite | None, evidence: GradientEvidence, model: Model, candidates: Candidates
     ) -> CompletedSpan:
         """More tokens than the width: a wider layer, its span completed by prefixes that verify each other."""
         if wide is None:
             return CompletedSpan(None)
         num_texts = evidence.num_texts or max(1, wide.span.rank // _TYPICAL_LENGTH)
-        budget = self.memory_budget_bytes
-        return complete(wide, model, candidates, num_texts, budget, generator, progress)
+        return complete(run, wide, model, candidates, num_texts, self.memory_budget_bytes)
 
     def _find_unverified(self, model: Model, forest: Forest, wide: SpanSite) -> frozenset[Node]:
         """Prefixes of the final result that take part in no dependency with the others."""
@@ -179,12 +151,12 @@ class DecoderAttack:
 
     def _read_endings(
         self,
+        run: Run,
         evidence: GradientEvidence,
         model: Model,
         site: SpanSite,
         forest: Forest,
         candidates: Candidates,
-        generator: torch.Generator,
     ) -> _TextsRead:
         """Texts with their last tokens; one for each leaf where the update does not hold what tells."""
         labelled = evidence.task is not Task.CLASSIFICATION and model.unembedding is not None
@@ -207,7 +179,9 @@ class DecoderAttack:
         if gradient is None or len(forest.nodes) > gradient.shape[0]:
             return _TextsRead(leaves, True, has_ends=False)
         rows = last_block_rows(model, forest, self.memory_budget_bytes)
-        reading = endings_of_next_token(model, rows, gradient, generator, self.memory_budget_bytes, candidates.equal)
+        reading = endings_of_next_token(
+            model, rows, gradient, run.generator, self.memory_budget_bytes, candidates.equal
+        )
         if not reading.endings:
             return _TextsRead(leaves, True, has_ends=False, used=(layer,))
         return _TextsRead(reading.endings, True, True, reading.has_masked_labels, names=reading.names, used=(layer,))

@@ -25,7 +25,7 @@ from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.prefix_rows import Growth
 from unmask.attacks.gradients.decoder.soft_growth import SoftGrowth
 from unmask.attacks.gradients.sites import SpanSite, down_site
-from unmask.attacks.progress import Progress
+from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.subspace import Span, column_span, rank_by_gap
 from unmask.models.adapter import Model
@@ -69,23 +69,17 @@ class CompletedSpan:
 
 @torch.no_grad()
 def complete(
-    site: SpanSite,
-    model: Model,
-    candidates: Candidates,
-    num_texts: int,
-    memory_budget_bytes: int,
-    generator: torch.Generator,
-    progress: Progress,
+    run: Run, site: SpanSite, model: Model, candidates: Candidates, num_texts: int, memory_budget_bytes: int
 ) -> CompletedSpan:
     """Grow, verify and complete; what could not be verified is kept as hypotheses."""
     growth = Growth(model, site.rows, site.span.width, memory_budget_bytes)
-    soft = SoftGrowth(growth, site.span.basis, candidates, num_texts, generator)
+    soft = SoftGrowth(growth, site.span.basis, candidates, num_texts, run.generator)
     room = site.span.width - site.span.rank - _MIN_DEPENDENCIES
     known: dict[tuple[int, ...], Tensor] = {}
     for _ in range(_ROUNDS):
         taken: dict[tuple[int, ...], Tensor] = {}
         for taken in soft.levels(known):
-            progress("growing hypotheses beyond the width", len(taken), room)
+            run.progress("growing hypotheses beyond the width", len(taken), room)
             if len(taken) >= room:
                 break  # more rows than dimensions: everything would depend on everything
             rows = torch.stack(list(taken.values()))

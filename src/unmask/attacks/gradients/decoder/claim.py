@@ -7,7 +7,6 @@ holds. All of it is computed without the secret.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,14 +17,13 @@ from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.labels import EXPLAINED
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
 from unmask.attacks.gradients.sites import SpanSite
+from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import (
-    Aim,
     Ambiguity,
     AmbiguityKind,
     Certificate,
-    Cost,
     RecoveredText,
     RecoveredTexts,
     Recovery,
@@ -87,13 +85,12 @@ class SearchResult:
         return self.is_replayed or self.confirmation.proof is Proof.ARRIVALS
 
 
-def claim_texts(evidence: GradientEvidence, findings: SearchResult, started: float) -> Recovery[RecoveredTexts]:
+def claim_texts(run: Run, evidence: GradientEvidence, findings: SearchResult) -> Recovery[RecoveredTexts]:
     """Texts, status, reason and certificate of a finished search."""
     texts = _texts(evidence, findings)
     status, reason = _status(evidence, findings, texts)
     value = RecoveredTexts(tuple(texts), *_bag(findings, texts))
-    cost = Cost(
-        seconds=time.perf_counter() - started,
+    cost = run.cost(
         candidates=findings.candidates.num_tested + findings.forest.num_tested,
         forward_passes=len(findings.forest.leaves) + findings.confirmation.num_passes,
     )
@@ -130,30 +127,6 @@ def _certificate(findings: SearchResult, texts: Sequence[RecoveredText]) -> Cert
     misfit = agreement.misfit if findings.confirmation.proof is Proof.SCALED_CLIENT else agreement.misfit_as_is
     residual = misfit if certain else float("inf")
     return Certificate(findings.confirmation.proof.value, residual, agreement.tolerance, None, details)
-
-
-def bag_of_words(
-    candidates: Candidates,
-    used: Sequence[str],
-    reason: str,
-    started: float,
-    guesses: tuple[RecoveredText, ...] = (),
-) -> Recovery[RecoveredTexts]:
-    """The tokens are known, their order is not; guesses at texts claim nothing.
-
-    Nothing follows about texts: the order was never tried, or it was and nothing confirms that it could be found.
-    """
-    certificate = Certificate(
-        claim="every token listed occurs: its vector lies in the span of block 0's gradients, or its embedding moved",
-        residual=candidates.gap.accepted,
-        tolerance=candidates.gap.threshold,
-        rejected=candidates.gap.rejected,
-        details={"token_gap_decades": candidates.gap.decades},
-    )
-    cost = Cost(seconds=time.perf_counter() - started, candidates=candidates.num_tested)
-    reason = f"the bag of words ({len(candidates.tokens)} tokens) was recovered, the texts were not: {reason}"
-    value = RecoveredTexts(guesses, candidates.tokens, candidates.classes)
-    return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), frozenset([Aim.TOKENS]))
 
 
 def _texts(evidence: GradientEvidence, findings: SearchResult) -> list[RecoveredText]:

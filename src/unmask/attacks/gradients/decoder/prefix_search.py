@@ -22,7 +22,7 @@ from torch import Tensor
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.prefix_rows import Growth, NextTokens, Prefixes
 from unmask.attacks.gradients.sites import SpanSite
-from unmask.attacks.progress import Progress
+from unmask.attacks.run import Run
 from unmask.linalg.gap import Gap, widest_gap
 from unmask.models.adapter import Model
 
@@ -70,30 +70,29 @@ def is_repetition(model: Model, node: Node) -> bool:
 class PrefixSearch:
     """One search; settings first, then what it has seen so far."""
 
+    run: Run
     model: Model
     site: SpanSite
     candidates: Candidates
     num_probes: int
     memory_budget_bytes: int
-    generator: torch.Generator
-    progress: Progress
     gap: Gap = field(default_factory=lambda: Gap(0.0, _SHORTLIST))
     num_tested: int = 0
     nodes: dict[Node, float] = field(default_factory=dict)
     leaves: list[Node] = field(default_factory=list)
 
     @torch.no_grad()
-    def run(self) -> Forest:
+    def search(self) -> Forest:
         """Grow from every position at which a text starts: 0, or later ones under left padding."""
         span = self.site.span
-        null = span.probes(self.num_probes, self.generator)
-        whole = torch.randn(span.width, self.num_probes, generator=self.generator, dtype=torch.float64)
+        null = span.probes(self.num_probes, self.run.generator)
+        whole = torch.randn(span.width, self.num_probes, generator=self.run.generator, dtype=torch.float64)
         whole = span.scale(whole.to(null).T).T / self.num_probes**0.5  # ‖wholeᵀx‖ estimates ‖x‖ as it is measured
         self.probes = torch.cat([null, whole], dim=1).to(self.model.device, self.model.dtype)
         self.growth = Growth(self.model, self.site.rows, span.width, self.memory_budget_bytes)
         for position in sorted(max(position, 0) for position in self.candidates.by_position):
-            started = self._starts(position)
-            if len(started) and not self._grow(started):
+            starts = self._starts(position)
+            if len(starts) and not self._grow(starts):
                 return self._forest(overflow=True)
             if self._forest(overflow=False).explains(span.rank, self.model):
                 break  # later starts, which only left padding has, would have left a trace
@@ -146,7 +145,7 @@ class PrefixSearch:
             idle = 0 if any(own) else idle + 1
             if idle > _REPETITION_PATIENCE or len(self.nodes) > 2 * self.site.span.rank + 2:
                 return idle > _REPETITION_PATIENCE
-            self.progress("growing prefixes", len(self.nodes), self.site.span.rank)
+            self.run.progress("growing prefixes", len(self.nodes), self.site.span.rank)
             alive = extended
         return True
 

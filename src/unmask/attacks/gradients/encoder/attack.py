@@ -14,14 +14,11 @@ Deviation: DAGER (arXiv 2405.15586, Algorithm 3) enumerates products of token se
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 
-from unmask.attacks.gradients.bag_of_words.attack import statistical_bag
-from unmask.attacks.gradients.bag_of_words.candidates import find_candidates
-from unmask.attacks.gradients.decoder.claim import bag_of_words
+from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.decoder.endings import last_down_projection
 from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts
@@ -29,11 +26,11 @@ from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confir
 from unmask.attacks.gradients.encoder.masked_tokens import find_originals
 from unmask.attacks.gradients.encoder.problem import Problem, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
-from unmask.attacks.no_result import no_result
 from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, RecoveredTexts, Recovery
+from unmask.recovery import RecoveredTexts, Recovery
 
 _MAY_BE_MASKED = (
     "the task is not stated, and gradients arrive at some tokens only: words may have been masked; state the task"
@@ -64,49 +61,39 @@ class EncoderAttack:
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
-        started = time.perf_counter()
-        generator = torch.Generator().manual_seed(self.seed)
-        progress("reading the bag of words", 0, 1)
-        bag = find_candidates(
-            evidence,
-            model,
-            num_probes=self.num_probes,
-            min_gap_decades=self.min_gap_decades,
-            generator=generator,
-        )
-        if bag.candidates is None:
-            return no_result(bag.status, bag.reason, bag.used, started, frozenset([Aim.TOKENS]))
-        if bag.expected_false is not None:
-            return statistical_bag(bag, started)
-        problem = set_up(evidence, model, bag.candidates, self.frame)
+        run = Run(self.seed, progress)
+        read_first = read_tokens(run, evidence, model, self.num_probes, self.min_gap_decades)
+        if isinstance(read_first, Recovery):
+            return read_first
+        candidates, used = read_first
+        problem = set_up(evidence, model, candidates, self.frame)
         if not isinstance(problem, Problem):
-            return bag_of_words(bag.candidates, bag.used, problem, started)
+            return claim_tokens(run, candidates, used, problem)
         search = EncoderSearch(
+            run,
             problem,
             num_texts=evidence.num_texts,
             num_equations=self.num_equations,
             max_steps=self.max_steps,
             max_anchors=self.max_anchors,
-            generator=generator,
-            progress=progress,
         )
-        search.run(self.effort)
-        originals = find_originals(evidence, problem, list(search.found), generator)
+        search.search(self.effort)
+        originals = find_originals(evidence, problem, list(search.found), run.generator)
         told = [last_down_projection(evidence, model)[1]] if isinstance(originals, dict) else []
         confirmation = EncoderConfirmation(Proof.NONE)
         if search.found:
             progress("running the client again", 0, 1)
-            confirmation = confirm_encoder(evidence, problem, list(search.found), list(bag.candidates.equal.values()))
+            confirmation = confirm_encoder(evidence, problem, list(search.found), list(candidates.equal.values()))
         if evidence.task is None and originals is None and not confirmation.is_pooled:
             originals = _MAY_BE_MASKED
         replayed = sorted(evidence.gradients) if confirmation.agreement is not None else []
         findings = EncoderResult(
             search=search,
-            candidates=bag.candidates,
+            candidates=candidates,
             min_gap_decades=self.min_gap_decades,
-            used=tuple(dict.fromkeys((*bag.used, *problem.parameters, *told, *replayed))),
+            used=tuple(dict.fromkeys((*used, *problem.parameters, *told, *replayed))),
             confirmation=confirmation,
             originals=originals,
             counts_told=evidence.num_clients == 1,
         )
-        return claim_encoder_texts(evidence, findings, started)
+        return claim_encoder_texts(run, evidence, findings)

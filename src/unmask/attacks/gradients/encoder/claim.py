@@ -8,24 +8,24 @@ training, a certain text is the original, and its labels explain the gradient th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from unmask.attacks.gradients.bag_of_words.claim import claim_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import EQUAL, Candidates
 from unmask.attacks.gradients.decoder.ambiguity import equal_tokens, open_count
-from unmask.attacks.gradients.decoder.claim import bag_of_words
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation
 from unmask.attacks.gradients.encoder.masked_tokens import Original
 from unmask.attacks.gradients.encoder.position_candidates import Text
 from unmask.attacks.gradients.encoder.search import EncoderSearch
+from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import Gap
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
 _ALIKE = 0.7  # guesses that share more than this part of their tokens count as one
 
@@ -128,20 +128,17 @@ class EncoderResult:
         return self.gap.decades >= self.min_gap_decades
 
 
-def claim_encoder_texts(
-    evidence: GradientEvidence, findings: EncoderResult, started: float
-) -> Recovery[RecoveredTexts]:
+def claim_encoder_texts(run: Run, evidence: GradientEvidence, findings: EncoderResult) -> Recovery[RecoveredTexts]:
     """Texts, status, reason and certificate of a finished search."""
     guesses = tuple(_guesses(evidence, findings))
     if not findings.texts:
         why = "the budget ended before a text was found" if findings.is_cut else "no text was found whose rows all fit"
-        return bag_of_words(findings.candidates, findings.used, why, started, guesses)
+        return claim_tokens(run, findings.candidates, findings.used, why, guesses)
     texts = _with_counts(evidence, list(findings.recovered))
     texts.sort(key=lambda text: not text.certain)
     status, reason = _status(evidence, findings, texts)
     certificate = _certificate(findings, any(text.certain for text in texts))
-    cost = Cost(
-        seconds=time.perf_counter() - started,
+    cost = run.cost(
         candidates=findings.candidates.num_tested + len(findings.search.refused) + len(findings.texts),
     )
     bag = findings.candidates.tokens, findings.candidates.classes

@@ -14,7 +14,7 @@ from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.attacks.gradients.encoder.relaxation import ProbedLayer, Relaxation, whiten_probes
 from unmask.attacks.gradients.encoder.token_swaps import TokenSwaps
 from unmask.attacks.gradients.sites import SpanSite
-from unmask.attacks.progress import Progress
+from unmask.attacks.run import Run
 from unmask.linalg.gap import FLOAT32_FLOOR
 
 _UNIQUE = 0.9  # a share from which on a token is taken to stand at one position only
@@ -46,19 +46,18 @@ class EncoderSearch:
 
     def __init__(
         self,
+        run: Run,
         problem: Problem,
         *,
         num_texts: int | None,
         num_equations: int,
         max_steps: int,
         max_anchors: int | None,
-        generator: torch.Generator,
-        progress: Progress,
     ) -> None:
         places = problem.places
         self.problem = problem
         self.num_equations, self.max_steps, self.max_anchors = num_equations, max_steps, max_anchors
-        self.generator, self.progress = generator, progress
+        self.run = run
         self.found: dict[Text, float] = {}
         self.refused: dict[Text, tuple[float, float]] = {}
         self.num_anchors = self.num_steps = 0
@@ -87,7 +86,7 @@ class EncoderSearch:
         self.__dict__.pop("wide", None)
         self.num_passes = self.num_in_vain = 0
 
-    def run(self, effort: int = 1) -> None:
+    def search(self, effort: int = 1) -> None:
         """Search; where texts are missing, up to `effort` times with fresh probes."""
         self._search()
         for _ in range(effort - 1):
@@ -131,7 +130,7 @@ class EncoderSearch:
     def _from_anchors(self, anchors: list[int], relaxation: Relaxation) -> None:
         """A text near the anchors; then with what goes with them; if nearly right, from its best rows."""
         self.num_anchors += 1
-        self.progress("recovering texts", self.num_rows, self.problem.rank)
+        self.run.progress("recovering texts", self.num_rows, self.problem.rank)
         text, cost, weights = self._descend(anchors, relaxation, self.removed)
         for _ in range(_MAX_REGROUPINGS):
             together = self._companions(anchors, weights, relaxation)
@@ -262,7 +261,7 @@ class EncoderSearch:
         return whiten_probes(Relaxation(self.problem.model, places, indices, probed), rows, self.prior, num_equations)
 
     def _probes(self, site: SpanSite, num_probes: int) -> Tensor:
-        return site.span.probes(num_probes, self.generator).to(self.problem.model.dtype)
+        return site.span.probes(num_probes, self.run.generator).to(self.problem.model.dtype)
 
     def _anchors(self, least_share: float) -> Iterator[int]:
         """Places with a clear share, the clearest first; then ends, one for each length."""
@@ -291,7 +290,7 @@ class EncoderSearch:
         indices = mask.nonzero()[:, 0]
         if len(indices) == 0:
             return self.problem.places.start  # no text can be made here; a random one is only there to be refused
-        return int(indices[int(torch.randint(len(indices), (1,), generator=self.generator))])
+        return int(indices[int(torch.randint(len(indices), (1,), generator=self.run.generator))])
 
 
 def _select_likely(places: PositionCandidates) -> Bool[Tensor, " j"]:

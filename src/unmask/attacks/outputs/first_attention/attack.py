@@ -27,7 +27,6 @@ Source: ours; the idea of a span test is DAGER's, arXiv 2405.15586, with values 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,18 +34,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.no_result import no_result
+from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.first_attention.encoder import read_encoder
 from unmask.attacks.outputs.first_attention.module import FAR, AttentionReading, Choice, zero_error
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens, equal_tokens_ambiguity
 from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.linalg.gap import Gap
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.models.output_projection import OutputProjection
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 from unmask.shapes import Rows
 
 _USED = ("states",)
@@ -69,13 +69,13 @@ class FirstAttentionAttack:
 
     def __call__(self, evidence: HiddenEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
-        started = time.perf_counter()
+        run = Run(progress=progress)
         if evidence.site is not Site.ATTENTION or evidence.layer != 0:
             why = (
                 f"this attack reads the attention module of block 0, but the states were taken at "
                 f"'{evidence.site.value}' of layer {evidence.layer}"
             )
-            return no_result(Status.NOT_APPLICABLE, why, _USED, started)
+            return claim_nothing(run, Status.NOT_APPLICABLE, why, _USED)
         precise = model.to(dtype=torch.float64, num_blocks=1)
         read = self.read if model.causal else self._read_encoder
         readings = [
@@ -83,7 +83,7 @@ class FirstAttentionAttack:
             for states, mask in zip(evidence.states.to(model.device), evidence.mask.to(model.device), strict=True)
             if mask.any()
         ]
-        return self._recovery(readings, model, started, evidence.states.dtype)
+        return self._recovery(readings, model, run, evidence.states.dtype)
 
     @torch.no_grad()
     def read(
@@ -139,7 +139,7 @@ class FirstAttentionAttack:
         return None if choice is None else replace(choice, rejected=choice.error)  # a better one may be left out
 
     def _recovery(
-        self, readings: list[AttentionReading], model: Model, started: float, dtype: torch.dtype
+        self, readings: list[AttentionReading], model: Model, run: Run, dtype: torch.dtype
     ) -> Recovery[RecoveredTexts]:
         """Status, reason and certificate of a batch."""
         texts = [_text(reading, model) for reading in readings if reading.choices]
@@ -150,13 +150,13 @@ class FirstAttentionAttack:
         num_tested = sum(choice.num_tested for reading in readings for choice in reading.choices)
         if proven and not certain:
             why = f"no token is alone: {_EQUAL}"
-            nothing = no_result(Status.NOT_IDENTIFIABLE, why, _USED, started)
+            nothing = claim_nothing(run, Status.NOT_IDENTIFIABLE, why, _USED)
             return replace(nothing, value=RecoveredTexts(tuple(texts), token_classes=classes))
         if not certain:
             why = "no token explains the first row of any text clearly better than all others do"
             if not model.causal:
                 why += f"; an encoder's text must be shorter than its heads are wide ({model.head_width})"
-            return no_result(Status.NOTHING_FOUND, why, _USED, started)
+            return claim_nothing(run, Status.NOTHING_FOUND, why, _USED)
         residual, rejected = max(choice.error for choice in certain), min(choice.rejected for choice in certain)
         certificate = Certificate(
             claim="each token's recomputed row of the module's output is the one seen, and no other token's is",
@@ -174,7 +174,7 @@ class FirstAttentionAttack:
             reason += f"; {len(proven) - len(certain)} more are proven up to others like them: {_EQUAL}"
         texts.sort(key=lambda text: (not text.certain, text.residual))
         value = RecoveredTexts(tuple(texts), frozenset(choice.token for choice in certain), classes)
-        cost = Cost(time.perf_counter() - started, num_tested, len(readings))
+        cost = run.cost(candidates=num_tested, forward_passes=len(readings))
         return Recovery(value, Status.RECOVERED if whole else Status.PARTIAL, reason, certificate, cost, _USED)
 
 

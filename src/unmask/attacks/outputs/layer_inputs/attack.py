@@ -18,7 +18,6 @@ Cost: docs/outputs-solvers.md. Source: ours, after arXiv 2310.12462's problem.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +37,7 @@ from unmask.attacks.outputs.layer_inputs.starts import (
     search_without_matrices,
 )
 from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.evidence.outputs import AttentionEvidence
 from unmask.recovery import Recovery
 from unmask.solvers.homotopy import FixedPointHomotopy
@@ -76,9 +76,9 @@ class AttentionAttack:
 
     def __call__(self, evidence: AttentionEvidence, progress: Progress = silent) -> Recovery[Preimages]:
         """Run the attack; the evidence is left as it is."""
-        started = time.perf_counter()
+        run = Run(self.seed, progress)
         posed = pose(evidence)
-        refused = refuse(posed, self.residual_tolerance, started)
+        refused = refuse(posed, self.residual_tolerance, run)
         if refused is not None:
             return refused
         problem = posed.problem()
@@ -87,7 +87,7 @@ class AttentionAttack:
             problem = posed.whole_problem()
             found = self._preimages(posed, problem, progress)
         least_power = self.least_row_power if problem.causal else self.least_power
-        return claim_preimages(posed, problem, found, self.residual_tolerance, least_power, started)
+        return claim_preimages(posed, problem, found, self.residual_tolerance, least_power, run)
 
     def solve(self, problem: AttentionProblem) -> Float[Tensor, " m"] | None:
         """A root from X₀ = Y, without any random number: the cheapest method that gets there."""

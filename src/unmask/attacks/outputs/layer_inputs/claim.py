@@ -6,11 +6,10 @@ pre-images may be called what is in `attention.py`.
 
 from __future__ import annotations
 
-import time
-
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem, Posed
-from unmask.recovery import Certificate, Cost, Recovery, Status
+from unmask.attacks.run import Run
+from unmask.recovery import Certificate, Recovery, Status
 
 USED = ("W", "V", "output")
 FEWEST_STARTS = 24  # a search from fewer says nothing: with 24, other roots have at most 3/24 of the starts
@@ -19,24 +18,24 @@ _PREMISE = "V is square, so noise in the output would not show: it must be exact
 _OFF_RANGE_ROUNDINGS = 1e3  # an exact output leaves the row space of V by rounding of its own number type
 
 
-def refuse(posed: Posed, residual_tolerance: float, started: float) -> Recovery[Preimages] | None:
+def refuse(posed: Posed, residual_tolerance: float, run: Run) -> Recovery[Preimages] | None:
     """Why nothing can be recovered, where that shows before any search."""
     width = len(posed.W)
     if posed.value_rank < width:
         return _nothing(
             Status.NOT_IDENTIFIABLE,
             f"the value matrix has rank {posed.value_rank} of {width}, so a continuum of inputs gives this output",
-            started,
+            run,
         )
     if posed.off_range > max(residual_tolerance, _OFF_RANGE_ROUNDINGS * posed.rounding):
         return _nothing(
             Status.NOTHING_FOUND,
             f"{posed.off_range:.1e} of the output's norm lies outside the row space of the value matrix: no input "
             "gives it exactly; it holds noise, or comes from another layer",
-            started,
+            run,
         )
     if float(posed.Y.norm()) == 0:
-        return _nothing(Status.NOTHING_FOUND, "the output is zero, which has no isolated pre-image", started)
+        return _nothing(Status.NOTHING_FOUND, "the output is zero, which has no isolated pre-image", run)
     return None
 
 
@@ -46,15 +45,15 @@ def claim_preimages(
     found: Preimages,
     residual_tolerance: float,
     least_power: float,
-    started: float,
+    run: Run,
 ) -> Recovery[Preimages]:
     """The ending that the pre-images deserve."""
     if len(found) == 0 and found.budget_ended:
-        return _nothing(Status.BUDGET_EXHAUSTED, "the causal search ended before any branch did", started, found)
+        return _nothing(Status.BUDGET_EXHAUSTED, "the causal search ended before any branch did", run, found)
     if len(found) == 0:
         exists = "one exists, as sym(W) is positive definite" if found.definite else "there may be none"
         reason = f"no pre-image found from the output itself and {found.num_starts} starts; {exists}"
-        return _nothing(Status.NOTHING_FOUND, reason, started, found)
+        return _nothing(Status.NOTHING_FOUND, reason, run, found)
     status, reason = _judge(posed, problem, found, least_power)
     worst = max(preimage.residual for preimage in found.preimages)
     certificate = Certificate(
@@ -73,7 +72,7 @@ def claim_preimages(
             "value_condition": posed.value_condition,
         },
     )
-    return Recovery(found, status, reason, certificate, Cost(time.perf_counter() - started), USED)
+    return Recovery(found, status, reason, certificate, run.cost(), USED)
 
 
 def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_power: float) -> tuple[Status, str]:
@@ -118,6 +117,6 @@ def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_powe
     )
 
 
-def _nothing(status: Status, reason: str, started: float, found: Preimages | None = None) -> Recovery[Preimages]:
-    cost = Cost(time.perf_counter() - started)
+def _nothing(status: Status, reason: str, run: Run, found: Preimages | None = None) -> Recovery[Preimages]:
+    cost = run.cost()
     return Recovery(Preimages() if found is None else found, status, reason, Certificate.none(reason), cost, USED)

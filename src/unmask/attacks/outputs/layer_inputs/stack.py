@@ -18,7 +18,6 @@ Source: ours, measured in docs/outputs-blocks.md; that prompts are determined by
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,10 +25,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.no_result import no_result
+from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.layer_inputs.blocks import BlockInversion, BlockInverter
 from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.errors import InputError
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.linalg.gap import Gap
@@ -102,17 +102,17 @@ class StackAttack:
 
     def __call__(self, evidence: HiddenEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
-        started = time.perf_counter()
+        run = Run(progress=progress)
         if not model.causal or evidence.site is not Site.STREAM:
             why = "blocks are inverted position by position, which needs the stream of a causal model"
-            return no_result(Status.NOT_APPLICABLE, why, _USED, started)
+            return claim_nothing(run, Status.NOT_APPLICABLE, why, _USED)
         precise = model.to(dtype=torch.float64, num_blocks=max(evidence.layer, 1))
         readings = [
             self._read(precise, states[mask], mask.nonzero()[:, 0].tolist(), evidence.layer, progress)
             for states, mask in zip(evidence.states.to(model.device), evidence.mask.to(model.device), strict=True)
             if mask.any()
         ]
-        return _recovery(readings, model, started)
+        return _recovery(readings, model, run)
 
     def _read(self, model: Model, seen: Rows, positions: list[int], layer: int, progress: Progress) -> StackReading:
         """One text: the blocks above the first one, then tokens, then the check of the whole forward pass."""
@@ -208,11 +208,11 @@ def _embed(model: Model, tokens: Int[Tensor, " n"] | list[int], position: int) -
     return model.embed(ids, torch.full_like(ids, position))
 
 
-def _cost(started: float, candidates: int = 0, forward_passes: int = 0) -> Cost:
-    return Cost(time.perf_counter() - started, candidates, forward_passes)
+def _cost(run: Run, candidates: int = 0, forward_passes: int = 0) -> Cost:
+    return run.cost(candidates=candidates, forward_passes=forward_passes)
 
 
-def _recovery(readings: list[StackReading], model: Model, started: float) -> Recovery[RecoveredTexts]:
+def _recovery(readings: list[StackReading], model: Model, run: Run) -> Recovery[RecoveredTexts]:
     """Status, reason and certificate of a batch."""
     texts = []
     for reading in readings:
@@ -226,7 +226,7 @@ def _recovery(readings: list[StackReading], model: Model, started: float) -> Rec
     chain = f"exact pre-images reach the bottom for {exact:.0%} of the rows of the worst text"
     if not texts:
         why = f"{chain}, but no row there is one of a token: a zero residual is not a recovery"
-        return no_result(Status.NOTHING_FOUND, why, _USED, started)
+        return claim_nothing(run, Status.NOTHING_FOUND, why, _USED)
     whole = num_certain == num_tokens
     reason = f"{num_certain} of {num_tokens} tokens, leading ones of each text, reproduce the states; {chain}"
     refused = min(float(reading.refused[: reading.num_certain].min()) for reading in readings if reading.num_certain)
@@ -240,7 +240,7 @@ def _recovery(readings: list[StackReading], model: Model, started: float) -> Rec
     )
     value = RecoveredTexts(tuple(texts), frozenset(token for text in texts for token in text.tokens))
     status = Status.RECOVERED if whole else Status.PARTIAL
-    return Recovery(value, status, reason, certificate, _cost(started, num_tokens, len(readings)), _USED)
+    return Recovery(value, status, reason, certificate, _cost(run, num_tokens, len(readings)), _USED)
 
 
 def _counts(readings: list[StackReading]) -> tuple[list[int], list[int]]:

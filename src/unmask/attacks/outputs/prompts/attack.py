@@ -21,7 +21,6 @@ new here: the linear map with its covariance, and the prior at every layer.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -34,6 +33,7 @@ from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.outputs.state_noise import computing_error
 from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery
@@ -50,9 +50,9 @@ class PromptAttack:
 
     def __call__(self, evidence: HiddenEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:
         """Read every text of the evidence."""
-        started = time.perf_counter()
+        run = Run(progress=progress)
         if not model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
-            return refuse_unreadable(evidence, model, started)
+            return refuse_unreadable(evidence, model, run)
         normed = evidence.site is Site.FINAL_NORM
         templates = templates_for(model, evidence.layer, normed, progress)
         reader = PromptReader(
@@ -68,7 +68,7 @@ class PromptAttack:
         pairs = zip(evidence.states, evidence.mask, strict=True)
         for number, (states, mask) in enumerate((states, mask) for states, mask in pairs if mask.any()):
             texts.append(reader.read(_real(states, mask, model), int(mask.int().argmax()), number, progress))
-        return claim_prompts(texts, model, evidence, time.perf_counter() - started)
+        return claim_prompts(texts, model, evidence, run)
 
 
 def _real(states: Float[Tensor, "length d"], mask: Tensor, model: Model) -> Float[Tensor, "n d"]:

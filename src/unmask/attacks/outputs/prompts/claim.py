@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unmask.attacks.no_result import no_result
+from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
 from unmask.attacks.outputs.prompts.position_search import LOUDEST
 from unmask.attacks.outputs.prompts.reader import ReadText
+from unmask.attacks.run import Run
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
 _CLAIM = (
     "The state of every certain token, recomputed from the recovered tokens alone, equals the one that was seen; the "
@@ -19,7 +20,7 @@ _CLAIM = (
 
 
 def claim_prompts(
-    texts: Sequence[ReadText], model: Model, evidence: HiddenEvidence, seconds: float
+    texts: Sequence[ReadText], model: Model, evidence: HiddenEvidence, run: Run
 ) -> Recovery[RecoveredTexts]:
     """The recovery of a batch, certain texts first."""
     recovered = sorted(
@@ -34,19 +35,19 @@ def claim_prompts(
         status=status,
         reason=_reason(texts, evidence),
         certificate=_certificate(texts) if status.conclusive else Certificate.none("no token is alone with its state"),
-        cost=Cost(seconds=seconds, candidates=sum(text.num_candidates for text in texts)),
+        cost=run.cost(candidates=sum(text.num_candidates for text in texts)),
         used=("states",),
     )
 
 
-def refuse_unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recovery[RecoveredTexts]:
+def refuse_unreadable(evidence: HiddenEvidence, model: Model, run: Run) -> Recovery[RecoveredTexts]:
     """Evidence that this attack does not apply to."""
     why = (
         f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model are not "
         f"read position by position; this attack needs the stream of a causal model ('{Site.STREAM.value}' or "
         f"'{Site.FINAL_NORM.value}')"
     )
-    return no_result(Status.NOT_APPLICABLE, why, ("states",), started)
+    return claim_nothing(run, Status.NOT_APPLICABLE, why, ("states",))
 
 
 def _as_recovered_text(text: ReadText, model: Model) -> RecoveredText:

@@ -21,7 +21,6 @@ Source: new here. For causal models see prompt.py.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -35,6 +34,7 @@ from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
 from unmask.attacks.outputs.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery
@@ -56,9 +56,9 @@ class EncoderPromptAttack:
 
     def __call__(self, evidence: HiddenEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:
         """Read every text of the evidence."""
-        started = time.perf_counter()
+        run = Run(progress=progress)
         if model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
-            return refuse_unreadable(evidence, model, started)
+            return refuse_unreadable(evidence, model, run)
         templates = encoder_templates_for(model, evidence.layer, progress)
         reader = EncoderReader(self, model, templates, direct_metric(templates.states), equal_tokens(model))
         error = computing_error(model, evidence.compute_dtype, evidence.layer) + _storing_error(evidence.states.dtype)
@@ -68,7 +68,7 @@ class EncoderPromptAttack:
             rows = states[mask].to(device=model.device, dtype=model.dtype)
             if len(rows):
                 texts.append(reader.read(rows, int(mask.int().argmax()), measure_rounding(rows, error)))
-        return claim_encoder_prompts(texts, model, time.perf_counter() - started)
+        return claim_encoder_prompts(texts, model, run)
 
 
 @dataclass

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.no_result import no_result
+from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
+from unmask.attacks.run import Run
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 from unmask.shapes import Tokens
 
 _CLEAR = 3.0  # another token must be off by more than this many tolerances
@@ -54,7 +55,7 @@ class EncoderText:
         return frozenset(token for position, token in places if position not in self.equals)
 
 
-def claim_encoder_prompts(texts: Sequence[EncoderText], model: Model, seconds: float) -> Recovery[RecoveredTexts]:
+def claim_encoder_prompts(texts: Sequence[EncoderText], model: Model, run: Run) -> Recovery[RecoveredTexts]:
     """Certain texts first; only what is proven supports the bag of tokens."""
     ordered = sorted(texts, key=lambda text: (not text.certain, not text.proven))
     proven = [text for text in ordered if text.proven]
@@ -69,18 +70,18 @@ def claim_encoder_prompts(texts: Sequence[EncoderText], model: Model, seconds: f
         status=status,
         reason=_reason(texts),
         certificate=_certificate(proven) if status.conclusive else Certificate.none("no text gives all of the states"),
-        cost=Cost(seconds=seconds, candidates=runs, forward_passes=runs),
+        cost=run.cost(candidates=runs, forward_passes=runs),
         used=("states",),
     )
 
 
-def refuse_unreadable(evidence: HiddenEvidence, model: Model, started: float) -> Recovery[RecoveredTexts]:
+def refuse_unreadable(evidence: HiddenEvidence, model: Model, run: Run) -> Recovery[RecoveredTexts]:
     """Evidence that this attack does not apply to."""
     why = (
         f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model: this "
         f"attack needs the stream of a bidirectional model ('{Site.STREAM.value}' or '{Site.FINAL_NORM.value}')"
     )
-    return no_result(Status.NOT_APPLICABLE, why, ("states",), started)
+    return claim_nothing(run, Status.NOT_APPLICABLE, why, ("states",))
 
 
 def _as_recovered_text(text: EncoderText, model: Model) -> RecoveredText:

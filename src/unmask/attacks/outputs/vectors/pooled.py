@@ -20,22 +20,22 @@ Source: Pati, Rezaiifar, Krishnaprasad (1993) for the pursuit; Donoho, Elad, PNA
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.no_result import no_result
+from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.model_cache import compute_once
 from unmask.attacks.outputs.prompts.encoder_templates import encoder_templates_for
 from unmask.attacks.outputs.prompts.templates import TokenStates, templates_for
 from unmask.attacks.outputs.state_noise import computing_error, measure_rounding
 from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Run
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
 _RIDGE = 1e-3  # in units of the median variance
 _NEARLY_WHOLE = 0.2  # a count may be so far off before it is rounded and tested
@@ -78,10 +78,10 @@ class PooledAttack:
     @torch.no_grad()
     def __call__(self, evidence: HiddenEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:
         """A bag for every text."""
-        started = time.perf_counter()
+        run = Run(progress=progress)
         if evidence.site is not Site.MEAN:
             why = f"states taken at '{evidence.site.value}' are not means over a text ('{Site.MEAN.value}')"
-            return no_result(Status.NOT_APPLICABLE, why, ("states",), started)
+            return claim_nothing(run, Status.NOT_APPLICABLE, why, ("states",))
         means = evidence.states[evidence.mask].to(device=model.device, dtype=model.dtype)
         error = computing_error(model, evidence.compute_dtype, evidence.layer)
         tolerances = measure_rounding(means, error).tolerances.tolist()
@@ -92,7 +92,7 @@ class PooledAttack:
             progress("reading pooled states", number, len(means))
             bag = self._exact(mean, rows, model, tolerance) if exact else None
             bags.append(bag or rows.guess(mean, self.max_guess))
-        return _recovery(bags, model, evidence, time.perf_counter() - started)
+        return _recovery(bags, model, evidence, run)
 
     def _exact(self, mean: Float[Tensor, " d"], rows: CandidateRows, model: Model, tolerance: float) -> Bag | None:
         """The bag that gives the mean, or None."""
@@ -237,7 +237,7 @@ def _is_sum(model: Model) -> bool:
     return bool((added[0] - added[1]).norm() <= 1e-5 * rows.norm())
 
 
-def _recovery(bags: list[Bag], model: Model, evidence: HiddenEvidence, seconds: float) -> Recovery[RecoveredTexts]:
+def _recovery(bags: list[Bag], model: Model, evidence: HiddenEvidence, run: Run) -> Recovery[RecoveredTexts]:
     """Texts are bags laid out, never certain; only certain bags support the set of tokens."""
     certain = [bag for bag in bags if bag.certain]
     texts = [
@@ -258,7 +258,7 @@ def _recovery(bags: list[Bag], model: Model, evidence: HiddenEvidence, seconds: 
         status=Status.PARTIAL if certain else Status.NOTHING_FOUND,
         reason="; ".join(parts) + ".",
         certificate=certificate,
-        cost=Cost(seconds=seconds, candidates=len(bags) * model.vocab_size),
+        cost=run.cost(candidates=len(bags) * model.vocab_size),
         used=("states",),
         looked_for=frozenset({Aim.TOKENS}),
     )

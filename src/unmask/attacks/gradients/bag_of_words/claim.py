@@ -1,0 +1,72 @@
+"""What may be claimed of tokens: all of them, or those that stand out of noise; never their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unmask.attacks.claims import claim_nothing
+from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords, find_candidates
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
+from unmask.attacks.run import Run
+from unmask.evidence.gradients import GradientEvidence
+from unmask.models.adapter import Model
+from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+
+MOST_EXPECTED_FALSE = 0.51  # one half by the decoys of the span, and 1e-9 for each row of the embedding
+
+
+def read_tokens(
+    run: Run, evidence: GradientEvidence, model: Model, num_probes: int, min_gap_decades: float
+) -> tuple[Candidates, tuple[str, ...]] | Recovery[RecoveredTexts]:
+    """The tokens of a batch and the tensors that tell them; or, where no more can be read, what is claimed."""
+    run.progress("reading the bag of words", 0, 1)
+    bag = find_candidates(evidence, model, num_probes, min_gap_decades, run.generator)
+    if bag.candidates is None:
+        return claim_nothing(run, bag.status, bag.reason, bag.used, frozenset([Aim.TOKENS]))
+    if bag.expected_false is not None:
+        return claim_noisy_tokens(run, bag)
+    return bag.candidates, bag.used
+
+
+def claim_noisy_tokens(run: Run, bag: BagOfWords) -> Recovery[RecoveredTexts]:
+    """Tokens that a test chose under noise: a part of the batch, a stated number of false ones, no texts."""
+    assert bag.candidates is not None  # only a bag with tokens has expected false ones
+    assert bag.expected_false is not None
+    certificate = Certificate(
+        claim="on average over the noise, no more than `residual` of the tokens listed do not occur",
+        residual=bag.expected_false,
+        tolerance=MOST_EXPECTED_FALSE,
+        details={"expected_false": bag.expected_false, **bag.details},
+    )
+    tokens = bag.candidates.tokens
+    reason = (
+        f"{len(tokens)} tokens stand out of the noise, {bag.expected_false:.2g} of them false on average; others may "
+        "occur too, and the order of tokens is not read from noisy updates"
+    )
+    cost = run.cost(candidates=bag.candidates.num_tested)
+    looked_for = frozenset([Aim.TOKENS])
+    return Recovery(RecoveredTexts((), tokens), Status.PARTIAL, reason, certificate, cost, bag.used, looked_for)
+
+
+def claim_tokens(
+    run: Run,
+    candidates: Candidates,
+    used: Sequence[str],
+    reason: str,
+    guesses: tuple[RecoveredText, ...] = (),
+) -> Recovery[RecoveredTexts]:
+    """The tokens are known, their order is not; guesses at texts claim nothing.
+
+    Nothing follows about texts: the order was never tried, or it was and nothing confirms that it could be found.
+    """
+    certificate = Certificate(
+        claim="every token listed occurs: its vector lies in the span of block 0's gradients, or its embedding moved",
+        residual=candidates.gap.accepted,
+        tolerance=candidates.gap.threshold,
+        rejected=candidates.gap.rejected,
+        details={"token_gap_decades": candidates.gap.decades},
+    )
+    cost = run.cost(candidates=candidates.num_tested)
+    reason = f"the bag of words ({len(candidates.tokens)} tokens) was recovered, the texts were not: {reason}"
+    value = RecoveredTexts(guesses, candidates.tokens, candidates.classes)
+    return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), frozenset([Aim.TOKENS]))

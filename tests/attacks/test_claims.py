@@ -1,0 +1,20 @@
+"""What is claimed where nothing was found."""
+
+from __future__ import annotations
+
+import pytest
+
+from unmask.attacks.claims import claim_nothing
+from unmask.attacks.run import Run
+from unmask.recovery import RecoveredTexts, Status
+
+
+@pytest.mark.parametrize("status", [s for s in Status if not s.conclusive], ids=lambda s: s.name)
+def test_nothing_is_claimed(status):
+    recovery = claim_nothing(Run(), status, "because")
+    assert recovery.status is status
+    assert recovery.reason == "because"
+    assert recovery.value == RecoveredTexts()
+    assert not recovery.certificate.holds
+    assert recovery.cost.seconds > 0
+    assert bool(recovery.looked_for) == (status is Status.NOTHING_FOUND)
