@@ -12,7 +12,7 @@ import torch
 from unmask.arguments import require_count
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import fresh_sequences, no_heads, open_bill, refuse
+from unmask.attacks.queries.claims import fresh_sequences, no_heads, refuse
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
 from unmask.attacks.queries.many_heads.vector_heads import VectorHeadsAttack
@@ -20,6 +20,7 @@ from unmask.attacks.queries.one_head.noisy_head import NoisyAttack
 from unmask.attacks.queries.one_head.signs import MembershipAttack
 from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.attacks.table import Attack, Secret, attacks_of
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
@@ -146,12 +147,12 @@ def recover_from_answers(
     if attack is not None:
         return _choose(attack, "queries", (Secret.HEADS, Secret.NETWORK), seed=seed)(evidence, progress)
     before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
-    bill = open_bill(evidence, 0)
+    run = QueryRun(seed, progress, evidence=evidence)
     try:
         profile = profile or probe_oracle(evidence, torch.Generator().manual_seed(seed))
     except BudgetSpent as ending:
         reason = f"The budget ended while the oracle was probed: {ending}."
-        return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+        return refuse(run, Status.BUDGET_EXHAUSTED, reason)
     recovery = _ask_by_profile(evidence, profile, progress, seed)
     if is_resumed and recovery.status is Status.RECOVERED:
         recovery = _ask_again(evidence, profile, recovery)

@@ -11,17 +11,17 @@ from unmask.attacks.progress import Progress, silent
 from unmask.recovery import Cost
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """Begins when it is made. Equal seeds give equal runs."""
 
     seed: int = 0
     progress: Progress = silent
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=time.perf_counter, init=False)
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "generator", torch.Generator().manual_seed(self.seed))
+        self.generator = torch.Generator().manual_seed(self.seed)
 
     def cost(self, **counts: int) -> Cost:
         """The seconds so far, and what was counted."""

@@ -15,10 +15,10 @@ from unmask.attacks.queries.claims import (
     is_zero,
     judge_heads,
     no_heads,
-    open_bill,
     refuse,
 )
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Status
 
@@ -30,8 +30,9 @@ def claim(claimed, true=HEADS, after=None, boost=1.0, **options):
     """The recovery of some heads from an oracle of others."""
     evidence = oracle_of(true, after, **options)
     profile = probe_oracle(evidence, generator())
-    bill = open_bill(evidence, 7, profile.num_queries)
-    return judge_heads(evidence, profile, claimed, bill, boost, generator(1), "Heads.")
+    run = QueryRun(1, evidence=evidence, unknowns=7)
+    run.probe(profile)
+    return judge_heads(run, claimed, boost, "Heads.")
 
 
 def test_the_true_heads_are_certified():
@@ -115,7 +116,7 @@ def test_long_tokens_let_answers_stand_out_from_rounding():
     assert claim(wrong, after=rounded(2)).certificate.tolerance > 1e-3
 
 
-def test_the_bill_adds_up():
+def test_queries_by_purpose_add_up():
     recovery = claim(HEADS)
     details = recovery.certificate.details
     assert details["fresh_queries"] == NUM_FRESH
@@ -126,7 +127,7 @@ def test_the_bill_adds_up():
 
 def test_a_refusal_claims_nothing():
     evidence = oracle_of(HEADS)
-    recovery = refuse(evidence, open_bill(evidence, 0), Status.NOT_APPLICABLE, "Why.")
+    recovery = refuse(QueryRun(evidence=evidence), Status.NOT_APPLICABLE, "Why.")
     assert recovery.value.W.shape == (0, WIDTH, WIDTH)
     assert not recovery.certificate.holds
     assert recovery.reason == recovery.certificate.claim == "Why."

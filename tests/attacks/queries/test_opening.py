@@ -8,6 +8,7 @@ from tests.attacks.queries.random_networks import evidence_of, normal, relative
 
 from unmask.attacks.queries.opening import not_applicable, open_layer
 from unmask.attacks.queries.profile import probe_oracle
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.linalg.heads import HeadWeights
 
 WIDTH = 8
@@ -15,8 +16,9 @@ WIDTH = 8
 
 def opened(evidence):
     profile = probe_oracle(evidence, generator())
-    before = evidence.ledger.num_asked
-    return open_layer(evidence, profile, generator(1)), evidence.ledger.num_asked - before
+    run = QueryRun(1, evidence=evidence)
+    run.probe(profile)
+    return open_layer(run), run.num_asked - profile.num_queries
 
 
 def test_the_sum_of_v_is_read_with_width_and_four_queries():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import Bill, is_zero, judge_heads, open_bill, refuse
+from unmask.attacks.queries.claims import is_zero, judge_heads, refuse
 from unmask.attacks.queries.one_head.boosted_probes import columns_at_once
 from unmask.attacks.queries.one_head.single_head import out_of_budget, unknown_head
 from unmask.attacks.queries.opening import not_applicable, silence
 from unmask.attacks.queries.pairs import Pairs, logit
-from unmask.attacks.queries.profile import probe_oracle
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
@@ -57,8 +57,8 @@ class PaperSingleHeadAttack:
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Learn, and check on fresh sequences."""
         d = evidence.width
-        bill = open_bill(evidence, d * d + d)
-        return _learn(evidence, bill, self.seed, lambda v, generator: self.weights(evidence, v, generator))
+        run = QueryRun(self.seed, progress, evidence=evidence, unknowns=d * d + d)
+        return _learn(run, lambda v: self.weights(evidence, v, run.generator))
 
     def weights(
         self, evidence: OracleEvidence, v: Float[Tensor, " d"], generator: torch.Generator
@@ -112,8 +112,8 @@ class NuclearNormAttack:
         d = evidence.width
         if self.num_measurements > d * d:
             raise InputError(f"num_measurements must be at most {d * d}, as many as W has entries")
-        bill = open_bill(evidence, d * d + d)
-        return _learn(evidence, bill, self.seed, lambda v, generator: self.weights(evidence, v, generator))
+        run = QueryRun(self.seed, progress, evidence=evidence, unknowns=d * d + d)
+        return _learn(run, lambda v: self.weights(evidence, v, run.generator))
 
     def weights(
         self, evidence: OracleEvidence, v: Float[Tensor, " d"], generator: torch.Generator
@@ -126,31 +126,23 @@ class NuclearNormAttack:
         return least_nuclear_norm(U[kept], Y[kept], t[kept], self.max_steps)[0]
 
 
-def _learn(
-    evidence: OracleEvidence,
-    bill: Bill,
-    seed: int,
-    weights: Callable[[Float[Tensor, " d"], torch.Generator], Float[Tensor, "d d"]],
-) -> Recovery[HeadWeights]:
+def _learn(run: QueryRun, weights: Callable[[Float[Tensor, " d"]], Float[Tensor, "d d"]]) -> Recovery[HeadWeights]:
     """v from unit tokens, W from what a method makes of it, judged as any learner is."""
-    generator = torch.Generator().manual_seed(seed)
+    evidence = run.evidence
     heads = unknown_head(evidence)
     try:
-        profile = probe_oracle(evidence, generator)
-        bill = replace(bill, probing=profile.num_queries)
+        profile = run.probe()
         if profile.num_outputs or profile.signs_only or not profile.is_linear:
-            return refuse(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
+            return refuse(run, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
         heads.v[0] = evidence.ask(torch.eye(evidence.width, dtype=torch.float64, device=evidence.device)[:, None])
         if is_zero(heads.v[0], profile):
-            return refuse(evidence, bill, *silence(profile))
-        heads.W[0] = weights(heads.v[0], generator)
+            return refuse(run, *silence(profile))
+        heads.W[0] = weights(heads.v[0])
         if not heads.W.isfinite().all():
             reason = "Some scores saturated or met v·u = 0, so that the linear system has no finite right side."
-            return refuse(evidence, bill, Status.NOTHING_FOUND, reason)
-        return judge_heads(
-            evidence, profile, heads, bill, 1.0, generator, "v from unit tokens, W by the paper's method."
-        )
+            return refuse(run, Status.NOTHING_FOUND, reason)
+        return judge_heads(run, heads, 1.0, "v from unit tokens, W by the paper's method.")
     except BudgetSpent as spent:
-        return out_of_budget(evidence, heads, bill, spent)
+        return out_of_budget(run, heads, spent)
     except Refused as seen:
-        return refuse(evidence, bill, Status.NOTHING_FOUND, str(seen))
+        return refuse(run, Status.NOTHING_FOUND, str(seen))

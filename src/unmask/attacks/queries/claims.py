@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.queries.profile import OracleProfile
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.evidence.oracles import Answers, OracleEvidence, Sequences
 from unmask.linalg.heads import HeadWeights
-from unmask.recovery import Certificate, Cost, Recovery, Status
+from unmask.recovery import Certificate, Recovery, Status
 
 NUM_FRESH = 48
 FRESH_LENGTH = 6
@@ -26,16 +25,6 @@ _MISSED = 0.3  # of an answer, what noise may excuse at most: beyond it, it woul
 _SHOWS = 2.0  # times the tolerance, at least: what W = 0 must be off by, or fresh sequences say nothing about W
 _CLOSE_ENOUGH = 1e-8  # of an answer: whatever the oracle's precision, nobody agrees to eight digits by chance
 _LOOSEST = 1e-2  # what amplified noise may excuse, unless the noise alone is larger
-
-
-@dataclass(frozen=True)
-class Bill:
-    """What learning took: queries by purpose, and the number of unknowns that they determined."""
-
-    started: float
-    asked_before: int  # by the evidence's ledger, when the attack began
-    probing: int
-    unknowns: int
 
 
 def fresh_sequences(
@@ -85,86 +74,53 @@ def certify(
     return Certificate(claim, residual, tolerance, rejected, {"oracle_error": own})
 
 
-def charge(evidence: OracleEvidence, certificate: Certificate, bill: Bill, num_fresh: int) -> tuple[Certificate, Cost]:
-    """The certificate with the queries by purpose in its details, and the cost."""
-    asked = evidence.ledger.num_asked - bill.asked_before
-    learning = asked - bill.probing - num_fresh
-    details = {
-        **certificate.details,
-        "probing_queries": bill.probing,
-        "learning_queries": learning,
-        "fresh_queries": num_fresh,
-        "degrees_of_freedom": bill.unknowns,
-        "learning_queries_per_degree_of_freedom": learning / max(1, bill.unknowns),
-    }
-    return replace(certificate, details=details), Cost(seconds=time.perf_counter() - bill.started, queries=asked)
-
-
 def judge_heads(
-    evidence: OracleEvidence,
-    profile: OracleProfile,
-    heads: HeadWeights,
-    bill: Bill,
-    boost: float,
-    generator: torch.Generator,
-    reason: str,
-    amplification: float = AMPLIFICATION,
+    run: QueryRun, heads: HeadWeights, boost: float, reason: str, amplification: float = AMPLIFICATION
 ) -> Recovery[HeadWeights]:
     """The recovery of heads that were learned whole: certified on fresh sequences, or withdrawn."""
-    fresh = fresh_sequences(heads, boost, min(profile.max_norm, 1e12), generator)
-    certificate = certify_heads(evidence, profile, heads, fresh, amplification)
-    return conclude(evidence, heads, certificate, bill, len(fresh), reason)
+    fresh = fresh_sequences(heads, boost, min(run.profile.max_norm, 1e12), run.generator)
+    certificate = certify_heads(run, heads, fresh, amplification)
+    return conclude(run, heads, certificate, len(fresh), reason)
 
 
 def certify_heads(
-    evidence: OracleEvidence,
-    profile: OracleProfile,
-    heads: HeadWeights,
-    fresh: Sequences,
-    amplification: float = AMPLIFICATION,
+    run: QueryRun, heads: HeadWeights, fresh: Sequences, amplification: float = AMPLIFICATION
 ) -> Certificate:
     """`certify`, with the error of the same heads at W = 0 as what is refused: answers must depend on W."""
     blind = HeadWeights(W=torch.zeros_like(heads.W), v=heads.v) if heads.W.any() else None
-    return certify(evidence, profile, heads, fresh, "With these weights", amplification, blind)
+    return certify(run.evidence, run.profile, heads, fresh, "With these weights", amplification, blind)
 
 
 def conclude(
-    evidence: OracleEvidence, heads: HeadWeights, certificate: Certificate, bill: Bill, num_fresh: int, reason: str
+    run: QueryRun, heads: HeadWeights, certificate: Certificate, num_fresh: int, reason: str
 ) -> Recovery[HeadWeights]:
     """The recovery that the certificate allows: the heads, or none."""
-    certificate, cost = charge(evidence, certificate, bill, num_fresh)
+    certificate, cost = run.charge(certificate, num_fresh)
     if certificate.rejected is not None and certificate.rejected < _SHOWS * certificate.tolerance:
         why = (
             f"{reason} But W = 0 would answer fresh sequences nearly as well: it is off by {certificate.rejected:.1e} "
             f"of an answer, where {certificate.tolerance:.1e} is explained. Tokens may not be so long that W shows."
         )
-        return Recovery(no_heads(evidence), Status.NOTHING_FOUND, why, certificate, cost)
+        return Recovery(no_heads(run.evidence), Status.NOTHING_FOUND, why, certificate, cost)
     if certificate.holds:
         return Recovery(heads, Status.RECOVERED, reason, certificate, cost, ("answers",))
     why = (
         f"{reason} But on fresh sequences these weights are off by {certificate.residual:.1e} of an answer, where "
         f"{certificate.tolerance:.1e} is explained: it is not a layer of this form, or a head was missed."
     )
-    return Recovery(no_heads(evidence), Status.NOTHING_FOUND, why, certificate, cost)
+    return Recovery(no_heads(run.evidence), Status.NOTHING_FOUND, why, certificate, cost)
 
 
-def refuse(
-    evidence: OracleEvidence, bill: Bill, status: Status, reason: str, heads: HeadWeights | None = None
-) -> Recovery[HeadWeights]:
+def refuse(run: QueryRun, status: Status, reason: str, heads: HeadWeights | None = None) -> Recovery[HeadWeights]:
     """Nothing can be claimed; or, with `heads`, a part that was certain when the budget ended (unknown entries NaN)."""
-    certificate, cost = charge(evidence, Certificate.none(reason), bill, 0)
-    return Recovery(heads or no_heads(evidence), status, reason, certificate, cost)
+    certificate, cost = run.charge(Certificate.none(reason), 0)
+    return Recovery(heads or no_heads(run.evidence), status, reason, certificate, cost)
 
 
 def no_heads(evidence: OracleEvidence) -> HeadWeights:
     """A layer of which nothing is known."""
     empty = torch.zeros(0, evidence.width, dtype=torch.float64, device=evidence.device)
     return HeadWeights(W=empty[:, :, None].expand(-1, -1, evidence.width), v=empty)
-
-
-def open_bill(evidence: OracleEvidence, unknowns: int, probing: int = 0) -> Bill:
-    """The bill of an attack that begins now."""
-    return Bill(time.perf_counter(), evidence.ledger.num_asked - probing, probing, unknowns)
 
 
 def is_zero(sum_v: Float[Tensor, "d *p"], profile: OracleProfile) -> bool:

@@ -12,8 +12,8 @@ from torch import Tensor
 from unmask.attacks.queries.claims import is_zero
 from unmask.attacks.queries.pairs import Pairs
 from unmask.attacks.queries.profile import OracleProfile
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.attacks.queries.resolution import Resolution
-from unmask.evidence.oracles import OracleEvidence
 from unmask.recovery import Status
 
 _LONGEST = 1e12  # norm of a token where errors are added to answers and no bound was found
@@ -39,14 +39,15 @@ class Layer:
         return Layer(replace(self.pairs, direction=direction.to(self.pairs.sum_v.device)), self.resolution)
 
 
-def open_layer(evidence: OracleEvidence, profile: OracleProfile, generator: torch.Generator) -> Layer | None:
+def open_layer(run: QueryRun) -> Layer | None:
     """Σ_h v_h from one-token queries, and the boost against added errors; None where all answers are 0.
 
     Cost: width + 4 queries.
     """
+    evidence, profile = run.evidence, run.profile
     long = min(_LONG_TOKEN, profile.max_norm) if profile.absolute_error else 1.0
     sum_v = evidence.ask(long * torch.eye(evidence.width, dtype=torch.float64, device=evidence.device)[:, None]) / long
-    far = torch.randn(4, 2, evidence.width, generator=generator, dtype=torch.float64).to(evidence.device)
+    far = torch.randn(4, 2, evidence.width, generator=run.generator, dtype=torch.float64).to(evidence.device)
     far = long * far / far.norm(dim=2, keepdim=True)
     answers = evidence.ask(far)
     if is_zero(sum_v * long, profile) and is_zero(answers, profile):

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.progress import Progress
 from unmask.attacks.queries.many_heads.heads_at_point import HeadsAtPoint
 from unmask.attacks.queries.many_heads.isolation import Isolation
 from unmask.attacks.queries.resolution import NoPlane
+from unmask.attacks.run import Run
 
 _BATCH_BYTES = 2**25  # of tokens that are probed with at once
 _MOST_TRIES = 14
@@ -33,7 +33,7 @@ class Columns:
     """
 
     view: HeadsAtPoint
-    generator: torch.Generator
+    run: Run
     W: Float[Tensor, "k d d"] = field(init=False)
     spans: list[Float[Tensor, "d r"] | None] = field(init=False)
 
@@ -42,7 +42,7 @@ class Columns:
         self.W = torch.full((num_units, width, width), torch.nan, dtype=torch.float64, device=self.view.w.device)
         self.spans = [None] * num_units
 
-    def learn(self, progress: Progress) -> None:
+    def learn(self) -> None:
         """All columns. What is known so far is in `W` at any time."""
         width = len(self.view.y)
         todo, done = torch.arange(1, width, device=self.W.device), 0
@@ -51,11 +51,11 @@ class Columns:
             self._learn_some(todo[:size], self._reach())
             todo, done = todo[size:], done + size
             self._find_spans()
-            progress("learning columns of W", done, width - 1)
+            self.run.progress("learning columns of W", done, width - 1)
         y = self.view.y
         self.W[:, :, 0] = (self.view.w - self.W[:, :, 1:] @ y[1:]) / y[0]
 
-    def polish(self, progress: Progress) -> None:
+    def polish(self) -> None:
         """Measure again from points that are made for each column, which takes the factor 1/δ back."""
         view, width = self.view, len(self.view.y)
         for j in range(1, width):
@@ -64,13 +64,13 @@ class Columns:
             try:
                 isolation = Isolation.at(view.units, self.W @ y, view.isolation.resolution)
                 w = isolation.columns(view.pairs, y[None], self.spans)
-                off = isolation.misprediction(view.pairs, y[None], w, self.generator)
+                off = isolation.misprediction(view.pairs, y[None], w, self.run.generator)
             except NoPlane:
                 continue
             moved = float((w[0] - self.W @ y).norm() / w[0].norm())
             if float(off[0]) < view.isolation.allowed and moved < _MOST_MOVED:
                 self.W[:, :, j] = w[0] - view.w
-            progress("measuring columns again", j, width - 1)
+            self.run.progress("measuring columns again", j, width - 1)
         self.W[:, :, 0] = (view.w - self.W[:, :, 1:] @ view.y[1:]) / view.y[0]
 
     @property
@@ -120,7 +120,7 @@ class Columns:
         isolation, pairs = self.view.isolation, self.view.pairs
         try:
             w = isolation.columns(pairs, y, spans)
-            return w, isolation.misprediction(pairs, y, w, self.generator)
+            return w, isolation.misprediction(pairs, y, w, self.run.generator)
         except NoPlane:
             if len(y) > 1:  # one of them is to blame
                 parts = [self._read(row[None], spans) for row in y]

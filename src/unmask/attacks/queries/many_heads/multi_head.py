@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import AMPLIFICATION, Bill, judge_heads, refuse
-from unmask.attacks.queries.claims import open_bill as new_bill
+from unmask.attacks.queries.claims import AMPLIFICATION, judge_heads, refuse
 from unmask.attacks.queries.many_heads.columns import Columns
 from unmask.attacks.queries.many_heads.head_splitting import split_signs
 from unmask.attacks.queries.many_heads.heads_at_point import HeadsAtPoint, MoreHeadsThanWidth, find_heads
 from unmask.attacks.queries.many_heads.isolation import CLUSTER_LOSS
 from unmask.attacks.queries.opening import Layer, not_applicable, open_layer, silence
-from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.profile import OracleProfile
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.attacks.queries.resolution import NoPlane
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence
@@ -52,57 +52,53 @@ class MultiHeadAttack:
         self, evidence: OracleEvidence, progress: Progress = silent, profile: OracleProfile | None = None
     ) -> Recovery[HeadWeights]:
         """Learn the heads; `profile`, if the oracle was probed before."""
-        generator = torch.Generator().manual_seed(self.seed)
-        bill, columns, recovery = new_bill(evidence, 0), None, None
+        run, columns, recovery = QueryRun(self.seed, progress, evidence=evidence), None, None
         try:
-            profile = profile or probe_oracle(evidence, generator)
-            bill = new_bill(evidence, 0, profile.num_queries)
+            profile = run.probe(profile)
             if profile.num_outputs or profile.signs_only or not profile.is_linear:
-                return refuse(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
-            layer = open_layer(evidence, profile, generator)
+                return refuse(run, Status.NOT_APPLICABLE, not_applicable(profile, "numbers"))
+            layer = open_layer(run)
             if layer is None:
-                return refuse(evidence, bill, *silence(profile))
-            seen = self.view(layer, generator, progress)
+                return refuse(run, *silence(profile))
+            seen = self.view(run, layer)
             if seen is None:
-                return judge_heads(evidence, profile, _still(layer), bill, layer.pairs.boost, generator, _STILL)
-            columns = Columns(seen, generator)
-            columns.learn(progress)
-            recovery = self._judge(layer, profile, columns, bill, generator)
+                return judge_heads(run, _still(layer), layer.pairs.boost, _STILL)
+            columns = Columns(seen, run)
+            columns.learn()
+            recovery = self._judge(run, layer, columns)
             if self.polish or not recovery.certificate.holds:
-                columns.polish(progress)
-                again = self._judge(layer, profile, columns, bill, generator)
+                columns.polish()
+                again = self._judge(run, layer, columns)
                 recovery = min(again, recovery, key=lambda each: each.certificate.residual)
             return recovery
         except MoreHeadsThanWidth as ending:
-            return refuse(evidence, bill, Status.NOT_APPLICABLE, str(ending))
+            return refuse(run, Status.NOT_APPLICABLE, str(ending))
         except NoPlane as ending:
-            return refuse(evidence, bill, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
+            return refuse(run, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
         except BudgetSpent as ending:
             if recovery is not None and recovery.certificate.holds:  # a second measurement was only for a digit
                 return recovery
-            return _report_unfinished(evidence, bill, columns, ending)
+            return _report_unfinished(run, columns, ending)
 
-    def _judge(
-        self, layer: Layer, profile: OracleProfile, columns: Columns, bill: Bill, generator: torch.Generator
-    ) -> Recovery[HeadWeights]:
+    def _judge(self, run: QueryRun, layer: Layer, columns: Columns) -> Recovery[HeadWeights]:
         heads = split_heads(columns)
-        bill = replace(bill, unknowns=_unknowns(columns, heads))
+        run.unknowns = _unknowns(columns, heads)
         amplification = AMPLIFICATION * CLUSTER_LOSS ** (columns.view.units.v.shape[1] - 1)
-        reason, evidence = _describe_learned(columns, heads), layer.pairs.evidence
-        return judge_heads(evidence, profile, heads, bill, layer.pairs.boost, generator, reason, amplification)
+        reason = _describe_learned(columns, heads)
+        return judge_heads(run, heads, layer.pairs.boost, reason, amplification)
 
-    def view(self, layer: Layer, generator: torch.Generator, progress: Progress) -> HeadsAtPoint | None:
+    def view(self, run: QueryRun, layer: Layer) -> HeadsAtPoint | None:
         """The heads at the first random y that shows them all."""
         width = len(layer.pairs.sum_v)
         unit = torch.eye(1, width, dtype=torch.float64)[0]
         for resolution in layer.resolutions:
             for plane in range(self.max_planes):
-                progress("looking for heads", plane, self.max_planes)
-                aside = torch.randn(width, generator=generator, dtype=torch.float64)
+                run.progress("looking for heads", plane, self.max_planes)
+                aside = torch.randn(width, generator=run.generator, dtype=torch.float64)
                 aside[0] = 0
                 y = unit if width == 1 else (unit + aside / aside.norm()) / math.sqrt(2)
                 try:
-                    return find_heads(layer.pairs, y.to(layer.pairs.sum_v.device), resolution, generator)
+                    return find_heads(layer.pairs, y.to(layer.pairs.sum_v.device), resolution, run.generator)
                 except NoPlane as ending:
                     last = ending
         raise NoPlane(f"{last}, in {self.max_planes} random planes")
@@ -142,22 +138,20 @@ def _same(view: HeadsAtPoint) -> float:
 _STILL = "No head turns on or off, however long a token is: W = 0, and answers are means of vᵀx."
 
 
-def _report_unfinished(
-    evidence: OracleEvidence, bill: Bill, columns: Columns | None, ending: BudgetSpent
-) -> Recovery[HeadWeights]:
+def _report_unfinished(run: QueryRun, columns: Columns | None, ending: BudgetSpent) -> Recovery[HeadWeights]:
     """What is known when the budget ends: whole columns of W and v of every unit, or nothing."""
     if columns is None:
         reason = f"The budget ended before heads were told apart: {ending}."
-        return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+        return refuse(run, Status.BUDGET_EXHAUSTED, reason)
     if columns.view.pairs.linear is not None:
         reason = f"The budget ended before the signs of heads were told, which is done last: {ending}."
-        return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason)
+        return refuse(run, Status.BUDGET_EXHAUSTED, reason)
     heads, known = _members(columns), int(columns.W[0, 0].isfinite().sum())
     reason = (
-        f"The budget ended: {ending}. Known are v of {len(heads)} heads and {known} of {evidence.width} columns of "
+        f"The budget ended: {ending}. Known are v of {len(heads)} heads and {known} of {run.evidence.width} columns of "
         "each W; the rest is NaN."
     )
-    return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
+    return refuse(run, Status.BUDGET_EXHAUSTED, reason, heads)
 
 
 def _unknowns(columns: Columns, heads: HeadWeights) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import judge_heads, open_bill, refuse
+from unmask.attacks.queries.claims import judge_heads, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
     ScoreReader,
@@ -20,7 +20,8 @@ from unmask.attacks.queries.one_head.boosted_probes import (
     random_basis,
     score_reader,
 )
-from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.profile import OracleProfile
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence
 from unmask.linalg.heads import HeadWeights
@@ -64,52 +65,43 @@ class OrthogonalHeadsAttack:
 
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Probe, find the subspaces, read a head in each, certify."""
-        generator = torch.Generator().manual_seed(self.seed)
-        bill = open_bill(evidence, 0)
+        run = QueryRun(self.seed, progress, evidence=evidence)
         try:
-            profile = probe_oracle(evidence, generator)
-            bill = replace(bill, probing=profile.num_queries)
+            profile = run.probe()
             if profile.signs_only or profile.num_outputs or not profile.is_linear:
                 why = "Second derivatives need single numbers that grow with the tokens; this oracle answers otherwise."
-                return refuse(evidence, bill, Status.NOT_APPLICABLE, why)
+                return refuse(run, Status.NOT_APPLICABLE, why)
             reader = score_reader(evidence, profile, measure_v(evidence, profile))
-            size = _score_size(reader, generator)
-            hessians = self._hessians(reader, profile, size, generator, progress)
-            blocks = find_blocks(hessians, _choose_coupling(profile, reader), generator)
-            heads = [_read(reader, block, size, generator) for block in blocks]
+            size = _score_size(reader, run.generator)
+            hessians = self._hessians(run, reader, size)
+            blocks = find_blocks(hessians, _choose_coupling(profile, reader), run.generator)
+            heads = [_read(reader, block, size, run.generator) for block in blocks]
             learned = HeadWeights(W=torch.stack([W for W, _ in heads]), v=torch.stack([v for _, v in heads]))
             unknowns = sum(len(block) * (evidence.width + 1) for block in blocks)
-            bill = replace(bill, unknowns=unknowns)
+            run.unknowns = unknowns
             sizes = ", ".join(str(len(block)) for block in blocks)
             reason = (
                 f"{len(blocks)} orthogonal subspaces of width {sizes}, from {len(hessians)} Hessians; a head in each."
             )
-            return judge_heads(evidence, profile, learned, bill, reader.fresh_boost, generator, reason)
+            return judge_heads(run, learned, reader.fresh_boost, reason)
         except BudgetSpent as ending:
-            return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"The budget ended: {ending}.")
+            return refuse(run, Status.BUDGET_EXHAUSTED, f"The budget ended: {ending}.")
         except _NotFound as ending:
-            return refuse(evidence, bill, Status.NOTHING_FOUND, str(ending))
+            return refuse(run, Status.NOTHING_FOUND, str(ending))
 
-    def _hessians(
-        self,
-        reader: ScoreReader,
-        profile: OracleProfile,
-        size: float,
-        generator: torch.Generator,
-        progress: Progress,
-    ) -> Float[Tensor, "k d d"]:
+    def _hessians(self, run: QueryRun, reader: ScoreReader, size: float) -> Float[Tensor, "k d d"]:
         """M_y for random y, until their common range stops growing, and one more."""
         width, found, ranks = len(reader.v), list[Tensor](), [0]
         # Rounding costs about 50·ε/t, the power t⁹ of tanh that is left 7·10⁻⁷·t⁸, where a few scores are four times
         # the typical one. The sum is least at t⁹ = 136·ε.
-        step = min(0.3, (136 * (profile.precision + _measure_added_error(profile, reader))) ** (1 / 9)) / size
+        step = min(0.3, (136 * (run.profile.precision + _measure_added_error(run.profile, reader))) ** (1 / 9)) / size
         while len(found) < self.max_hessians:
-            progress("Hessians", len(found), self.max_hessians)
-            y = torch.nn.functional.normalize(torch.randn(width, generator=generator, dtype=torch.float64), dim=0)
-            found.append(measure_hessian(reader, y.to(reader.v), step, generator))
+            run.progress("Hessians", len(found), self.max_hessians)
+            y = torch.nn.functional.normalize(torch.randn(width, generator=run.generator, dtype=torch.float64), dim=0)
+            found.append(measure_hessian(reader, y.to(reader.v), step, run.generator))
             squares = sum(M @ M for M in found)
             values = torch.linalg.eigvalsh(squares).clamp_min(0).sqrt()
-            ranks.append(int((values > _choose_coupling(profile, reader) * values.max()).sum()))
+            ranks.append(int((values > _choose_coupling(run.profile, reader) * values.max()).sum()))
             if ranks[-1] == ranks[-2]:
                 return torch.stack(found)
         raise _NotFound(f"{len(found)} Hessians did not exhaust the range of the heads; allow more of them.")

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import Bill, certify_heads, conclude, fresh_sequences, open_bill, refuse
+from unmask.attacks.queries.claims import certify_heads, conclude, fresh_sequences, refuse
 from unmask.attacks.queries.many_heads.repeated_tokens import (
     FAR,
     HeadEquations,
@@ -22,7 +22,7 @@ from unmask.attacks.queries.many_heads.repeated_tokens import (
     choose_norms,
     random_vectors,
 )
-from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence
@@ -99,46 +99,43 @@ class RepetitionAttack:
 
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Probe, find the heads at one y, follow them to others, polish, certify."""
-        generator = torch.Generator().manual_seed(self.seed)
         width, slices = evidence.width, list[_Slice]()
-        bill = open_bill(evidence, 0)
+        run = QueryRun(self.seed, progress, evidence=evidence)
         tokens = None
         try:
-            profile = probe_oracle(evidence, generator)
-            bill = replace(bill, probing=profile.num_queries)
+            profile = run.probe()
             if profile.signs_only or profile.num_outputs or not profile.is_linear:
                 why = "Repetition reads heads from single numbers that grow with the tokens; this oracle answers "
-                return refuse(evidence, bill, Status.NOT_APPLICABLE, why + "otherwise.")
-            ask, tokens = self._prepare(evidence, profile, generator)
-            slices = self._first(ask, tokens, generator)
+                return refuse(run, Status.NOT_APPLICABLE, why + "otherwise.")
+            ask, tokens = self._prepare(run)
+            slices = self._first(ask, tokens, run.generator)
             num_heads = len(slices[0].heads.v)
-            bill = replace(bill, unknowns=num_heads * width * (width + 1))
+            run.unknowns = num_heads * width * (width + 1)
             ask = replace(ask, copies=choose_copies(self.longest, min(3 * (num_heads + 1), self.longest - 1)))
             for j in range(width):
                 progress("columns of W", j, width)
-                slices.append(_following(ask, tokens, slices[0], j, generator))
+                slices.append(_following(ask, tokens, slices[0], j, run.generator))
         except BudgetSpent as ending:
             heads = _assemble(slices, tokens) if slices and tokens else None
-            return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"The budget ended: {ending}.", heads)
+            return refuse(run, Status.BUDGET_EXHAUSTED, f"The budget ended: {ending}.", heads)
         except _NotFound as ending:
-            return refuse(evidence, bill, Status.NOTHING_FOUND, str(ending))
+            return refuse(run, Status.NOTHING_FOUND, str(ending))
         learned = _polish(ask, slices, tokens)
         try:
-            return _judge(evidence, profile, learned, bill, tokens.boost, generator)
+            return _judge(run, learned, tokens.boost)
         except BudgetSpent as ending:
-            return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"No certificate: {ending}.", learned.heads)
+            return refuse(run, Status.BUDGET_EXHAUSTED, f"No certificate: {ending}.", learned.heads)
 
-    def _prepare(
-        self, evidence: OracleEvidence, profile: OracleProfile, generator: torch.Generator
-    ) -> tuple[RepeatedTokens, TokenNorms]:
+    def _prepare(self, run: QueryRun) -> tuple[RepeatedTokens, TokenNorms]:
         """Σ_h v_h, and norms of tokens at which scores are of the order of one."""
+        evidence, profile = run.evidence, run.profile
         width, bound = evidence.width, min(profile.max_norm, FAR)
         norm = bound if profile.absolute_error else min(1.0, bound)
         eye = torch.eye(width, dtype=torch.float64, device=evidence.device)
         sum_v = evidence.ask((norm * eye)[:, None]) / norm
         copies = choose_copies(self.longest, min(6 * self.max_heads + 10, self.longest - 1))
         ask = RepeatedTokens(evidence, profile, sum_v, self.longest, copies)
-        return ask, choose_norms(ask, self.max_heads, bound, generator)
+        return ask, choose_norms(ask, self.max_heads, bound, run.generator)
 
     def _first(self, ask: RepeatedTokens, tokens: TokenNorms, generator: torch.Generator) -> list[_Slice]:
         """The heads at one random y, with v; other directions where labels do not fit."""
@@ -276,18 +273,11 @@ def _polish(ask: RepeatedTokens, slices: list[_Slice], tokens: TokenNorms) -> _L
     return _LearnedHeads(HeadWeights(W=found.W / scores, v=found.v / heights), found.W_error / scores, rivals)
 
 
-def _judge(
-    evidence: OracleEvidence,
-    profile: OracleProfile,
-    learned: _LearnedHeads,
-    bill: Bill,
-    boost: float,
-    generator: torch.Generator,
-) -> Recovery[HeadWeights]:
+def _judge(run: QueryRun, learned: _LearnedHeads, boost: float) -> Recovery[HeadWeights]:
     """As for all learners; but an error that the fit's own conditioning lets expect is no sign of a wrong model."""
     heads = learned.heads
-    fresh = fresh_sequences(heads, boost, min(profile.max_norm, FAR), generator)
-    certificate = certify_heads(evidence, profile, heads, fresh)
+    fresh = fresh_sequences(heads, boost, min(run.profile.max_norm, FAR), run.generator)
+    certificate = certify_heads(run, heads, fresh)
     answers = heads(fresh)
     apart = [float((rival(fresh) - answers).abs().max()) for rival in learned.rivals]
     expected = max(apart, default=0.0) / float(answers.square().mean().sqrt().clamp_min(1e-300))
@@ -298,7 +288,7 @@ def _judge(
     reason = (
         f"{len(heads)} heads explain the answers to repeated tokens; the worst W is expected to be off by {error:.1e}."
     )
-    return conclude(evidence, heads, certificate, bill, len(fresh), reason)
+    return conclude(run, heads, certificate, len(fresh), reason)
 
 
 def _solve_weighted(

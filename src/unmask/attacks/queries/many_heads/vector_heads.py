@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import judge_heads, refuse
-from unmask.attacks.queries.claims import open_bill as new_bill
 from unmask.attacks.queries.many_heads.head_values import totals
 from unmask.attacks.queries.many_heads.heads_at_point import HeadsAtPoint, MoreHeadsThanWidth
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.opening import Layer, not_applicable, open_layer, silence
 from unmask.attacks.queries.pairs import logit
-from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.profile import OracleProfile
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.attacks.queries.resolution import NoPlane
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence
@@ -49,40 +49,36 @@ class VectorHeadsAttack:
         self, evidence: OracleEvidence, progress: Progress = silent, profile: OracleProfile | None = None
     ) -> Recovery[HeadWeights]:
         """Learn the heads; `profile`, if the oracle was probed before."""
-        generator = torch.Generator().manual_seed(self.seed)
-        bill, heads = new_bill(evidence, 0), None
+        run, heads = QueryRun(self.seed, progress, evidence=evidence), None
         try:
-            profile = profile or probe_oracle(evidence, generator)
-            bill = new_bill(evidence, 0, profile.num_queries)
+            profile = run.probe(profile)
             if not profile.num_outputs or profile.signs_only or not profile.is_linear:
-                return refuse(evidence, bill, Status.NOT_APPLICABLE, not_applicable(profile, "vectors"))
-            layer = open_layer(evidence, profile, generator)
+                return refuse(run, Status.NOT_APPLICABLE, not_applicable(profile, "vectors"))
+            layer = open_layer(run)
             if layer is None:
-                return refuse(evidence, bill, *silence(profile))
-            seen = self._find_heads(layer, profile, generator, progress)
+                return refuse(run, *silence(profile))
+            seen = self._find_heads(run, layer)
             heads = _blank(layer, seen)
-            _learn(layer, seen, heads, generator, progress)
-            bill = replace(bill, unknowns=heads.W.numel() + heads.v.numel())
+            _learn(run, layer, seen, heads)
+            run.unknowns = heads.W.numel() + heads.v.numel()
             reason = f"{len(heads)} heads with answers in R^{profile.num_outputs}; heads with equal W are one."
-            return judge_heads(evidence, profile, heads, bill, layer.pairs.boost, generator, reason)
+            return judge_heads(run, heads, layer.pairs.boost, reason)
         except MoreHeadsThanWidth as ending:
-            return refuse(evidence, bill, Status.NOT_APPLICABLE, str(ending))
+            return refuse(run, Status.NOT_APPLICABLE, str(ending))
         except NoPlane as ending:
-            return refuse(evidence, bill, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
+            return refuse(run, Status.NOTHING_FOUND, f"The heads could not be told apart: {ending}.")
         except BudgetSpent as ending:
             reason = f"The budget ended: {ending}. Columns of W that were not learned are NaN."
-            return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
+            return refuse(run, Status.BUDGET_EXHAUSTED, reason, heads)
 
-    def _find_heads(
-        self, layer: Layer, profile: OracleProfile, generator: torch.Generator, progress: Progress
-    ) -> HeadsAtPoint:
+    def _find_heads(self, run: QueryRun, layer: Layer) -> HeadsAtPoint:
         """The heads at one y, in a random projection of the answers."""
-        direction = torch.randn(profile.num_outputs, generator=generator, dtype=torch.float64)
-        seen = MultiHeadAttack(self.max_planes).view(layer.project(direction), generator, progress)
+        direction = torch.randn(run.profile.num_outputs, generator=run.generator, dtype=torch.float64)
+        seen = MultiHeadAttack(self.max_planes).view(run, layer.project(direction))
         if seen is None or seen.pairs.linear is not None or seen.units.has_clusters:
             raise NoPlane("a head has W = 0, or the W of two heads are multiples of each other")
-        if len(seen.w) > profile.num_outputs:
-            raise NoPlane(f"{len(seen.w)} heads cannot be told apart in answers of {profile.num_outputs} numbers")
+        if len(seen.w) > run.profile.num_outputs:
+            raise NoPlane(f"{len(seen.w)} heads cannot be told apart in answers of {run.profile.num_outputs} numbers")
         return seen
 
 
@@ -93,19 +89,17 @@ def _blank(layer: Layer, seen: HeadsAtPoint) -> HeadWeights:
     return HeadWeights(W=W, v=totals(layer.pairs, seen.y, seen.isolation))
 
 
-def _learn(
-    layer: Layer, seen: HeadsAtPoint, heads: HeadWeights, generator: torch.Generator, progress: Progress
-) -> None:
+def _learn(run: QueryRun, layer: Layer, seen: HeadsAtPoint, heads: HeadWeights) -> None:
     """Write all columns of every W into `heads`."""
     width = len(seen.y)
-    Q = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64)).Q.T.to(seen.w.device)
+    Q = torch.linalg.qr(torch.randn(width, width, generator=run.generator, dtype=torch.float64)).Q.T.to(seen.w.device)
     unit = torch.eye(width, dtype=torch.float64, device=seen.w.device)
     length = width**0.5 / float(seen.w.norm(dim=1).max())
     for j in range(width):
         t = _scores(layer, heads, Q, unit[j], length)
         heads.W[:, :, j] = t.T @ Q
         length = width**0.5 / float(heads.W[:, :, : j + 1].norm(dim=1).max())
-        progress("learning columns of W", j + 1, width)
+        run.progress("learning columns of W", j + 1, width)
 
 
 def _scores(

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import open_bill, refuse
+from unmask.attacks.queries.claims import refuse
 from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
-from unmask.attacks.queries.profile import probe_oracle
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import Answers, OracleEvidence, Sequences
 from unmask.linalg.heads import HeadWeights
@@ -61,16 +61,14 @@ def antisymmetric(evidence: OracleEvidence, seed: int = 0, progress: Progress = 
     Cost: 2·(d² + d) queries, and about 110 for probing.
     Source: arXiv 2601.16873, §4.1. `homogeneous.py` needs half of it and no ℓ.
     """
-    generator = torch.Generator().manual_seed(seed)
-    bill = open_bill(evidence, evidence.width**2 + evidence.width)
+    run = QueryRun(seed, progress, evidence=evidence, unknowns=evidence.width**2 + evidence.width)
     try:
-        profile = probe_oracle(evidence, generator)
-        bill = replace(bill, probing=profile.num_queries)
-        has_none = is_even(evidence, profile.precision, generator)
+        profile = run.probe()
+        has_none = is_even(evidence, profile.precision, run.generator)
     except BudgetSpent as spent:
-        return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"The budget ended before W was asked for: {spent}.")
+        return refuse(run, Status.BUDGET_EXHAUSTED, f"The budget ended before W was asked for: {spent}.")
     if has_none:
         why = "The oracle answers to −x as to x: the network's linear part is 0, and g(X) = f(X) − f(−X) with it."
-        return refuse(evidence, bill, Status.NOT_IDENTIFIABLE, why)
+        return refuse(run, Status.NOT_IDENTIFIABLE, why)
     found = SingleHeadAttack(seed)(antisymmetric_evidence(evidence), progress)
-    return replace(found, cost=replace(found.cost, queries=evidence.ledger.num_asked - bill.asked_before))
+    return replace(found, cost=replace(found.cost, queries=run.num_asked))

@@ -10,11 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import Bill, certify, charge, open_bill
+from unmask.attacks.queries.claims import certify
 from unmask.attacks.queries.networks.kinks import TooManyKinks
 from unmask.attacks.queries.networks.relu_learner import learn_network, measure_noise, polish
 from unmask.attacks.queries.networks.relu_regions import Asked, Noise
-from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.profile import OracleProfile
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
 from unmask.linalg.relu import ReluNetwork
@@ -55,47 +56,46 @@ class ReluNetworkAttack:
 
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[ReluNetwork]:
         """Run the attack; the evidence's ledger remembers every answer."""
-        bill = open_bill(evidence, 0)
+        run = QueryRun(self.seed, progress, evidence=evidence)
         try:
-            return self._learn(evidence, bill, progress)
+            return self._learn(run)
         except BudgetSpent as spent:
-            return self._refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"{spent}; a network is learned whole.")
+            return self._refuse(run, Status.BUDGET_EXHAUSTED, f"{spent}; a network is learned whole.")
         except Refused as seen:
-            return self._refuse(
-                evidence, bill, Status.NOT_APPLICABLE, f"Inputs as long as are needed are refused: {seen}"
-            )
+            return self._refuse(run, Status.NOT_APPLICABLE, f"Inputs as long as are needed are refused: {seen}")
         except TooManyKinks as many:
             why = (
                 f"There are {many}: the oracle is not a ReLU network, or max_neurons, {self.max_neurons:,}, is too few."
             )
-            return self._refuse(evidence, bill, Status.NOTHING_FOUND, why)
+            return self._refuse(run, Status.NOTHING_FOUND, why)
 
-    def _learn(self, evidence: OracleEvidence, bill: Bill, progress: Progress) -> Recovery[ReluNetwork]:
-        generator = torch.Generator().manual_seed(self.seed)
-        profile = probe_oracle(evidence, generator)
+    def _learn(self, run: QueryRun) -> Recovery[ReluNetwork]:
+        evidence, generator = run.evidence, run.generator
+        profile = run.probe()
         why_not = self._why_not(evidence, profile, generator)
         if why_not is not None:
-            return self._refuse(evidence, _all_probing(evidence, bill), *why_not)
+            run.num_probing = run.num_asked
+            return self._refuse(run, *why_not)
         scale = 1.0 if self.biases else input_scale(profile)
         asked = with_last_entry(evidence) if self.biases else ask_one_token(evidence, scale)
         size = evidence.width + self.biases
         noise = measure_noise(asked, size, self.biases, generator)
-        bill, why_not = _all_probing(evidence, bill), no_law(noise)
+        run.num_probing, why_not = run.num_asked, no_law(noise)
         if why_not is not None:
-            return self._refuse(evidence, bill, *why_not)
-        progress("neurons", 0, 1)
+            return self._refuse(run, *why_not)
+        run.progress("neurons", 0, 1)
         found = learn_network(asked, size, self.biases, noise, self.max_neurons, generator)
         found = polish(asked, found, noise, generator) if self.polish else found
         network = found.network
-        progress("neurons", 1, 1)
+        run.progress("neurons", 1, 1)
 
         def answer(X: Float[Tensor, "b n d"]) -> Float[Tensor, " b"]:
             return network(X[:, 0]).to(evidence.device)
 
         fresh = scale * random_tokens(NUM_FRESH, evidence.width, profile, generator)[:, None]
-        bill = replace(bill, unknowns=network.normals.numel() + size)
+        run.unknowns = network.normals.numel() + size
         certificate = certify_network(evidence, answer, fresh, noise, found.blur, _SPREAD)
-        certificate, cost = charge(evidence, certificate, bill, NUM_FRESH)
+        certificate, cost = run.charge(certificate, NUM_FRESH)
         if not certificate.holds:
             why = (
                 f"{len(network)} kinks were found, but with them fresh inputs are off by {certificate.residual:.1e} of "
@@ -122,9 +122,9 @@ class ReluNetworkAttack:
             )
         return None
 
-    def _refuse(self, evidence: OracleEvidence, bill: Bill, status: Status, reason: str) -> Recovery[ReluNetwork]:
-        certificate, cost = charge(evidence, Certificate.none(reason), bill, 0)
-        return Recovery(no_network(evidence.width + self.biases, self.biases), status, reason, certificate, cost)
+    def _refuse(self, run: QueryRun, status: Status, reason: str) -> Recovery[ReluNetwork]:
+        certificate, cost = run.charge(Certificate.none(reason), 0)
+        return Recovery(no_network(run.evidence.width + self.biases, self.biases), status, reason, certificate, cost)
 
 
 def ask_one_token(evidence: OracleEvidence, scale: float = 1.0) -> Asked:
@@ -197,10 +197,6 @@ def no_network(size: int, biases: bool) -> ReluNetwork:
     """A network of which nothing is known: no neurons, and a linear part that is not a number."""
     empty = torch.zeros(0, size, dtype=torch.float64)
     return ReluNetwork(empty, empty[:, 0], torch.full((size,), torch.nan, dtype=torch.float64), biases)
-
-
-def _all_probing(evidence: OracleEvidence, bill: Bill) -> Bill:
-    return replace(bill, probing=evidence.ledger.num_asked - bill.asked_before)
 
 
 def _describe(network: ReluNetwork) -> str:

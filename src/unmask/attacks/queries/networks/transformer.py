@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import AMPLIFICATION, Bill, charge, fresh_sequences, open_bill
+from unmask.attacks.queries.claims import AMPLIFICATION, fresh_sequences
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.networks.antisymmetric import antisymmetric, antisymmetric_evidence, is_even
 from unmask.attacks.queries.networks.homogeneous import learn_scores
@@ -27,7 +27,8 @@ from unmask.attacks.queries.networks.relu_network import (
 )
 from unmask.attacks.queries.networks.relu_regions import Asked
 from unmask.attacks.queries.networks.routing import Routing
-from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.profile import OracleProfile
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
@@ -86,23 +87,20 @@ class TransformerAttack:
 
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[TransformerWeights]:
         """Run the attack; the evidence's ledger remembers every answer."""
-        bill = open_bill(evidence, 0)
-        generator = torch.Generator().manual_seed(self.seed)
+        run = QueryRun(self.seed, progress, evidence=evidence)
         try:
-            profile = probe_oracle(evidence, generator)
-            why_not = _why_not(evidence, profile, generator)
-            bill = replace(bill, probing=evidence.ledger.num_asked - bill.asked_before)
+            why_not = _why_not(evidence, run.probe(), run.generator)
+            run.num_probing = run.num_asked
             if why_not is not None:
-                return _refuse(evidence, bill, *why_not)
-            run = _Run(evidence, profile, bill, generator, progress)
+                return _refuse(run, *why_not)
             found = self._heads(run)
             return found if isinstance(found, Recovery) else self._with_network(run, found)
         except BudgetSpent as spent:
-            return _refuse(evidence, bill, Status.BUDGET_EXHAUSTED, f"{spent}, before any column of W was known.")
+            return _refuse(run, Status.BUDGET_EXHAUSTED, f"{spent}, before any column of W was known.")
         except Refused as seen:
-            return _refuse(evidence, bill, Status.NOT_APPLICABLE, f"Tokens as long as are needed are refused: {seen}")
+            return _refuse(run, Status.NOT_APPLICABLE, f"Tokens as long as are needed are refused: {seen}")
 
-    def _heads(self, run: _Run) -> HeadsFound | Recovery[TransformerWeights]:
+    def _heads(self, run: QueryRun) -> HeadsFound | Recovery[TransformerWeights]:
         """Every W, and how φ is asked once they are known; or why there is none."""
         profile = run.profile
         if self.many_heads:
@@ -114,17 +112,17 @@ class TransformerAttack:
             asked = ask_one_token(run.evidence, input_scale(profile))
             return HeadsFound(found.value.W, asked, found.certificate, "W of one head from f(X) − f(−X)")
         why = f"Tokens are not answered beyond a norm of {profile.max_norm:.3g}, and so: {found.reason}"
-        return _refuse(run.evidence, run.bill, found.status, why, found.value.W)
+        return _refuse(run, found.status, why, found.value.W)
 
-    def _many_heads(self, run: _Run) -> HeadsFound | Recovery[TransformerWeights]:
+    def _many_heads(self, run: QueryRun) -> HeadsFound | Recovery[TransformerWeights]:
         evidence, precision = run.evidence, run.profile.precision
         if is_even(evidence, precision, run.generator):
             why = "The oracle answers to −x as to x: the network's linear part is 0, through which heads are seen."
-            return _refuse(evidence, run.bill, Status.NOT_IDENTIFIABLE, why)
+            return _refuse(run, Status.NOT_IDENTIFIABLE, why)
         heads = (self.learn_heads or MultiHeadAttack(seed=self.seed))(antisymmetric_evidence(evidence), run.progress)
         W = heads.value.W
         if not heads.status.conclusive:
-            return _refuse(evidence, run.bill, heads.status, f"In f(X) − f(−X): {heads.reason}", W)
+            return _refuse(run, heads.status, f"In f(X) − f(−X): {heads.reason}", W)
         found = HeadsFound(
             W, Routing(evidence, W, precision), heads.certificate, f"W of {len(W)} heads from f(X) − f(−X)"
         )
@@ -135,7 +133,7 @@ class TransformerAttack:
             return _partial(run, found, why)
         return found
 
-    def _with_network(self, run: _Run, found: HeadsFound) -> Recovery[TransformerWeights]:
+    def _with_network(self, run: QueryRun, found: HeadsFound) -> Recovery[TransformerWeights]:
         """The recovery with φ; or with W alone, where φ cannot be had."""
         size = found.W.shape[0] * found.W.shape[1]
         if size == 1:
@@ -160,21 +158,10 @@ class TransformerAttack:
         if not certificate.holds:
             off = f"with {num_neurons} neurons fresh sequences are off by {certificate.residual:.1e} of an answer"
             return _partial(run, found, f"{off}, where {certificate.tolerance:.1e} is explained")
-        bill = replace(run.bill, unknowns=found.W.numel() + learned.network.normals.numel() + size)
-        certificate, cost = charge(run.evidence, certificate, bill, len(fresh))
+        run.unknowns = found.W.numel() + learned.network.normals.numel() + size
+        certificate, cost = run.charge(certificate, len(fresh))
         reason = f"{found.what}; {num_neurons} neurons behind it, with the value matrices in them."
         return Recovery(weights, Status.RECOVERED, reason, certificate, cost, ("answers",))
-
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """What every step of one attack needs."""
-
-    evidence: OracleEvidence
-    profile: OracleProfile
-    bill: Bill
-    generator: torch.Generator
-    progress: Progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,30 +174,28 @@ class HeadsFound:
     what: str
 
 
-def _one_head(run: _Run) -> HeadsFound | Recovery[TransformerWeights]:
+def _one_head(run: QueryRun) -> HeadsFound | Recovery[TransformerWeights]:
     """W by homogeneity, certified on new pairs of tokens, for which no network is needed."""
-    evidence, bill = run.evidence, run.bill
+    evidence = run.evidence
     scores = learn_scores(evidence, run.profile, run.generator, run.progress)
     if scores is None:
         why = "The oracle answers 0 to every single token: the network is 0, and then no answer depends on W."
-        return _refuse(evidence, bill, Status.NOT_IDENTIFIABLE, why)
+        return _refuse(run, Status.NOT_IDENTIFIABLE, why)
     if scores.spent is not None:
         known = int(scores.W.isfinite().all(dim=0).sum())
         why = f"{scores.spent}. Known are {known} of {evidence.width} columns of W; the rest is NaN."
-        return _refuse(evidence, bill, Status.BUDGET_EXHAUSTED, why, scores.W[None])
+        return _refuse(run, Status.BUDGET_EXHAUSTED, why, scores.W[None])
     try:
         residual, own = scores.predicts(run.generator, _NUM_PAIRS)
     except BudgetSpent as spent:
-        return _refuse(
-            evidence, bill, Status.BUDGET_EXHAUSTED, f"{spent}. W is known, and not checked.", scores.W[None]
-        )
+        return _refuse(run, Status.BUDGET_EXHAUSTED, f"{spent}. W is known, and not checked.", scores.W[None])
     tolerance = max(6 * own, min(AMPLIFICATION * own, _LOOSEST))
     if not residual <= tolerance:
         why = (
             f"Scores of new pairs are off by {residual:.1e} where {tolerance:.1e} is explained: there is not one head, "
             "so try many_heads=True; or what is behind it is not homogeneous."
         )
-        return _refuse(evidence, bill, Status.NOTHING_FOUND, why)
+        return _refuse(run, Status.NOTHING_FOUND, why)
     claim = f"With this W the weights of the first of two tokens are as the oracle's in {_NUM_PAIRS} new pairs."
     certificate = Certificate(claim, residual, tolerance, details={"oracle_error": own})
     what = f"W of one head from {scores.W.numel():,} pairs of tokens"
@@ -234,20 +219,18 @@ def _why_not(evidence: OracleEvidence, profile: OracleProfile, generator: torch.
     return None
 
 
-def _partial(run: _Run, found: HeadsFound, why: str) -> Recovery[TransformerWeights]:
-    certificate, cost = charge(run.evidence, found.certificate, replace(run.bill, unknowns=found.W.numel()), 0)
+def _partial(run: QueryRun, found: HeadsFound, why: str) -> Recovery[TransformerWeights]:
+    run.unknowns = found.W.numel()
+    certificate, cost = run.charge(found.certificate, 0)
     reason = f"{found.what}; the network behind it is not known: {why}."
     return Recovery(TransformerWeights(found.W, None), Status.PARTIAL, reason, certificate, cost, ("answers",))
 
 
 def _refuse(
-    evidence: OracleEvidence,
-    bill: Bill,
-    status: Status,
-    reason: str,
-    W: Float[Tensor, "h d d"] | None = None,
+    run: QueryRun, status: Status, reason: str, W: Float[Tensor, "h d d"] | None = None
 ) -> Recovery[TransformerWeights]:
     if W is None:
-        W = torch.zeros(0, evidence.width, evidence.width, dtype=torch.float64, device=evidence.device)
-    certificate, cost = charge(evidence, Certificate.none(reason), bill, 0)
+        width = run.evidence.width
+        W = torch.zeros(0, width, width, dtype=torch.float64, device=run.evidence.device)
+    certificate, cost = run.charge(Certificate.none(reason), 0)
     return Recovery(TransformerWeights(W, None), status, reason, certificate, cost)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import judge_heads, open_bill, refuse
+from unmask.attacks.queries.claims import judge_heads, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
     NotOneHead,
@@ -29,6 +29,8 @@ from unmask.attacks.queries.one_head.single_head import (
     read_block,
     unknown_head,
 )
+from unmask.attacks.queries.query_run import QueryRun
+from unmask.attacks.run import Run
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
@@ -78,27 +80,26 @@ class LowRankAttack:
         d = evidence.width
         if self.rank is not None and self.rank > d:
             raise InputError(f"rank must be at most the width {d}, got {self.rank}")
-        generator = torch.Generator().manual_seed(self.seed)
-        bill = open_bill(evidence, d * d + d)
+        run = QueryRun(self.seed, progress, evidence=evidence, unknowns=d * d + d)
         heads = unknown_head(evidence)
         try:
-            opened = open_head(evidence, heads, bill, generator)
-            if isinstance(opened, Recovery):
-                return opened
-            profile, reader, bill = opened
-            columns = _Columns(reader, random_basis(d, generator).to(reader.v), generator)
+            reader = open_head(run, heads)
+            if isinstance(reader, Recovery):
+                return reader
+            columns = _Columns(reader, random_basis(d, run.generator).to(reader.v), run)
             num_early = columns.start()
             if not columns.is_zero:
-                columns.read_all(self.rank, progress)
+                columns.read_all(self.rank)
             heads.W[0] = columns.images @ columns.Y
             rank = columns.rank
-            bill = replace(bill, probing=bill.probing + num_early, unknowns=rank * (2 * d - rank) + d)
+            run.num_probing += num_early
+            run.unknowns = rank * (2 * d - rank) + d
             reason = f"v from {d} one-token queries, and W of rank {rank} from two-token queries."
-            return judge_heads(evidence, profile, heads, bill, reader.fresh_boost, generator, reason)
+            return judge_heads(run, heads, reader.fresh_boost, reason)
         except BudgetSpent as spent:
-            return out_of_budget(evidence, heads, bill, spent)
+            return out_of_budget(run, heads, spent)
         except (NotOneHead, Refused) as seen:
-            return refuse(evidence, bill, Status.NOTHING_FOUND, str(seen))
+            return refuse(run, Status.NOTHING_FOUND, str(seen))
 
 
 @dataclass
@@ -107,7 +108,7 @@ class _Columns:
 
     reader: ScoreReader
     Y: Float[Tensor, "d d"]  # orthonormal rows
-    generator: torch.Generator
+    run: Run
     images: Float[Tensor, "d d"] = field(init=False)  # column j is W y_j
     whole: list[int] = field(default_factory=list)
     is_zero: bool = False
@@ -124,19 +125,19 @@ class _Columns:
 
     def start(self) -> int:
         """The first column, whole; the number of questions that were asked only to be sure."""
-        probes = BoostedProbes.random(self.reader.v, self.generator)
-        found = read_first(self.reader, probes, self.Y, self.generator)
+        probes = BoostedProbes.random(self.reader.v, self.run.generator)
+        found = read_first(self.reader, probes, self.Y, self.run.generator)
         if found is None:
             self.images[:] = invisible(self.reader)
             self.is_zero = True
             return 0
         first, values = found
         self.images[:, first] = probes.solve(readable(values)[None])[0]
-        num_early = check_early(self.reader, self.Y[first], self.images[:, first], self.generator)
+        num_early = check_early(self.reader, self.Y[first], self.images[:, first], self.run.generator)
         self._now_whole([first], None)
         return num_early
 
-    def read_all(self, rank: int | None, progress: Progress) -> None:
+    def read_all(self, rank: int | None) -> None:
         """All columns, the rank given or found on the way."""
         times, more, num_checks, _ = self._caution()
         if rank is not None:
@@ -145,7 +146,7 @@ class _Columns:
         size = 1
         is_wide = times + more == 0
         while left := self._left():
-            progress("columns of W", len(self.Y) - len(left), len(self.Y))
+            self.run.progress("columns of W", len(self.Y) - len(left), len(self.Y))
             now = left[: min(size, columns_at_once(self.reader.pairs.evidence, self.rank + num_checks))]
             agree = self._read_in_span(now, num_checks, completed=not is_wide)
             if agree and not is_wide:
@@ -157,7 +158,7 @@ class _Columns:
         """More columns by d probes each; their span is cut to the given rank."""
         now = self._left()[:count]
         if now:
-            probes = BoostedProbes.random(self.reader.v, self.generator)
+            probes = BoostedProbes.random(self.reader.v, self.run.generator)
             self.images[:, now] = read_block(self.reader, probes, self.Y[now], self._scale())
         self._now_whole(now, rank)
 
@@ -205,12 +206,12 @@ class _Columns:
 
     def _basis(self, complemented: bool) -> Float[Tensor, "m d"]:
         """The span, turned at random so that no direction stands out, and the rest of space behind it."""
-        turn = random_basis(self.rank, self.generator).to(self.span)
+        turn = random_basis(self.rank, self.run.generator).to(self.span)
         inside = self.span @ turn
         if not complemented:
             return inside.T
         d = len(self.Y)
-        others = torch.randn(d, d - self.rank, generator=self.generator, dtype=torch.float64).to(self.span)
+        others = torch.randn(d, d - self.rank, generator=self.run.generator, dtype=torch.float64).to(self.span)
         outside = torch.linalg.qr(torch.cat([inside, others], dim=1))[0][:, self.rank :]
         return torch.cat([inside, outside], dim=1).T
 

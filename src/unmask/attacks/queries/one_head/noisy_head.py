@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import judge_heads, open_bill, refuse
+from unmask.attacks.queries.claims import judge_heads, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
     NotOneHead,
@@ -27,7 +27,7 @@ from unmask.attacks.queries.one_head.single_head import (
     read_columns,
     unknown_head,
 )
-from unmask.attacks.queries.profile import OracleProfile
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
@@ -73,42 +73,38 @@ class NoisyAttack:
 
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Learn, pass by pass, and check on fresh sequences."""
-        generator = torch.Generator().manual_seed(self.seed)
-        bill = open_bill(evidence, evidence.width**2 + evidence.width)
+        run = QueryRun(self.seed, progress, evidence=evidence, unknowns=evidence.width**2 + evidence.width)
         heads = unknown_head(evidence)
         try:
-            opened = open_head(evidence, heads, bill, generator)
-            if isinstance(opened, Recovery):
-                return opened
-            profile, reader, bill = opened
-            num_early = read_columns(reader, heads, generator, silent)
-            bill = replace(bill, probing=bill.probing + num_early)
+            reader = open_head(run, heads)
+            if isinstance(reader, Recovery):
+                return reader
+            num_early = read_columns(run, reader, heads)
+            run.num_probing += num_early
             spread = _Spread(heads.W[0].clone(), heads.v[0].clone())
             is_zero = not bool(heads.W.any())  # found so by tokens of any norm: there is nothing to average
             for done in range(1, 1 if is_zero else self.passes):
                 progress("passes", done, self.passes)
-                spread.add(*_one_pass(evidence, profile, column_scale(spread.mean_W), generator))
+                spread.add(*_one_pass(run, column_scale(spread.mean_W)))
                 heads.W[0], heads.v[0] = spread.mean_W, spread.mean_v
             if spread.error > _MOST_ERROR:
                 why = f"By the spread over {self.passes} passes W is off by {spread.error:.1e} of itself: use more."
-                return refuse(evidence, bill, Status.NOTHING_FOUND, why)
+                return refuse(run, Status.NOTHING_FOUND, why)
             reason = f"W and v are the means of {spread.count} passes; by their spread W is off by {spread.error:.1e}."
-            judgement = judge_heads(evidence, profile, heads, bill, reader.fresh_boost, generator, reason)
+            judgement = judge_heads(run, heads, reader.fresh_boost, reason)
             details = {**judgement.certificate.details, "estimated_error": spread.error}
             return replace(judgement, certificate=replace(judgement.certificate, details=details))
         except BudgetSpent as spent:
-            return out_of_budget(evidence, heads, bill, spent)
+            return out_of_budget(run, heads, spent)
         except (NotOneHead, Refused) as seen:
-            return refuse(evidence, bill, Status.NOTHING_FOUND, str(seen))
+            return refuse(run, Status.NOTHING_FOUND, str(seen))
 
 
-def _one_pass(
-    evidence: OracleEvidence, profile: OracleProfile, scale: float, generator: torch.Generator
-) -> tuple[Float[Tensor, "d d"], Float[Tensor, " d"]]:
+def _one_pass(run: QueryRun, scale: float) -> tuple[Float[Tensor, "d d"], Float[Tensor, " d"]]:
     """W and v from d² + d queries, none of which any other pass asks."""
-    d = evidence.width
+    evidence, generator, d = run.evidence, run.generator, run.evidence.width
     basis, Y = (random_basis(d, generator).to(evidence.device) for _ in range(2))
-    reader = score_reader(evidence, profile, measure_v(evidence, profile, basis))
+    reader = score_reader(evidence, run.profile, measure_v(evidence, run.profile, basis))
     probes = BoostedProbes.random(reader.v, generator)
     scale *= 1 + _SCALE_SPREAD * (2 * float(torch.rand((), generator=generator)) - 1)
     size = columns_at_once(evidence, d)

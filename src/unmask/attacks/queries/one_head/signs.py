@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import charge, no_heads, open_bill, refuse
+from unmask.attacks.queries.claims import no_heads, refuse
 from unmask.attacks.queries.one_head.boosted_probes import BoostedProbes, columns_at_once
 from unmask.attacks.queries.one_head.single_head import out_of_budget, unknown_head
-from unmask.attacks.queries.profile import probe_oracle
+from unmask.attacks.queries.query_run import QueryRun
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused, Sequences
@@ -65,34 +65,32 @@ class MembershipAttack:
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Learn, and check on both sides of the boundary."""
         d = evidence.width
-        generator = torch.Generator().manual_seed(self.seed)
-        bill = open_bill(evidence, d * d + d)
+        run = QueryRun(self.seed, progress, evidence=evidence, unknowns=d * d + d)
         heads = unknown_head(evidence)
         try:
-            profile = probe_oracle(evidence, generator)
-            bill = replace(bill, probing=profile.num_queries)
+            profile = run.probe()
             if profile.num_outputs:
                 reason = f"The oracle answers with {profile.num_outputs} numbers; one sign is expected."
-                return refuse(evidence, bill, Status.NOT_APPLICABLE, reason)
+                return refuse(run, Status.NOT_APPLICABLE, reason)
             signs = _Signs(evidence)
             v = signs.direction_of_v(self.bits)
             if v is None:
                 reason = "No single token is answered with a positive sign, nor its negative: v = 0, and W is free."
-                return refuse(evidence, bill, Status.NOT_IDENTIFIABLE, reason)
+                return refuse(run, Status.NOT_IDENTIFIABLE, reason)
             heads.v[0] = v
-            W = self._weights(signs, v, generator, progress)
+            W = self._weights(run, signs, v)
             if W is None:
                 reason = (
                     "Signs change at no scale of the tokens as one head's would: W is too large, or this is no head."
                 )
-                return refuse(evidence, bill, Status.NOTHING_FOUND, reason)
+                return refuse(run, Status.NOTHING_FOUND, reason)
             heads.W[0] = W
-            certificate = signs.certificate(heads, min(max(_MARGIN * 2.0**-self.bits, 1e-11), 0.3), generator)
-            certificate, cost = charge(evidence, certificate, bill, 2 * _NUM_BOUNDARY)
+            certificate = signs.certificate(heads, min(max(_MARGIN * 2.0**-self.bits, 1e-11), 0.3), run.generator)
+            certificate, cost = run.charge(certificate, 2 * _NUM_BOUNDARY)
         except BudgetSpent as spent:
-            return out_of_budget(evidence, heads, bill, spent)
+            return out_of_budget(run, heads, spent)
         except Refused as seen:
-            return refuse(evidence, bill, Status.NOTHING_FOUND, f"Token norms are not free: {seen}.")
+            return refuse(run, Status.NOTHING_FOUND, f"Token norms are not free: {seen}.")
         if not certificate.holds:
             reason = (
                 f"{certificate.residual:.0%} of the signs beside the boundary are wrong: this is not a single head."
@@ -101,20 +99,18 @@ class MembershipAttack:
         reason = f"W and the direction of v to {self.bits} bits; signs do not determine |v|, which is given as 1."
         return Recovery(heads, Status.RECOVERED, reason, certificate, cost, ("answers",))
 
-    def _weights(
-        self, signs: _Signs, v: Float[Tensor, " d"], generator: torch.Generator, progress: Progress
-    ) -> Float[Tensor, "d d"] | None:
+    def _weights(self, run: QueryRun, signs: _Signs, v: Float[Tensor, " d"]) -> Float[Tensor, "d d"] | None:
         """W by W y_j for all y_j that lean away from v; None where every scale saturates."""
-        left, right = BoostedProbes.random(v, generator), BoostedProbes.random(v, generator)
+        left, right = BoostedProbes.random(v, run.generator), BoostedProbes.random(v, run.generator)
         U, Y = left.directions, -right.directions
-        scale = signs.scale(U, Y, v, generator)
+        scale = signs.scale(U, Y, v, run.generator)
         if scale is None:
             return None
         if math.isinf(scale):
             return torch.zeros_like(U)
         images: list[Tensor] = []
         for block in Y.split(columns_at_once(signs.evidence, len(U))):
-            progress("columns of W", sum(map(len, images)), len(U))
+            run.progress("columns of W", sum(map(len, images)), len(U))
             values = signs.all_scores(U.repeat(len(block), 1), block.repeat_interleave(len(U), 0), v, scale, self.bits)
             images.append(left.solve(values.reshape(len(block), len(U))))
         return right.solve(-torch.cat(images).T)

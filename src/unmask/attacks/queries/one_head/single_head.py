@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import Bill, is_zero, judge_heads, open_bill, refuse
+from unmask.attacks.queries.claims import is_zero, judge_heads, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
     NotOneHead,
@@ -23,7 +23,8 @@ from unmask.attacks.queries.one_head.boosted_probes import (
 )
 from unmask.attacks.queries.one_head.probe_scale import read_first
 from unmask.attacks.queries.opening import silence
-from unmask.attacks.queries.profile import OracleProfile, probe_oracle
+from unmask.attacks.queries.query_run import QueryRun
+from unmask.attacks.run import Run
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
 from unmask.linalg.heads import HeadWeights
@@ -57,21 +58,19 @@ class SingleHeadAttack:
 
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Learn, and check on fresh sequences."""
-        generator = torch.Generator().manual_seed(self.seed)
-        bill = open_bill(evidence, evidence.width**2 + evidence.width)
+        run = QueryRun(self.seed, progress, evidence=evidence, unknowns=evidence.width**2 + evidence.width)
         heads = unknown_head(evidence)
         try:
-            opened = open_head(evidence, heads, bill, generator)
-            if isinstance(opened, Recovery):
-                return opened
-            profile, reader, bill = opened
-            num_early = read_columns(reader, heads, generator, progress)
-            bill = replace(bill, probing=bill.probing + num_early)
-            return judge_heads(evidence, profile, heads, bill, reader.fresh_boost, generator, _describe_learned(heads))
+            reader = open_head(run, heads)
+            if isinstance(reader, Recovery):
+                return reader
+            num_early = read_columns(run, reader, heads)
+            run.num_probing += num_early
+            return judge_heads(run, heads, reader.fresh_boost, _describe_learned(heads))
         except BudgetSpent as spent:
-            return out_of_budget(evidence, heads, bill, spent)
+            return out_of_budget(run, heads, spent)
         except (NotOneHead, Refused) as seen:
-            return refuse(evidence, bill, Status.NOTHING_FOUND, str(seen))
+            return refuse(run, Status.NOTHING_FOUND, str(seen))
 
 
 def unknown_head(evidence: OracleEvidence) -> HeadWeights:
@@ -80,44 +79,41 @@ def unknown_head(evidence: OracleEvidence) -> HeadWeights:
     return HeadWeights(W=unknown[:, None].repeat(1, evidence.width, 1), v=unknown)
 
 
-def open_head(
-    evidence: OracleEvidence, heads: HeadWeights, bill: Bill, generator: torch.Generator
-) -> tuple[OracleProfile, ScoreReader, Bill] | Recovery[HeadWeights]:
+def open_head(run: QueryRun, heads: HeadWeights) -> ScoreReader | Recovery[HeadWeights]:
     """Probe the oracle and measure v; or the recovery that says why no head can be read."""
-    profile = probe_oracle(evidence, generator)
-    bill = replace(bill, probing=profile.num_queries)
+    profile = run.probe()
     if profile.num_outputs or profile.signs_only or not profile.is_linear:
         kind = "; ".join(profile.describe())
         reason = f"The oracle does not answer with a number that grows with its only token, as one head does ({kind})."
-        return refuse(evidence, bill, Status.NOT_APPLICABLE, reason)
-    heads.v[0] = measure_v(evidence, profile)
+        return refuse(run, Status.NOT_APPLICABLE, reason)
+    heads.v[0] = measure_v(run.evidence, profile)
     if is_zero(heads.v[0], profile):
         if profile.absolute_error:
-            return refuse(evidence, bill, *silence(profile))
+            return refuse(run, *silence(profile))
         reason = (
             "The answers to all single tokens are 0, so the values of the heads, summed, are 0: a single head with "
             "v = 0 answers 0 whatever W is, and heads that cancel are not a single one."
         )
-        return refuse(evidence, bill, Status.NOT_IDENTIFIABLE, reason)
-    return profile, score_reader(evidence, profile, heads.v[0].clone()), bill
+        return refuse(run, Status.NOT_IDENTIFIABLE, reason)
+    return score_reader(run.evidence, profile, heads.v[0].clone())
 
 
-def read_columns(reader: ScoreReader, heads: HeadWeights, generator: torch.Generator, progress: Progress) -> int:
+def read_columns(run: Run, reader: ScoreReader, heads: HeadWeights) -> int:
     """Write all columns of W into `heads`; the number of questions that were asked only to be sure."""
     width = len(reader.v)
-    probes = BoostedProbes.random(reader.v, generator)
+    probes = BoostedProbes.random(reader.v, run.generator)
     W, unit = heads.W[0], torch.eye(width, dtype=torch.float64, device=heads.W.device)
-    found = read_first(reader, probes, unit, generator)
+    found = read_first(reader, probes, unit, run.generator)
     if found is None:
         W[:] = invisible(reader)
         return 0
     first, values = found
     W[:, first] = probes.solve(readable(values)[None])[0]
-    num_early = check_early(reader, unit[first], W[:, first], generator)
+    num_early = check_early(reader, unit[first], W[:, first], run.generator)
     left = torch.tensor([place for place in range(width) if place != first], dtype=torch.long)
     while len(left):
         known = width - len(left)
-        progress("columns of W", known, width)
+        run.progress("columns of W", known, width)
         size = min(known, columns_at_once(reader.pairs.evidence, width))  # twice as many each time: norms may differ
         now, left = left[:size], left[size:]
         W[:, now] = read_block(reader, probes, unit[now], column_scale(W[:, W[0].isfinite()]))
@@ -164,14 +160,14 @@ def check_early(
     return len(U)
 
 
-def out_of_budget(
-    evidence: OracleEvidence, heads: HeadWeights, bill: Bill, spent: BudgetSpent
-) -> Recovery[HeadWeights]:
+def out_of_budget(run: QueryRun, heads: HeadWeights, spent: BudgetSpent) -> Recovery[HeadWeights]:
     """What is known when the budget ends: whole columns of W, and v."""
     known = int(heads.W[0].isfinite().all(0).sum())
     about_v = "v and " if heads.v.isfinite().all() else ""
-    reason = f"The budget ended: {spent}. Known are {about_v}{known} of {evidence.width} columns of W; the rest is NaN."
-    return refuse(evidence, bill, Status.BUDGET_EXHAUSTED, reason, heads)
+    reason = (
+        f"The budget ended: {spent}. Known are {about_v}{known} of {run.evidence.width} columns of W; the rest is NaN."
+    )
+    return refuse(run, Status.BUDGET_EXHAUSTED, reason, heads)
 
 
 def _describe_learned(heads: HeadWeights) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +12,11 @@ from torch import Tensor
 from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.output_layer.logit_reading import LogitReader, open_reader, random_prompts
 from unmask.attacks.queries.output_layer.logit_spectrum import LogitSpectrum, OutputLayer
+from unmask.attacks.run import Run
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.logits import LogitEvidence, Prompt
-from unmask.recovery import Certificate, Cost, Recovery, Status
+from unmask.recovery import Certificate, Recovery, Status
 
 _GROWTH = 1.25  # of the sample: the cost is quadratic where answers show few tokens, so an overshoot is dear
 _HOPELESS = 4  # so many prompts for each direction above the noise, and still no end: more will not show one
@@ -64,10 +64,10 @@ class OutputLayerAttack:
 
     def __call__(self, evidence: LogitEvidence, progress: Progress = silent) -> Recovery[OutputLayer]:
         """Grow, decompose, certify."""
-        started, asked_before = time.perf_counter(), evidence.ledger.num_asked
+        run, asked_before = Run(self.seed, progress), evidence.ledger.num_asked
         found = _Found()
         try:
-            ending, over = self._grow(evidence, found, progress), ""
+            ending, over = self._grow(run, evidence, found), ""
         except BudgetSpent as spent:
             ending, over = Status.BUDGET_EXHAUSTED, f"when the budget ended: {spent}."
         layer = found.spectrum.layer(ending is Status.RECOVERED) if found.spectrum else OutputLayer.unknown()
@@ -75,16 +75,15 @@ class OutputLayerAttack:
         proof = found.certificate if ending is Status.RECOVERED else None
         if proof is None and layer.at_least and found.spectrum:
             proof = found.spectrum.bound()
-        cost = Cost(seconds=time.perf_counter() - started, queries=evidence.ledger.num_asked - asked_before)
+        cost = run.cost(queries=evidence.ledger.num_asked - asked_before)
         return Recovery(layer, ending, reason, proof or Certificate.none(reason), cost, ("logits",))
 
-    def _grow(self, evidence: LogitEvidence, found: _Found, progress: Progress) -> Status:
+    def _grow(self, run: Run, evidence: LogitEvidence, found: _Found) -> Status:
         """Ask for more until the spectrum ends or cannot; what is known is in `found` at any time."""
         if evidence.oracle.view.closed:
             return Status.NOT_APPLICABLE
-        generator = torch.Generator().manual_seed(self.seed)
-        tokens = torch.randperm(evidence.oracle.vocab_size, generator=generator)[: self.num_tokens].tolist()
-        prompts = random_prompts(evidence, self.num_fresh + self.max_prompts, self.prompt_length, generator)
+        tokens = torch.randperm(evidence.oracle.vocab_size, generator=run.generator)[: self.num_tokens].tolist()
+        prompts = random_prompts(evidence, self.num_fresh + self.max_prompts, self.prompt_length, run.generator)
         fresh, prompts = prompts[: self.num_fresh], prompts[self.num_fresh :]
         opened = open_reader(evidence, fresh, tokens)
         if opened is None:
@@ -92,7 +91,7 @@ class OutputLayerAttack:
         sample, size = _Sample(*opened, prompts), self.first_prompts
         while True:
             found.spectrum = sample.grow(size).spectrum()
-            progress("prompts asked", len(sample.matrix), len(prompts))
+            run.progress("prompts asked", len(sample.matrix), len(prompts))
             found.certificate = found.spectrum.certify(sample.fresh(fresh)) if found.spectrum.ends else None
             ending = _ending(found, sample)
             if ending is not None:
