@@ -19,13 +19,13 @@ lint: .venv/.ok
 	$(BIN)/mypy
 
 bench: .venv/.ok  ## the numbers of the README that need neither a GPU nor a data set (about an hour on two cores)
-	$(BIN)/python benchmarks/decoders.py
-	$(BIN)/python benchmarks/beyond.py --texts 64
-	$(BIN)/python benchmarks/bfloat16.py
-	$(BIN)/python benchmarks/encoders.py --mode against-dager --rows minilm --distinct --texts 1 2 4 --limit 150 --threads 1
-	$(BIN)/python benchmarks/encoders.py --mode slopes --rows minilm --texts 1 2 4 8 16 --lengths 8 12 16 24 32 --threads 1
-	for mode in hessian peers definite stack first-attention exact against-gradient; do $(BIN)/python benchmarks/outputs.py $$mode; done
-	for mode in one-head sizes defended odd vectors slopes repetition relu transformers logits; do $(BIN)/python benchmarks/queries.py $$mode; done
+	$(BIN)/python benchmarks/run.py gradients decoders
+	$(BIN)/python benchmarks/run.py gradients beyond --texts 64
+	$(BIN)/python benchmarks/run.py gradients bfloat16
+	$(BIN)/python benchmarks/run.py gradients encoders --mode against-dager --rows minilm --distinct --texts 1 2 4 --limit 150 --threads 1
+	$(BIN)/python benchmarks/run.py gradients encoders --mode slopes --rows minilm --texts 1 2 4 8 16 --lengths 8 12 16 24 32 --threads 1
+	for mode in hessian peers definite stack first-attention exact against-gradient; do $(BIN)/python benchmarks/run.py outputs $$mode; done
+	for mode in one-head sizes defended odd vectors slopes repetition relu transformers logits; do $(BIN)/python benchmarks/run.py queries $$mode; done
 
 soak: .venv/.ok  ## random models, batches, defences, damaged files, odd oracles, killed audits: nothing certain may be false (about an hour on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --workers 2 --out benchmarks/results/soak.json

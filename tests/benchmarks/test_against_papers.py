@@ -50,7 +50,7 @@ def encoder() -> Model:
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch, encoder: Model) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("against_papers")
+    module = importlib.import_module("baselines.against_papers")
     decoder = adapt(random_model(GPT2LMHeadModel, gpt2_config()))
     monkeypatch.setattr(module, "gpt2_model", lambda: decoder)
     monkeypatch.setattr(module, "encoder_model", lambda: encoder)
@@ -149,7 +149,7 @@ def test_queries_count_the_papers_best_probes(benchmark, tmp_path, capsys):
 
 def test_algorithm_1_is_swept_as_it_runs(benchmark, encoder):
     """Token sets from distances that are computed once are those of the attack itself."""
-    noise = importlib.import_module("against_noise")
+    noise = importlib.import_module("baselines.against_noise")
     texts = [[START, 10, 11, 12, END], [START, 20, 21, END]]
     evidence = observe_gradients(encoder, texts, task="classification")
     for tolerance in (1e-5, 1e-3, 0.5):

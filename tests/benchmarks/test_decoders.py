@@ -19,7 +19,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def test_the_rival_is_tuned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, one_thread: None) -> None:
     """Nine texts of nine words: rank 81 of 96, which the published cut at d − 20 spoils and another one does not."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    benchmark = importlib.import_module("decoders")
+    benchmark = importlib.import_module("gradients.decoders")
     torch.manual_seed(0)
     sizes = {"n_embd": 96, "n_layer": 3, "n_head": 4, "n_positions": 32, "vocab_size": 500, "initializer_range": 0.1}
     model = adapt(GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).eval())

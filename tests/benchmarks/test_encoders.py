@@ -52,10 +52,10 @@ def model() -> Model:
 def benchmark(monkeypatch: pytest.MonkeyPatch, model: Model) -> ModuleType:
     """The benchmark with the tiny model as MiniLM."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    cases = importlib.import_module("encoder_cases")
+    cases = importlib.import_module("gradients.encoder_cases")
     monkeypatch.setitem(cases.ROWS, "minilm", cases.Row("tiny", lambda: model))
-    monkeypatch.setitem(importlib.import_module("encoder_costs").ROOM, "minilm", model.width - 6)
-    return importlib.import_module("encoders")
+    monkeypatch.setitem(importlib.import_module("gradients.encoder_costs").ROOM, "minilm", model.width - 6)
+    return importlib.import_module("gradients.encoders")
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_exact_texts_of_every_pooling_and_update(benchmark, data, tmp_path, caps
 
 
 def test_a_killed_run_goes_on_where_it_stopped(benchmark, data, tmp_path, monkeypatch, capsys):
-    tables = importlib.import_module("encoder_tables")
+    tables = importlib.import_module("gradients.encoder_tables")
     measure, runs = tables.measure, []
 
     def killed_at_the_third(*given):
@@ -130,7 +130,7 @@ def test_without_data_texts_are_invented_and_it_is_told(benchmark, tmp_path, mon
 
 
 def test_false_and_missing_texts_are_told(benchmark, data, tmp_path, monkeypatch, capsys):
-    tables = importlib.import_module("encoder_tables")
+    tables = importlib.import_module("gradients.encoder_tables")
     measure = tables.measure
     bad = {"exact": 1, "certain_exact": 1, "false_certain": 1, "status": "PARTIAL", "reason": "half is missing"}
     monkeypatch.setattr(tables, "measure", lambda *given: measure(*given) | bad | {"code": "other"})
@@ -151,7 +151,7 @@ def test_the_papers_rows(benchmark, data, tmp_path, capsys):
 
 
 def test_invented_texts_are_what_the_tokenizer_makes_of_them(benchmark, model):
-    cases = importlib.import_module("encoder_cases")
+    cases = importlib.import_module("gradients.encoder_cases")
     texts = cases.word_salad(model, 5, 4, 7, seed=3)
     assert texts == cases.word_salad(model, 5, 4, 7, seed=3) != cases.word_salad(model, 5, 4, 7, seed=4)
     for text in texts:
@@ -163,8 +163,8 @@ def test_invented_texts_are_what_the_tokenizer_makes_of_them(benchmark, model):
 
 @pytest.mark.parametrize("lengths", [(5, 5), (4, 6, 6)])
 def test_products_are_counted_as_algorithm_3_checks_them(benchmark, model, lengths):
-    algorithm3 = importlib.import_module("algorithm3")
-    cases = importlib.import_module("encoder_cases")
+    algorithm3 = importlib.import_module("baselines.algorithm3")
+    cases = importlib.import_module("gradients.encoder_cases")
     words = iter(cases.word_salad(model, 1, 22, 22, seed=1, distinct=True)[0][1:-1])
     first, last = model.frame_tokens
     texts = [[first, *(next(words) for _ in range(length - 2)), last] for length in lengths]
@@ -218,7 +218,7 @@ def test_slopes_are_printed_and_written_once(benchmark, tmp_path, capsys):
     assert len(written) == 3 + 2  # two texts of five tokens are a cell of both
     benchmark.main(wanted)
     assert lines_of(out) == written
-    fit = importlib.import_module("encoder_costs").log_log_slope
+    fit = importlib.import_module("gradients.encoder_costs").log_log_slope
     assert fit([1, 2, 4], [3.0, 12.0, 48.0]) == pytest.approx(2.0)
     assert fit([2], [1.0]) is None
 

@@ -17,7 +17,7 @@ FIGURE = ROOT / "docs" / "newton_iterations.svg"
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark with paths that are known in advance instead of Newton's."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    module = importlib.import_module("outputs_paper")
+    module = importlib.import_module("outputs.paper")
     monkeypatch.setattr(module, "path", lambda *_: [1e-1, 1e-5, 1e-9, 1e-13])
     return module
 

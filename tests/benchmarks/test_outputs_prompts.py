@@ -35,7 +35,7 @@ def model() -> Model:
 def benchmark(monkeypatch: pytest.MonkeyPatch, model: Model) -> ModuleType:
     """The benchmark with the tiny model."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    module = importlib.import_module("outputs_prompts")
+    module = importlib.import_module("outputs.prompts")
     monkeypatch.setattr(module, "load_model", lambda name, device: model)
     return module
 
@@ -107,7 +107,7 @@ def test_too_few_texts_are_refused(benchmark: ModuleType, model: Model, data: Pa
 def test_the_baseline_differentiates_the_state_that_is_seen(
     benchmark: ModuleType, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search = importlib.import_module("gradient_search")
+    search = importlib.import_module("outputs.gradient_search")
     states = observe_hidden(model, [[7, 8, 9]], layer=3).states[0]
     text = search.followed(search.followed(Continuation.start(model, 3), 7), 8)
     row = search.vocabulary_rows(text)[9].detach()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "paper_tables.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SENTENCES = (
     ("the grey cat sleeps under the old table", 1),
     ("a train leaves at nine every morning", 0),
@@ -32,12 +31,8 @@ def small_tensors(one_thread: None) -> None:
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARK.parent))  # it imports its neighbour `synthetic`
-    spec = importlib.util.spec_from_file_location("paper_tables", BENCHMARK)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(importlib.sys.modules, "paper_tables", module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("gradients.paper_tables")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +85,7 @@ def test_the_published_numbers_stand_beside_ours(benchmark):
     assert ("base", "next_token", "cola", 8) not in benchmark.PUBLISHED
     line = benchmark._line(("base", "classification", "cola", 128), [fake_result()], {"base": "GPT-2"})
     assert line.endswith("| 30.3 / 14.6 |")
-    encoders = importlib.import_module("encoder_tables")
+    encoders = importlib.import_module("gradients.encoder_tables")
     assert encoders.PUBLISHED["rotten_tomatoes", 8] == 11.4
     assert encoders.PUBLISHED["cola", 1] == 100
 

@@ -17,7 +17,7 @@ from unmask.recovery import Certificate, Recovery, Status
 
 NUM_FRESH = 48
 FRESH_LENGTH = 6
-# Learning amplifies an oracle's error: isolated heads by 10³ at 8 heads, 10⁴ at 32 (benchmarks/queries.py). A head
+# Learning amplifies an oracle's error: isolated heads by 10³ at 8 heads, 10⁴ at 32 (benchmarks/run.py queries). A head
 # that is missed shows at its share of the answers. Between the two lies what is allowed.
 AMPLIFICATION = 1e4
 _OWN = 20  # times the oracle's error: the largest of 48 answers is off by three deviations, and weights by more

@@ -12,7 +12,7 @@ Notation: as in `attention_problem.py`.
 Limits: roots whose basins are small are missed; they are those with an ill-conditioned Jacobian, where few starts
 converge at all.
 Cost: small systems in one batch of Levenberg–Marquardt; large ones one by one, without matrices.
-Source: ours; `benchmarks/outputs_solvers.py` measures how often a second root is missed.
+Source: ours; `benchmarks/outputs/solvers.py` measures how often a second root is missed.
 """
 
 from __future__ import annotations

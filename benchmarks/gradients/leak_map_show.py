@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-FIGURE = Path(__file__).parent.parent / "docs" / "leak_map.svg"
+FIGURE = Path(__file__).parents[2] / "docs" / "leak_map.svg"
 CHANCE = 0.01  # of the tokens: what a guess of as many tokens as a batch has would get, and more
 Cell = dict[str, Any]
 

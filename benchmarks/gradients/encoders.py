@@ -1,9 +1,9 @@
 """Encoders: how many texts are exact, at what cost, against Algorithm 3 of DAGER, and the paper's Table 1 for BERT.
 
-python benchmarks/encoders.py --mode exact           MiniLM, sentences of 8 to 25 tokens, both poolings, two updates
-python benchmarks/encoders.py --mode against-dager   MiniLM and BERT-base shape, both attacks in one process
-python benchmarks/encoders.py --mode slopes          the cost in the number of texts and in their length
-python benchmarks/encoders.py --mode paper           CoLA, SST-2 and Rotten Tomatoes at 1 to 8 texts
+python benchmarks/run.py gradients encoders --mode exact   MiniLM, 8 to 25 tokens, both poolings, two updates
+python benchmarks/run.py gradients encoders --mode against-dager   MiniLM and BERT-base shape, in one process
+python benchmarks/run.py gradients encoders --mode slopes   the cost in the number of texts and in their length
+python benchmarks/run.py gradients encoders --mode paper   CoLA, SST-2 and Rotten Tomatoes at 1 to 8 texts
 
 Every batch is written to --out (benchmarks/results/encoders_MODE.jsonl) when it is done, and what the file holds is not
 run again; --no-resume starts it afresh. --max-anchors is the attack's own budget. 'exact' invents texts where there is
@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from encoder_cases import ROWS
-from encoder_costs import against_dager, slopes
-from encoder_tables import WHOLE, exact, paper
+from gradients.encoder_cases import ROWS
+from gradients.encoder_costs import against_dager, slopes
+from gradients.encoder_tables import WHOLE, exact, paper
+from gradients.paper_tables import SETS, SHARED_DATA
 from machine import machine
-from paper_tables import SETS, SHARED_DATA
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 MODES = {"exact": exact, "against-dager": against_dager, "slopes": slopes, "paper": paper}
 DEFAULTS = {
     "exact": {

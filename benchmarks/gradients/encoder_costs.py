@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
-from algorithm3 import OutOfTimeError, as_dager, count, count_tuned, within
-from encoder_cases import ROWS, Attack, Result, Tokens, attacked, code, key_of, word_salad
+from baselines.algorithm3 import OutOfTimeError, as_dager, count, count_tuned, within
+from gradients.encoder_cases import ROWS, Attack, Result, Tokens, attacked, code, key_of, word_salad
+from gradients.paper_tables import append, open_results, progress_bar
 from machine import machine
-from paper_tables import append, open_results, progress_bar
 
 from unmask.attacks.gradients.encoder.attack import EncoderAttack
 from unmask.models import Model

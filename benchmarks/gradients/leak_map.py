@@ -1,8 +1,8 @@
 """The map of the leak: what each protocol and defence leaves of a client's texts, and what it costs the update.
 
-python benchmarks/leak_map.py [--models smollm2-135m minilm-l6] [--texts 4 16] [--only noise int8 …]
-python benchmarks/leak_map.py --show          the tables and plots of what was measured
-python benchmarks/leak_map.py --models minilm-l6 --texts 2 4 8 --only fedavg --out benchmarks/results/fedavg.jsonl
+python benchmarks/run.py gradients leak_map [--models smollm2-135m minilm-l6] [--texts 4 16] [--only noise int8 …]
+python benchmarks/run.py gradients leak_map --show          the tables and plots of what was measured
+python benchmarks/run.py gradients leak_map --models minilm-l6 --texts 2 4 8 --only fedavg --out fedavg.jsonl
 
 Every cell is appended to --out (benchmarks/results/leak_map.jsonl) as it ends; a cell that is there is not measured
 again. Where noise is added, the token sets of DAGER as published, with fixed tolerances, are read from the same update;
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gradients.leak_map_show import show
 from invented import invented
-from leak_map_show import show
 from machine import machine
 
 import unmask
@@ -35,7 +35,7 @@ from unmask.protocols.table import parse_protocol
 from unmask.scores import score_texts
 
 AGGREGATE = "aggregate:clients="
-RESULTS = Path(__file__).parent / "results" / "leak_map.jsonl"
+RESULTS = Path(__file__).parents[1] / "results" / "leak_map.jsonl"
 TASKS = {"smollm2-135m": "next_token", "minilm-l6": "classification"}
 EMBEDDINGS = {"smollm2-135m": "embed_tokens", "minilm-l6": "embeddings."}
 FIRST_BLOCKS = {

@@ -1,7 +1,7 @@
 """DAGER's tables (arXiv 2405.15586) for GPT-2: ROUGE on CoLA, SST-2 and Rotten Tomatoes, batches of 1 to 8 texts.
 
-python benchmarks/paper_tables.py [--rows base large] [--texts 1 2 4 8] [--batches 10] [--out results.jsonl]
-python benchmarks/paper_tables.py --model smollm2-135m      real weights (or gpt2, where there is a network)
+python benchmarks/run.py gradients paper_tables [--rows base large] [--texts 1 2 4 8] [--batches 10] [--out FILE]
+python benchmarks/run.py gradients paper_tables --model smollm2-135m   real weights (or gpt2, with a network)
 
 The data is a folder with cola.tsv, sst2.tsv and rotten_tomatoes.tsv, one `sentence<TAB>label` a line; it is looked for
 in ../shared/data beside the checkout. The paper's larger batches are --texts 16 32 64 128. Classification has the
@@ -39,7 +39,7 @@ from unmask import observe_gradients, recover_text, score_texts
 from unmask.models import Model, Role, adapt, load_model
 from unmask.models.catalog import resolve
 
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SETS = {"cola": "CoLA", "sst2": "SST-2", "rotten_tomatoes": "Rotten Tomatoes"}
 TASKS = {"classification": "classification", "next_token": "next token"}
 NUM_RESAMPLES = 10_000

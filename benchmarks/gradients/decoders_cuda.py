@@ -1,6 +1,6 @@
 """Llama-2-7B shape on one GPU: exact texts at 1 to 160 texts, in seconds. Needs the core dependencies only.
 
-python benchmarks/decoders_cuda.py [--texts 1 8 32 128 160] [--repeats 3] [--out results.json]
+python benchmarks/run.py gradients decoders_cuda [--texts 1 8 32 128 160] [--repeats 3] [--out results.json]
 """
 
 from __future__ import annotations

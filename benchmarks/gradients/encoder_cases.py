@@ -94,9 +94,9 @@ def watched() -> Iterator[list[EncoderSearch]]:
     searches: list[EncoderSearch] = []
 
     class Watched(EncoderSearch):
-        def run(self, effort: int = 1) -> None:
+        def search(self, effort: int = 1) -> None:
             searches.append(self)
-            super().run(effort)
+            super().search(effort)
 
     with mock.patch.object(encoder, "EncoderSearch", Watched):
         yield searches

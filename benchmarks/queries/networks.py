@@ -1,7 +1,7 @@
 """Two-layer ReLU networks and one-layer transformers from queries: errors and queries a parameter.
 
-    python benchmarks/queries_networks.py relu [--cases 16x16 784x128b] [--seeds 2] [--dtype float32]
-    python benchmarks/queries_networks.py transformers [--cases 1x64x256 8x64x64]
+    python benchmarks/queries/networks.py relu [--cases 16x16 784x128b] [--seeds 2] [--dtype float32]
+    python benchmarks/queries/networks.py transformers [--cases 1x64x256 8x64x64]
 
 Cases are width x neurons (b: with biases), and heads x width x neurons. Weights are Gaussian of variance 1/width, those
 of outputs of variance 1/neurons. `error` is that of the function: on 2,000 Gaussian inputs, or on 200 random sequences
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from machine import machine
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "attacks" / "queries"))
-from networks import oracle_of_network, random_layers, random_transformer
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.attacks.queries.random_networks import oracle_of_network, random_layers, random_transformer
 
 from unmask.attacks.queries.networks.relu_network import ReluNetworkAttack
 from unmask.attacks.queries.networks.transformer import TransformerAttack

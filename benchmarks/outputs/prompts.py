@@ -1,9 +1,9 @@
 """Prompts read from hidden states: how many are exact, how fast, against other searches, and what noise leaves.
 
-python benchmarks/outputs_prompts.py exact              texts and random tokens: exact, candidates, tokens a second
-python benchmarks/outputs_prompts.py against-gradient   ours, SipIt-style search and a vocabulary scan, interleaved
-python benchmarks/outputs_prompts.py coarse             states stored coarsely or with noise: right, certain, false
-python benchmarks/outputs_prompts.py control            noise of the states' norms: nothing may be claimed
+python benchmarks/outputs/prompts.py exact              texts and random tokens: exact, candidates, tokens a second
+python benchmarks/outputs/prompts.py against-gradient   ours, SipIt-style search and a vocabulary scan, interleaved
+python benchmarks/outputs/prompts.py coarse             states stored coarsely or with noise: right, certain, false
+python benchmarks/outputs/prompts.py control            noise of the states' norms: nothing may be claimed
 
 Prompts: --data FILE.tsv (first column; texts of at least --tokens tokens, cut to that; --skip leaves the first ones
 out), otherwise invented sentences, joined. Seconds are of CPU time, one thread, so that a busy machine does not enter;
@@ -27,9 +27,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from gradient_search import GradientSearch, Position, best_step, scan_rate
 from invented import invented
 from machine import machine
+from outputs.gradient_search import GradientSearch, Position, best_step, scan_rate
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts import reader as prompt_reader
@@ -43,7 +43,7 @@ from unmask.models import Model, load_model
 from unmask.protocols.hidden import observe_hidden
 from unmask.recovery import RecoveredTexts, Recovery
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 Prompt = list[int]
 Distortion = Callable[[Tensor, torch.Generator], Tensor]
 MANY = 500  # candidates at one position that are worth a line

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from encoder_cases import ROWS, Attack, Result, Tokens, attacked, code, key_of, word_salad
+from gradients.encoder_cases import ROWS, Attack, Result, Tokens, attacked, code, key_of, word_salad
+from gradients.paper_tables import SETS, UNKNOWN, append, mean_with_interval, open_results, progress_bar, read_set
 from machine import machine
-from paper_tables import SETS, UNKNOWN, append, mean_with_interval, open_results, progress_bar, read_set
 from published import published
 
 from unmask import observe_gradients

@@ -1,6 +1,6 @@
 """More tokens than the width: GPT-2 shape, classification, one batch a row. The paper calls b > d unachievable.
 
-python benchmarks/beyond.py [--texts 48 64 80] [--device cpu] [--out results.json]
+python benchmarks/run.py gradients beyond [--texts 48 64 80] [--device cpu] [--out results.json]
 """
 
 from __future__ import annotations

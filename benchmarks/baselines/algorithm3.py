@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
-from encoder_cases import Attack, Tokens
+from gradients.encoder_cases import Attack, Tokens
 
 from unmask.attacks.baselines.dager import Dager, FrameTokens
 from unmask.attacks.baselines.dager_claim import AcceptedSequences, TokenSets

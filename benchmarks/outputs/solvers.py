@@ -1,11 +1,11 @@
 """Inputs of one attention layer from its output: success, certificates, speed against other solvers, scaling.
 
-    python benchmarks/outputs_solvers.py definite      # 100 problems with sym(W) positive definite
-    python benchmarks/outputs_solvers.py indefinite    # distinct pre-images, and whether the true one is among them
-    python benchmarks/outputs_solvers.py causal        # position by position
-    python benchmarks/outputs_solvers.py unique        # is RECOVERED ever said where a second pre-image exists?
-    python benchmarks/outputs_solvers.py peers [--sizes 8x16 16x32]
-    python benchmarks/outputs_solvers.py slopes        # seconds against n and d
+    python benchmarks/outputs/solvers.py definite      # 100 problems with sym(W) positive definite
+    python benchmarks/outputs/solvers.py indefinite    # distinct pre-images, and whether the true one is among them
+    python benchmarks/outputs/solvers.py causal        # position by position
+    python benchmarks/outputs/solvers.py unique        # is RECOVERED ever said where a second pre-image exists?
+    python benchmarks/outputs/solvers.py peers [--sizes 8x16 16x32]
+    python benchmarks/outputs/solvers.py slopes        # seconds against n and d
 
 Start: the output itself, for all methods. Right means: relative error of X at most 1e-8.
 """
@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from attention_layers import random_layer
 from machine import machine
-from outputs_peers import PEERS
+from outputs.attention_layers import random_layer
+from outputs.peers import PEERS
 from torch import Tensor
 
 from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack

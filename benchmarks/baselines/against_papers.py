@@ -1,7 +1,7 @@
 """Against the papers, each at its best: one table, everything in one process, interleaved; ratios of CPU seconds.
 
-    python benchmarks/against_papers.py [--only decoders encoders noise queries] [--texts 1 8 16] [--repeats 3]
-    python benchmarks/against_papers.py --show        the table of what was measured
+    python benchmarks/run.py baselines against_papers [--only decoders encoders] [--texts 1 8 16] [--repeats 3]
+    python benchmarks/run.py baselines against_papers --show        the table of what was measured
 
 decoders  DAGER on the GPT-2 shape, classification with the paper's head; ours on DAGER's own tensors (the query
           parameters of blocks 0 and 1) and on the whole update
@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from against_noise import noise_rows
-from algorithm3 import as_dager, count_tuned
-from encoder_cases import code, word_salad
+from baselines.against_noise import noise_rows
+from baselines.algorithm3 import as_dager, count_tuned
+from gradients.encoder_cases import code, word_salad
+from gradients.paper_tables import PAPERS_HEAD_SCALE, draw_head
 from machine import machine
-from paper_tables import PAPERS_HEAD_SCALE, draw_head
-from queries_single import learned, random_head, raw
+from queries.single import learned, random_head, raw
 from synthetic import gpt2_shape, zipf_batch
 
 import unmask
@@ -48,7 +48,7 @@ from unmask.models import Model, Role
 from unmask.protocols import observe_gradients
 from unmask.recovery import RecoveredTexts, Recovery
 
-RESULTS = Path(__file__).parent / "results" / "against_papers.json"
+RESULTS = Path(__file__).parents[1] / "results" / "against_papers.json"
 OWN, WHOLE = "DAGER's own tensors", "whole update"
 ENOUGH = 45.0  # CPU seconds of one attack on one row; beyond it, no further repeat
 Row = dict[str, Any]

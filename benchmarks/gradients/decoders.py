@@ -1,6 +1,6 @@
 """Ours against DAGER, tuned: the same gradients, one process, interleaved; ratios and log-log slopes.
 
-    python benchmarks/decoders.py [--texts 1 2 4 8 16 32] [--repeats 3] [--out results.json] [--skip-real]
+    python benchmarks/run.py gradients decoders [--texts 1 2 4 8 16 32] [--repeats 3] [--out results.json] [--skip-real]
 
 GPT-2 at its true shape with random weights (classification with the paper's head; about 15 tokens a text), and
 SmolLM2-135M with its real weights (next-token, a first token that the adversary knows, as DAGER needs it). DAGER's rank
@@ -18,9 +18,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from against_papers import num_exact, tune
+from baselines.against_papers import num_exact, tune
+from gradients.paper_tables import PAPERS_HEAD_SCALE, draw_head
 from machine import machine
-from paper_tables import PAPERS_HEAD_SCALE, draw_head
 from synthetic import gpt2_shape, zipf_batch
 
 from unmask.attacks.baselines.dager import Dager

@@ -1,6 +1,6 @@
 """The hidden size and the output layer of a language model from what its service shows of logits.
 
-    python benchmarks/queries_logits.py [--only 'top 20'] [--sampled] [--out benchmarks/results/queries_logits.json]
+    python benchmarks/queries/logits.py [--only 'top 20'] [--sampled] [--out benchmarks/results/queries_logits.json]
 
 SmolLM2-135M (width 576, vocabulary 49,152) behind examples/openai_service.py, over HTTP on this machine. Every row is
 a way that the service answers; the attack is told nothing, it probes. `queries` are answers that were asked for, one
@@ -28,7 +28,7 @@ from unmask.integrations.openai.client import OpenAIClient
 from unmask.models import Model, load_model
 from unmask.scores.weights import score_up_to_linear_map
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
 from openai_service import Policy, make_server  # noqa: E402 (the path comes first)

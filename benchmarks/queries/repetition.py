@@ -1,6 +1,6 @@
 """Heads from repeated tokens of bounded norm, and heads in orthogonal subspaces: conditioning, errors, queries.
 
-    python benchmarks/queries_repetition.py [--seeds 3] [--out benchmarks/results/queries_repetition.json]
+    python benchmarks/queries/repetition.py [--seeds 3] [--out benchmarks/results/queries_repetition.json]
 
 Conditioning: the factor from a relative error of F to an error of t, for one (u, y); then what is left of it end to
 end, where all answers are fitted at once. Weights are Gaussian, entries of variance 1/d; tokens have norm 10 at most.
@@ -38,7 +38,7 @@ def main() -> None:
     """Measure, print tables, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "queries_repetition.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "queries_repetition.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     console = Console()

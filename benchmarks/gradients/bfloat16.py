@@ -1,6 +1,6 @@
 """A client in bfloat16: precision and recall of the bag of words, SmolLM2-135M, next-token, invented texts.
 
-python benchmarks/bfloat16.py [--texts 2 4 8 16]
+python benchmarks/run.py gradients bfloat16 [--texts 2 4 8 16]
 """
 
 from __future__ import annotations
