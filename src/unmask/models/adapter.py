@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from unmask.errors import InputError
+from unmask.models.attention import attend
 from unmask.models.fingerprint import fingerprint_of
 from unmask.models.linear import LinearLayer, Role
 from unmask.models.module_copy import copy_module
@@ -167,6 +168,11 @@ class Model(Vocabulary, ABC):
         return 1
 
     @property
+    def token_type_differences(self) -> Float[Tensor, "k d"]:
+        """What token types but 0 add to a first input, up to the norm's scale; no row where there is one type."""
+        return self.parameter(self.token_embedding).new_zeros(0, self.width)
+
+    @property
     def token_type_directions(self) -> Float[Tensor, "k d"]:
         """All that first inputs of other types than 0 hold beyond those of type 0, as rows."""
         return torch.zeros(0, self.width, dtype=self.dtype, device=self.device)
@@ -260,13 +266,7 @@ class Model(Vocabulary, ABC):
         allowed: Bool[Tensor, "*batch q j"],
     ) -> Float[Tensor, "*batch q o"]:
         """Attention output before the output projection: softmax(q·k/√e)·v, heads side by side."""
-        repeats = self.num_heads // self.num_key_value_heads
-        keys = keys.repeat_interleave(repeats, dim=-2)
-        values = values.repeat_interleave(repeats, dim=-2)
-        scores = torch.einsum("...qhe,...jhe->...hqj", queries, keys) * self.scores_scale(block)
-        scores = scores.masked_fill(~allowed[..., None, :, :], torch.finfo(scores.dtype).min)
-        mixed = torch.einsum("...hqj,...jhe->...qhe", scores.softmax(-1), values)
-        return mixed.flatten(-2)
+        return attend(queries, keys, values, allowed, self.scores_scale(block))
 
     def mixed_values(
         self, block: int, states: States, positions: TokenBatch, mask: MaskBatch

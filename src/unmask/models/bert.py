@@ -53,7 +53,6 @@ class Bert(Model):
 
     @property
     def token_type_differences(self) -> Tensor:
-        """What further token types add to a first input, up to the norm's scale: a row for each type but 0."""
         parts = self.body.embeddings
         kinds = parts.token_type_embeddings.weight
         rows = kinds[1:] - kinds[0]
@@ -86,21 +85,13 @@ class Bert(Model):
         return intermediate.intermediate_act_fn(intermediate.dense(states))
 
     def after_mlp(self, block: int, states: Tensor, hidden: Tensor) -> Tensor:
-        return self.block_norm(block, self.before_block_norm(block, states, hidden))
+        return self._block(block).output.LayerNorm(self.mlp_sum(block, states, hidden))
 
     def mlp_sum(self, block: int, states: Tensor, hidden: Tensor) -> Tensor:
-        return self.before_block_norm(block, states, hidden)
-
-    def before_block_norm(self, block: int, states: Tensor, hidden: Tensor) -> Tensor:
-        """The sum that a block's last norm sees, given the stream after attention and the MLP's hidden row."""
         return self._block(block).output.dense(hidden) + states
 
     def after_last_sum(self, sums: Tensor) -> Tensor:
-        return self.block_norm(self.num_blocks - 1, sums)
-
-    def block_norm(self, block: int, sums: Tensor) -> Tensor:
-        """The norm that ends a block."""
-        return self._block(block).output.LayerNorm(sums)
+        return self._block(self.num_blocks - 1).output.LayerNorm(sums)
 
     def final_norm(self, states: Tensor) -> Tensor:
         return states

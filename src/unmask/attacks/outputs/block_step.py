@@ -32,6 +32,7 @@ from torch.func import vjp, vmap
 
 from unmask.errors import InputError
 from unmask.models.adapter import Model
+from unmask.models.attention import attend_behind
 from unmask.models.linear import Role
 
 
@@ -133,16 +134,12 @@ class BlockStep:
 
     def _attend(self, rows: Tensor) -> AttentionStep:
         """Scores against the shared prefix and against the row itself, one softmax over both."""
-        model, groups = self.model, self.model.num_key_value_heads
+        model, prefix = self.model, self.prefix
         positions = torch.full((len(rows),), self.position, device=rows.device)
         heads, keys, values = model.queries_keys_values(self.block, model.attention_input(self.block, rows), positions)
-        queries = heads.unflatten(-2, (groups, -1)) * model.scores_scale(self.block)
-        earlier = torch.einsum("kgre,jge->kgrj", queries, self.prefix.keys)
-        own = torch.einsum("kgre,kge->kgr", queries, keys)
-        weights = torch.cat([earlier, own[..., None]], dim=-1).softmax(-1)
-        mixed = torch.einsum("kgrj,jge->kgre", weights[..., :-1], self.prefix.values)
-        mixed = mixed + weights[..., -1:] * values[:, :, None]
-        return AttentionStep(mixed.flatten(1), keys, values)
+        scale = model.scores_scale(self.block)
+        mixed = attend_behind(heads, keys, values, prefix.keys[None], prefix.values[None], scale)[0]
+        return AttentionStep(mixed, keys, values)
 
     def _weight(self, role: Role) -> Tensor:
         weight = self.model.weight(role, self.block)

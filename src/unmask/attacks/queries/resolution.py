@@ -14,8 +14,8 @@ class NoPlane(Exception):  # noqa: N818 (an ending, not an error)
 class Resolution:
     """Thresholds that follow from ε, the relative error of an answer.
 
-    Constants were chosen on random layers of 1 to 32 heads in float64 and float32 (benchmarks/run.py queries); what they
-    let through is caught by predictions at fresh points, and in the end by the certificate.
+    Constants were chosen on random layers of 1 to 32 heads in float64 and float32 (benchmarks/run.py queries); what
+    they let through is caught by predictions at fresh points, and in the end by the certificate.
     """
 
     precision: float

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unmask.attacks.gradients.sites import RowsOf
 from unmask.models.adapter import Model
+from unmask.models.attention import attend_behind
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,14 @@ class Growth:
         step = self._prefixes_at_once(len(following), prefixes.tokens.shape[1])
         for begin in range(0, len(prefixes), step):
             chunk = slice(begin, begin + step)
-            mixed = self._attend(following, prefixes.keys[chunk], prefixes.values[chunk])
+            mixed = attend_behind(
+                following.queries,
+                following.keys,
+                following.values,
+                prefixes.keys[chunk],
+                prefixes.values[chunk],
+                self.model.scores_scale(0),
+            )
             yield begin, self.rows_of(self.model, following.states.expand(len(mixed), -1, -1), mixed)
 
     def extend(
@@ -104,15 +112,3 @@ class Growth:
         scores = 3 * self.model.num_heads * (length + 1)
         rows = 4 * self.model.width + 3 * self.row_width
         return max(1, self.memory_budget_bytes // (4 * num_tokens * (scores + rows)))
-
-    def _attend(
-        self, following: NextTokens, keys: Float[Tensor, "s i g e"], values: Float[Tensor, "s i g e"]
-    ) -> Float[Tensor, "s c o"]:
-        """Attention output of every token behind every prefix; the token also attends to itself."""
-        grouped = following.queries.unflatten(1, (self.model.num_key_value_heads, -1)) * self.model.scores_scale(0)
-        before = torch.einsum("cgre,sige->scgri", grouped, keys)
-        itself = torch.einsum("cgre,cge->cgr", grouped, following.keys).expand(len(keys), -1, -1, -1)
-        weights = torch.cat([before, itself[..., None]], dim=-1).softmax(-1)
-        mixed = torch.einsum("scgri,sige->scgre", weights[..., :-1], values)
-        mixed = mixed + weights[..., -1:] * following.values[:, :, None]
-        return mixed.flatten(2)

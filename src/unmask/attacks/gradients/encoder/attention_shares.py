@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.box_least_squares import project_to_simplex
-from unmask.models.bert import Bert
+from unmask.models.adapter import Model
 from unmask.models.linear import Role
 
 _NUM_ROUNDS = 3
@@ -30,7 +30,7 @@ _LEAST_REST = 1e-2  # of the largest: what is left of a position that nothing di
 
 @torch.no_grad()
 def position_shares(
-    evidence: GradientEvidence, model: Bert, tokens: Int[Tensor, " t"], num_positions: int
+    evidence: GradientEvidence, model: Model, tokens: Int[Tensor, " t"], num_positions: int
 ) -> Float[Tensor, "p t"]:
     """S ≥ 0 with columns that sum to 1 and D_p ≈ Σ_t S(p, t)·D_t.
 
@@ -38,7 +38,7 @@ def position_shares(
     Cost: one least-squares problem of size d, then p·t² an iteration.
     """
     at_tokens, at_positions, _ = _arriving(evidence, model, tokens, num_positions)
-    moved, filled = (evidence.gradients.get(name) for name in (model.token_embedding, model.position_embedding))
+    moved, filled = (evidence.gradients.get(name or "") for name in (model.token_embedding, model.position_embedding))
     if moved is not None and filled is not None and _both_tell(moved, filled) and not _moves_others(moved, tokens):
         by_row, by_position = moved[tokens].double(), filled[:num_positions].double()
         scale = at_tokens.norm() / by_row.norm().clamp_min(1e-300)
@@ -61,7 +61,7 @@ def _moves_others(rows: Float[Tensor, "v d"], tokens: Int[Tensor, " t"]) -> bool
 
 @torch.no_grad()
 def type_shares(
-    evidence: GradientEvidence, model: Bert, tokens: Int[Tensor, " t"], num_positions: int
+    evidence: GradientEvidence, model: Model, tokens: Int[Tensor, " t"], num_positions: int
 ) -> Float[Tensor, "k t"]:
     """How much of each token's gradient arrives at each token type: as `position_shares`, with types for positions."""
     at_tokens, _, at_types = _arriving(evidence, model, tokens, num_positions)
@@ -70,7 +70,7 @@ def type_shares(
 
 
 def _arriving(
-    evidence: GradientEvidence, model: Bert, tokens: Int[Tensor, " t"], num_positions: int
+    evidence: GradientEvidence, model: Model, tokens: Int[Tensor, " t"], num_positions: int
 ) -> tuple[Float[Tensor, "t m"], Float[Tensor, "p m"], Float[Tensor, "k m"]]:
     """D_t, D_p and the same for each token type but 0, each of the three gradients scaled to norm 1."""
     words, places, shift = model.first_input_parts(tokens, num_positions)

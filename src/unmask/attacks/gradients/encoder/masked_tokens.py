@@ -31,7 +31,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Node
 from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.evidence.gradients import GradientEvidence, Task
-from unmask.models.bert import Bert
+from unmask.models.adapter import Model
 from unmask.models.token_head import TokenHead
 
 _LOUD = 10.0  # roundings: a row at which more arrives was predicted
@@ -74,7 +74,6 @@ def read_originals(
     if gradient is None:
         return f"the update does not hold '{name}', which tells the predicted tokens"
     model = problem.model.to(dtype=torch.float64)  # all blocks of it; the problem's own copy has the first alone
-    assert isinstance(model, Bert)  # problems are set up for no other encoder
     rows, hidden = _rows(model, problem.places, texts)
     if len(hidden) > hidden.shape[1]:
         return f"the texts have {len(hidden)} tokens, more than the {hidden.shape[1]} rows of '{name}'"
@@ -96,7 +95,7 @@ def read_originals(
 
 
 def _rows(
-    model: Bert, table: PositionCandidates, texts: Sequence[Text]
+    model: Model, table: PositionCandidates, texts: Sequence[Text]
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n f"]]:
     """What the last block's norm and its down projection see at every token, text by text."""
     last = model.num_blocks - 1
@@ -108,7 +107,7 @@ def _rows(
         everyone = torch.ones_like(tokens, dtype=torch.bool)
         attended = model.after_attention(last, stream, model.mixed_values(last, stream, positions, everyone))
         hidden.append(model.mlp_hidden(last, attended)[0])
-        sums.append(model.before_block_norm(last, attended[0], hidden[-1]))
+        sums.append(model.mlp_sum(last, attended[0], hidden[-1]))
     return torch.cat(sums), torch.cat(hidden)
 
 
@@ -123,10 +122,11 @@ def _in_roundings(
     return sizes / sizes[in_frame].max().clamp_min(max(smallest, 1e-300))
 
 
-def _head_after_last_norm(model: Bert) -> TokenHead:
+def _head_after_last_norm(model: Model) -> TokenHead:
     """The head as a function of what the down projection adds to: the block's norm comes first."""
-    head, last = model.token_head, model.num_blocks - 1
-    return TokenHead(lambda sums: head.features(model.block_norm(last, sums)), head.embedding, head.bias)
+    head = model.token_head
+    assert head is not None  # every encoder has one: its own, or its embeddings
+    return TokenHead(lambda sums: head.features(model.after_last_sum(sums)), head.embedding, head.bias)
 
 
 def _lenient(found: Labels, roundings: float) -> Labels:

@@ -14,7 +14,6 @@ from unmask.attacks.gradients.encoder.position_candidates import Frame, Position
 from unmask.attacks.gradients.sites import SpanSite, down_site, first_input_site, output_site
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
-from unmask.models.bert import Bert
 
 _LEAST_ROOM = 6  # directions that a span must leave free to tell rows apart
 _OUTSIDE = 1e-3  # a distance that no row of the batch has
@@ -28,7 +27,7 @@ class Problem:
     """Places, and the layers of block 0 whose gradients leave room: `output` and `down`, one of them at least."""
 
     model: Model
-    precise: Bert  # its first block in float64
+    precise: Model  # its first block in float64
     places: PositionCandidates
     inputs: SpanSite
     output: SpanSite | None
@@ -65,7 +64,7 @@ def set_up(
 ) -> Problem | str:
     """The problem, or why it cannot be set up."""
     frame_tokens = frame_tokens or model.frame_tokens
-    if not isinstance(model, Bert) or frame_tokens is None:
+    if model.causal or model.position_embedding is None or frame_tokens is None:
         return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the tokens that frame a text"
     if not set(frame_tokens) <= candidates.searched:
         return f"the tokens that frame a text, {frame_tokens}, are not in the bag of words"
@@ -80,7 +79,6 @@ def set_up(
     if not _has_room(output) and not _has_room(down):
         return _why_no_room(output, down)
     precise = model.to(dtype=torch.float64, num_blocks=1)
-    assert isinstance(precise, Bert)
     tokens = torch.tensor(sorted(candidates.searched), device=model.device)
     frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, frame_tokens[1], candidates))
     num_positions = _num_positions(precise, inputs, tokens, candidates, _OUTSIDE_DRIFT if drifts else _OUTSIDE)
@@ -112,7 +110,7 @@ def _why_no_room(output: SpanSite | None, down: SpanSite | None) -> str:
     return f"every span that could check a text is full ({ranks}): {why}"
 
 
-def _end_type(model: Bert, inputs: SpanSite, last: int, candidates: Candidates) -> int:
+def _end_type(model: Model, inputs: SpanSite, last: int, candidates: Candidates) -> int:
     """1 if the batch holds pairs of texts: only then the last token of type 1 lies in the span, where a pair ends."""
     longest = max(candidates.by_position) + 1
     if model.num_token_types < 2 or longest <= 2:
@@ -123,7 +121,7 @@ def _end_type(model: Bert, inputs: SpanSite, last: int, candidates: Candidates) 
 
 
 def _num_positions(
-    model: Bert, inputs: SpanSite, tokens: Int[Tensor, " t"], candidates: Candidates, outside: float
+    model: Model, inputs: SpanSite, tokens: Int[Tensor, " t"], candidates: Candidates, outside: float
 ) -> int:
     """The length of the longest text: positions from 0 on at which some token of the bag lies in the span."""
     limit = max(candidates.by_position) + 1
