@@ -25,21 +25,13 @@ from pathlib import Path
 
 import torch
 from machine import machine
+from outputs import paper_bounds as bounds
+from outputs.sampled_rows import SampledRows, Sampling, row_probabilities, sample_rows, sketch_size
 from torch import Tensor
 
-from unmask.linalg import attention_bounds as bounds
 from unmask.linalg.attention_loss import AttentionLoss
 from unmask.linalg.softmax_attention import AttentionMap
-from unmask.solvers.hessian import (
-    Dense,
-    GaussNewton,
-    NewtonMatrix,
-    SampledRows,
-    Sampling,
-    row_probabilities,
-    sample_rows,
-    sketch_size,
-)
+from unmask.solvers.hessian import Dense, GaussNewton, NewtonMatrix
 from unmask.solvers.iterate import iterate
 from unmask.solvers.newton import Newton
 

@@ -1,26 +1,14 @@
-"""Four ways to solve H p = −∇L: they agree where they must, and the sketch fails as rarely as it promises."""
+"""Three ways to solve H p = −∇L: they agree where they must."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from unmask.errors import InputError
 from unmask.linalg.attention_loss import AttentionLoss, LossPoint
 from unmask.linalg.softmax_attention import AttentionMap
-from unmask.solvers.hessian import (
-    Dense,
-    GaussNewton,
-    MatrixFree,
-    SampledRows,
-    Sampling,
-    row_probabilities,
-    sample_rows,
-    sketch_size,
-)
+from unmask.solvers.hessian import Dense, GaussNewton, MatrixFree
 
 
 def gaussian(seed: int, *shape: int) -> Tensor:
@@ -83,60 +71,3 @@ def test_a_singular_hessian_gives_no_finite_direction():
         AttentionMap(torch.zeros(2, 2, dtype=torch.float64)), torch.zeros(2, 2, dtype=torch.float64), gaussian(0, 3, 2)
     ).at(gaussian(1, 3, 2))
     assert not Dense().direction(at).isfinite().any()
-
-
-# The sketch
-
-
-def test_the_size_of_a_sketch():
-    assert sketch_size(10, 0.5, 0.1) == math.ceil(3 * 10 / 0.25 * math.log(200))
-    assert sketch_size(10, 0.25, 0.1) == pytest.approx(4 * sketch_size(10, 0.5, 0.1), abs=4)
-    with pytest.raises(InputError, match=r"epsilon in \(0, 1\]"):
-        sketch_size(10, 2.0, 0.1)
-
-
-@pytest.mark.parametrize("sampling", list(Sampling))
-def test_a_sample_has_the_gram_matrix_as_its_mean(sampling):
-    J = gaussian(0, 40, 5) * torch.logspace(0, 1, 40, dtype=torch.float64)[:, None]
-    generator, probabilities = torch.Generator().manual_seed(0), row_probabilities(J, sampling)
-    assert float(probabilities.sum()) == pytest.approx(1)
-    rows = sample_rows(J, probabilities, 100_000, generator)
-    # Relative error of a mean of m draws: √(dimension/m), about 1 %.
-    assert float((rows.mT @ rows - J.mT @ J).norm() / (J.mT @ J).norm()) < 0.05
-
-
-@pytest.mark.parametrize("epsilon", [0.3, 0.9])
-@pytest.mark.parametrize("sampling", list(Sampling))
-def test_matrix_chernoff_the_sketch_fails_at_most_as_often_as_promised(sampling, epsilon):
-    """Rows of very different norms; (1 − ε)JᵀJ ≤ JᵀSJ ≤ (1 + ε)JᵀJ is asked in J's own metric."""
-    delta, trials = 0.2, 60
-    J = gaussian(0, 60, 4) * torch.logspace(-1, 1, 60, dtype=torch.float64)[:, None]
-    values = torch.linalg.svdvals(J)
-    dimension = 4 if sampling is Sampling.LEVERAGE else float(values.square().sum() / values[-1] ** 2)
-    size = sketch_size(dimension, epsilon, delta)
-    whiten = torch.linalg.inv(torch.linalg.qr(J)[1])
-    generator, probabilities = torch.Generator().manual_seed(1), row_probabilities(J, sampling)
-    failures = 0
-    for _ in range(trials):
-        rows = sample_rows(J, probabilities, size, generator) @ whiten
-        eigenvalues = torch.linalg.eigvalsh(rows.mT @ rows)
-        failures += bool(eigenvalues[0] < 1 - epsilon or eigenvalues[-1] > 1 + epsilon)
-    assert failures / trials <= delta
-
-
-def test_a_tenth_of_the_promised_rows_fails_often():
-    """The bound is no empty one: far below its size the sketch is no approximation."""
-    J, epsilon = gaussian(0, 400, 20), 0.3
-    size = sketch_size(20, epsilon, 0.2) // 20
-    whiten = torch.linalg.inv(torch.linalg.qr(J)[1])
-    rows = sample_rows(J, row_probabilities(J, Sampling.LEVERAGE), size, torch.Generator().manual_seed(0)) @ whiten
-    assert float(torch.linalg.eigvalsh(rows.mT @ rows)[0]) < 1 - epsilon
-
-
-@pytest.mark.parametrize("sampling", list(Sampling))
-def test_sampled_rows_come_near_gauss_newton(sampling):
-    at = point(gamma=0.5)
-    exact = GaussNewton().direction(at)
-    found = SampledRows(200_000, sampling).direction(at)
-    assert float((found - exact).norm() / exact.norm()) < 0.05
-    assert torch.equal(found, SampledRows(200_000, sampling).direction(at))

@@ -1,33 +1,24 @@
-"""Where a Newton step on the paper's loss gets its matrix from: four ways to solve H p = −∇L.
+"""Where a Newton step on the paper's loss gets its matrix from: three ways to solve H p = −∇L.
 
 | way | H | cost a step (n tokens, width d) |
 | --- | --- | --- |
 | `Dense` | ∇²L in closed form | n³d² + (nd)³/3 |
 | `GaussNewton` | 2JᵀJ + 2γI: ∇²L where the data are explained, and never indefinite | the same |
 | `MatrixFree` | ∇²L, only multiplied with vectors: conjugate gradients | n²d + nd² for each product |
-| `SampledRows` | 2JᵀSJ + 2γI, S a random choice of rows of J | m(nd)² for m rows, and J |
-
-The paper's theorem holds 'with probability 1 − δ', though nothing in its exact step is random. `SampledRows` is a step
-for which that makes sense: rows drawn in proportion to their leverage give (1 − ε)JᵀJ ≤ JᵀSJ ≤ (1 + ε)JᵀJ with
-probability 1 − δ as soon as there are `sketch_size` of them. That is more rows than J has unless e ≫ d: where J is
-nearly square, the exact product is cheaper.
 
 Source: arXiv 2310.12462, Theorem 1.3 (Newton); Nocedal & Wright, Algorithm 7.1 (conjugate gradients that stop at
-negative curvature); Tropp, arXiv 1004.4389, Theorem 1.1 (matrix Chernoff); the samplers are Drineas et al.'s.
+negative curvature).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.errors import InputError
 from unmask.linalg.attention_loss import LossPoint
 
 
@@ -53,7 +44,7 @@ class Dense:
         if self.least_eigenvalue is not None and bool(H.isfinite().all()):
             lowest = float(torch.linalg.eigvalsh(H)[0])
             H.diagonal().add_(max(0.0, self.least_eigenvalue - lowest))
-        return _solve(H, point)
+        return solve(H, point)
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ class GaussNewton:
         """−(2JᵀJ + 2γI)⁻¹∇L: downhill, for γ > 0 or a J of full rank."""
         H = point.gauss_newton()
         H.diagonal().add_(2 * point.loss.gamma)
-        return _solve(H, point)
+        return solve(H, point)
 
 
 @dataclass(frozen=True)
@@ -97,63 +88,7 @@ class MatrixFree:
         return p
 
 
-class Sampling(Enum):
-    """What a row's probability is proportional to. The value of a member is what it means."""
-
-    LEVERAGE = "The row's squared norm after J's columns are made orthonormal: sketch_size holds with dimension nd."
-    NORMS = "The row's squared norm: cheap, and sketch_size holds with dimension ‖J‖_F²/σ_min(J)², often far larger."
-
-
-@dataclass(frozen=True)
-class SampledRows:
-    """`num_rows` rows of J, drawn with replacement and scaled so that the mean of JᵀSJ is JᵀJ."""
-
-    num_rows: int
-    sampling: Sampling = Sampling.LEVERAGE
-    seed: int = 0
-
-    def direction(self, point: LossPoint) -> Float[Tensor, "n d"]:
-        """−(2JᵀSJ + 2γI)⁻¹∇L."""
-        J = torch.einsum("iamb,ae->iemb", point.attention.jacobian(), point.loss.V).reshape(-1, point.X.numel())
-        if not J.isfinite().all():
-            return torch.full_like(point.X, torch.inf)
-        generator = torch.Generator().manual_seed(self.seed)
-        rows = sample_rows(J, row_probabilities(J, self.sampling), self.num_rows, generator)
-        H = 2 * rows.mT @ rows
-        H.diagonal().add_(2 * point.loss.gamma)
-        return _solve(H, point)
-
-
-def row_probabilities(J: Float[Tensor, "rows k"], sampling: Sampling) -> Float[Tensor, " rows"]:
-    """Probabilities of the rows; those of leverage need J to have full column rank, which QR takes for granted."""
-    scores = torch.linalg.qr(J)[0] if sampling is Sampling.LEVERAGE else J
-    squares = scores.square().sum(1)
-    return squares / squares.sum()
-
-
-def sample_rows(
-    J: Float[Tensor, "rows k"], probabilities: Float[Tensor, " rows"], num_rows: int, generator: torch.Generator
-) -> Float[Tensor, "num_rows k"]:
-    """Rows j/√(num_rows·p_j), so that the mean of their Gram matrix is JᵀJ."""
-    chosen = probabilities.multinomial(num_rows, replacement=True, generator=generator)
-    return J[chosen] / (num_rows * probabilities[chosen]).sqrt()[:, None]
-
-
-def sketch_size(dimension: float, epsilon: float, delta: float) -> int:
-    """Rows that give (1 − ε)JᵀJ ≤ JᵀSJ ≤ (1 + ε)JᵀJ with probability at least 1 − δ: 3·dimension/ε²·ln(2·dimension/δ).
-
-    With J's columns made orthonormal each draw is a matrix j jᵀ/p_j of norm at most `dimension` and mean I. Matrix
-    Chernoff: the smallest eigenvalue of their mean is below 1 − ε with probability at most k·exp(−mε²/(2·dimension)),
-    the largest above 1 + ε with at most k·exp(−mε²/(3·dimension)), for k ≤ dimension unknowns and ε ≤ 1.
-    """
-    if not (dimension >= 1 and 0 < epsilon <= 1 and 0 < delta < 1):
-        raise InputError(
-            f"dimension must be at least 1, epsilon in (0, 1] and delta in (0, 1), got {dimension}, {epsilon}, {delta}"
-        )
-    return math.ceil(3 * dimension / epsilon**2 * math.log(2 * dimension / delta))
-
-
-def _solve(H: Float[Tensor, "nd nd"], point: LossPoint) -> Float[Tensor, "n d"]:
+def solve(H: Float[Tensor, "nd nd"], point: LossPoint) -> Float[Tensor, "n d"]:
     """−H⁻¹∇L; infinite where H is singular to the last digit."""
     solution, info = torch.linalg.solve_ex(H, -point.gradient.reshape(-1, 1))
     if int(info) != 0:
