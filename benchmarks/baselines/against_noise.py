@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from baselines.dager_sweep import RANK_TOLERANCES, DagerSweep
 from torch import Tensor
 
 import unmask
 from unmask.attacks.baselines.dager import Dager
 from unmask.attacks.baselines.dager_spans import query_layers, span_distance, take_spans
-from unmask.attacks.baselines.dager_sweep import RANK_TOLERANCES, DagerSweep
 from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
 from unmask.models import Model

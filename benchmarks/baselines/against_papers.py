@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from baselines.against_noise import noise_rows
 from baselines.algorithm3 import as_dager, count_tuned
+from baselines.dager_sweep import DagerSweep, certificate_merit
 from gradients.encoder_cases import code, word_salad
 from gradients.paper_tables import PAPERS_HEAD_SCALE, draw_head
 from machine import machine
@@ -39,7 +40,6 @@ from synthetic import gpt2_shape, zipf_batch
 
 import unmask
 from unmask.attacks.baselines.dager import Dager
-from unmask.attacks.baselines.dager_sweep import DagerSweep, certificate_merit
 from unmask.attacks.baselines.query_papers import PaperSingleHeadAttack
 from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.evidence import GradientEvidence

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
+from baselines.dager_sweep import DagerSweep
 from gradients.encoder_cases import Attack, Tokens
 
 from unmask.attacks.baselines.dager import Dager, FrameTokens
 from unmask.attacks.baselines.dager_claim import AcceptedSequences, TokenSets
 from unmask.attacks.baselines.dager_spans import SequenceCheck
-from unmask.attacks.baselines.dager_sweep import DagerSweep
 from unmask.attacks.progress import Progress
 from unmask.evidence import GradientEvidence
 from unmask.models import Model

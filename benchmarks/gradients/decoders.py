@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baselines.against_papers import num_exact, tune
+from baselines.dager_sweep import DagerSweep
 from gradients.paper_tables import PAPERS_HEAD_SCALE, draw_head
 from machine import machine
 from synthetic import gpt2_shape, zipf_batch
 
 from unmask.attacks.baselines.dager import Dager
-from unmask.attacks.baselines.dager_sweep import DagerSweep
 from unmask.attacks.gradients.decoder.attack import DecoderAttack
 from unmask.evidence import GradientEvidence
 from unmask.models import Model, load_model

@@ -22,6 +22,7 @@ import torch
 from machine import machine
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.attacks.queries.network_score import score_network
 from tests.attacks.queries.random_networks import oracle_of_network, random_layers, random_transformer
 
 from unmask.attacks.queries.networks.relu_network import ReluNetworkAttack
@@ -29,7 +30,6 @@ from unmask.attacks.queries.networks.transformer import TransformerAttack
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Recovery
 from unmask.scores import score_heads
-from unmask.scores.relu import score_network
 
 NETWORKS = ("16x16", "16x64", "16x256", "64x256", "784x32b", "784x128b")
 TRANSFORMERS = ("1x64x256", "2x8x8", "3x16x48", "4x20x32")

@@ -10,50 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "AttentionEvidence": "unmask.evidence",
-    "Certificate": "unmask.recovery",
-    "Cost": "unmask.recovery",
-    "Finding": "unmask.audit.findings.finding",
-    "FunctionOracle": "unmask.evidence",
-    "GradientEvidence": "unmask.evidence",
-    "HeadWeights": "unmask.linalg.heads",
-    "HiddenEvidence": "unmask.evidence",
-    "HttpOracle": "unmask.integrations.http",
-    "Ledger": "unmask.evidence",
-    "ModuleOracle": "unmask.evidence",
-    "OracleEvidence": "unmask.evidence",
-    "Preimages": "unmask.attacks.outputs.layer_inputs.preimages",
-    "RecoveredText": "unmask.recovery",
-    "RecoveredTexts": "unmask.recovery",
-    "Recovery": "unmask.recovery",
-    "Site": "unmask.evidence",
-    "Status": "unmask.recovery",
-    "Task": "unmask.evidence",
-    "UnmaskError": "unmask.errors",
-    "Update": "unmask.evidence",
-    "defend_states": "unmask.defences",
-    "load_evidence": "unmask.evidence",
-    "load_model": "unmask.models",
-    "load_plan": "unmask.audit.plan",
-    "observe_dpsgd": "unmask.protocols",
-    "observe_fedavg": "unmask.protocols",
-    "observe_gradients": "unmask.protocols",
-    "observe_hidden": "unmask.protocols",
-    "observe_lora": "unmask.protocols",
-    "parse_defence": "unmask.defences",
-    "parse_oracle_defence": "unmask.defences",
-    "parse_protocol": "unmask.protocols.table",
-    "read_audit": "unmask.audit.findings.folder",
-    "recover_inputs": "unmask.attacks.recover",
-    "recover_text": "unmask.attacks.recover",
-    "recover_weights": "unmask.attacks.recover",
-    "run_audit": "unmask.audit.run",
-    "score_heads": "unmask.scores",
-    "score_inputs": "unmask.scores",
-    "score_texts": "unmask.scores",
-    "write_reports": "unmask.report",
+_NAMES = {
+    "unmask.attacks.outputs.layer_inputs.preimages": "Preimages",
+    "unmask.attacks.recover": "recover_inputs recover_text recover_weights",
+    "unmask.audit.findings.finding": "Finding",
+    "unmask.audit.findings.folder": "read_audit",
+    "unmask.audit.plan": "load_plan",
+    "unmask.audit.run": "run_audit",
+    "unmask.defences": "defend_states parse_defence parse_oracle_defence",
+    "unmask.errors": "UnmaskError",
+    "unmask.evidence": (
+        "AttentionEvidence FunctionOracle GradientEvidence HiddenEvidence Ledger ModuleOracle "
+        "OracleEvidence Site Task Update load_evidence"
+    ),
+    "unmask.integrations.http": "HttpOracle",
+    "unmask.linalg.heads": "HeadWeights",
+    "unmask.models": "load_model",
+    "unmask.protocols": "observe_dpsgd observe_fedavg observe_gradients observe_hidden observe_lora",
+    "unmask.protocols.table": "parse_protocol",
+    "unmask.recovery": "Certificate Cost RecoveredText RecoveredTexts Recovery Status",
+    "unmask.report": "write_reports",
+    "unmask.scores": "score_heads score_inputs score_texts",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:

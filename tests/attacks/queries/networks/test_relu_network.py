@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+from tests.attacks.queries.network_score import score_network
 from tests.attacks.queries.random_networks import Layers, evidence_of, normal, oracle_of_network, random_layers
 
 from unmask.attacks.queries.networks.relu_network import ReluNetworkAttack
 from unmask.recovery import Status
-from unmask.scores.relu import score_network
 
 
 def recovered(layers, **settings):

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from baselines.dager_sweep import DagerSweep, certificate_merit
 from transformers import GPT2Config, GPT2Model
 
 from unmask.attacks.baselines.dager import Dager
-from unmask.attacks.baselines.dager_sweep import DagerSweep, certificate_merit
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models import Model, adapt
 from unmask.protocols import observe_gradients

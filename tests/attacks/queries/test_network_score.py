@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+from tests.attacks.queries.network_score import score_network
 from tests.attacks.queries.random_networks import random_layers
 
 from unmask.errors import InputError
 from unmask.linalg.relu import ReluNetwork, relu_network
-from unmask.scores.relu import score_network
 
 
 def test_the_same_network_in_another_order_scaling_and_splitting_is_perfect():
