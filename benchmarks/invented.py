@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from unmask.audit.cases.invented import INVENTED_TEXTS as TEXTS
+from unmask.audit.cases.data import INVENTED_TEXTS as TEXTS
 
 _PEOPLE = ("Anna Weber", "our lawyer", "the new nurse", "Tom Okafor", "my sister", "the night guard", "Ms Lindqvist")
 _DEEDS = ("has not paid", "will inherit", "quietly sold", "borrowed", "insured", "lost", "returned", "still hides")

@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers
 
-# `from tests.reference… import …` works however pytest was started.
+# `from tests.reference… import …` works however pytest was started, and benchmarks import each other by their rooms.
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from tests.tiny_models import NUM_POSITIONS, TINY, bert_config, gpt2_config, llama_sizes, random_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import unmask
-from unmask.audit.cases.invented import INVENTED_TEXTS as TEXTS
+from unmask.audit.cases.data import INVENTED_TEXTS as TEXTS
 from unmask.recovery import Status
 
 # What an attack on a decoder can use; the whole update of SmolLM2 would be 540 MB on disk.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask.redacted_paths import (
+from unmask.safe_text import (
     command_without_folders,
     is_absolute,
     last_name,

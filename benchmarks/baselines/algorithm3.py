@@ -14,7 +14,7 @@ from gradients.encoder_cases import Attack, Tokens
 from unmask.attacks.baselines.dager import Dager, FrameTokens
 from unmask.attacks.baselines.dager_claim import AcceptedSequences, TokenSets
 from unmask.attacks.baselines.dager_spans import SequenceCheck
-from unmask.attacks.progress import Progress
+from unmask.attacks.run import Progress
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
 from unmask.recovery import RecoveredTexts, Recovery

@@ -15,7 +15,7 @@ from itertools import product
 
 from unmask.attacks.baselines.dager import Dager
 from unmask.attacks.baselines.dager_spans import cut, query_layers, take_ranks
-from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery, Status

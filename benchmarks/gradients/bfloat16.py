@@ -11,7 +11,7 @@ import torch
 from machine import machine
 
 import unmask
-from unmask.audit.cases.invented import INVENTED_TEXTS as TEXTS
+from unmask.audit.cases.data import INVENTED_TEXTS as TEXTS
 
 
 def main() -> None:

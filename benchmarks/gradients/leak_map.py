@@ -26,7 +26,7 @@ import unmask
 from unmask.attacks.baselines.dager import Dager, FrameTokens
 from unmask.attacks.baselines.dager_claim import AcceptedSequences, TokenSets
 from unmask.attacks.baselines.dager_spans import SequenceCheck
-from unmask.attacks.progress import Progress
+from unmask.attacks.run import Progress
 from unmask.defences import measure_distortion, parse_defence, secure_aggregate
 from unmask.evidence import GradientEvidence
 from unmask.models import Model

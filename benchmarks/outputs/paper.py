@@ -26,14 +26,13 @@ from pathlib import Path
 import torch
 from machine import machine
 from outputs import paper_bounds as bounds
-from outputs.sampled_rows import SampledRows, Sampling, row_probabilities, sample_rows, sketch_size
+from outputs.newton_matrices import GaussNewton, SampledRows, Sampling, row_probabilities, sample_rows, sketch_size
 from torch import Tensor
 
 from unmask.linalg.attention_loss import AttentionLoss
 from unmask.linalg.softmax_attention import AttentionMap
-from unmask.solvers.hessian import Dense, GaussNewton, NewtonMatrix
 from unmask.solvers.iterate import iterate
-from unmask.solvers.newton import Newton
+from unmask.solvers.newton import Dense, Newton, NewtonMatrix
 
 RESULTS = Path(__file__).parents[1] / "results"
 

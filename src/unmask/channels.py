@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from unmask.recovery import Aim
 
@@ -104,3 +105,18 @@ LIVE_FEDERATION = Threat(
 UNKNOWN_THREAT = Threat(
     "A channel that this version does not know", "Not known.", "Not known.", "Not known.", (_NEVER_SAFE,), "docs"
 )
+_LIVE = "federation"
+
+
+def threat_key(case: Mapping[str, Any]) -> str:
+    """The threat model of a case, by name."""
+    if case.get("source") == "flower":
+        return _LIVE
+    return str(case.get("channel", ""))
+
+
+def threat_of(key: str) -> Threat:
+    """The threat model of that name; a channel of a newer version gets one that claims nothing."""
+    if key == _LIVE:
+        return LIVE_FEDERATION
+    return CHANNELS[key].threat if key in CHANNELS else UNKNOWN_THREAT

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unmask.defences.logits import defend_logits
-from unmask.defences.oracles import ORACLE_DEFENCES, parse_oracle_defence
+from unmask.defences.oracles import ORACLE_DEFENCES, defend_logits, parse_oracle_defence
 from unmask.errors import InputError
 
 TOKENS = torch.arange(6).reshape(2, 3)

@@ -1,6 +1,6 @@
 import torch
 
-from unmask.linalg.low_rank import least_nuclear_norm
+from unmask.attacks.baselines.query_papers import least_nuclear_norm
 
 
 def problem(d, rank, count, seed=0):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from unmask.models.module_copy import copy_module
+from unmask.models.fingerprint import copy_module
 
 CPU = torch.device("cpu")
 

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from outputs.newton_matrices import GaussNewton, MatrixFree
 from torch import Tensor
 
 from unmask.linalg.attention_loss import AttentionLoss
 from unmask.linalg.softmax_attention import AttentionMap
-from unmask.solvers.hessian import Dense, GaussNewton, MatrixFree, NewtonMatrix
 from unmask.solvers.iterate import Ending, iterate
-from unmask.solvers.newton import Newton
+from unmask.solvers.newton import Dense, Newton, NewtonMatrix
 
 N, D = 4, 8
 

@@ -11,7 +11,6 @@ import torch
 
 from unmask.arguments import require_count
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import fresh_sequences, no_heads, refuse
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
@@ -21,6 +20,7 @@ from unmask.attacks.queries.one_head.signs import MembershipAttack
 from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.query_run import QueryRun
+from unmask.attacks.run import Progress, silent
 from unmask.attacks.table import Attack, Secret, attacks_of
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from unmask.attacks.progress import silent
+from unmask.attacks.run import silent
 from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.folder import audit_of, lock_folder
 from unmask.audit.findings.verdict import Verdict, reach_verdict

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.audit.cases.texts import read_pairs, read_texts
+from unmask.audit.cases.data import read_pairs, read_texts
 from unmask.cli.options import (
     DefenceOption,
     DeviceOption,

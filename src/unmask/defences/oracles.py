@@ -10,14 +10,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from unmask.errors import InputError, UnmaskError
-from unmask.evidence.oracles import Answers, Oracle, Refused, Sequences
+from unmask.evidence.oracles import Answers, FunctionOracle, Oracle, Refused, Sequences
 from unmask.specs import Kind, Spec, flag, number, whole_number
 
 _ROUNDING = 1e-12  # relative: a token that was scaled to the bound exactly may be longer by a rounding
@@ -275,3 +277,16 @@ class OracleDefence(Spec):
 def parse_oracle_defence(text: str) -> OracleDefence:
     """The defence of a service that a text names, written as those of updates are: `round:decimals=2`."""
     return OracleDefence.parse(text)
+
+
+LogitFunction = Callable[[Int[Tensor, "b n"]], Float[Tensor, "b vocab"]]
+
+
+def defend_logits(function: LogitFunction, defence: OracleDefence) -> LogitFunction:
+    """The logits as a service hands them out behind a defence."""
+    if not ORACLE_DEFENCES[defence.name].changes_logits:
+        known = " and ".join(f"'{name}'" for name, kind in ORACLE_DEFENCES.items() if kind.changes_logits)
+        raise InputError(f"the defence '{defence}' does not apply to logits; {known} do")
+    defended = defence(FunctionOracle(function, "logits"))
+    assert isinstance(defended, ChangedAnswers)  # as the table says
+    return lambda tokens: defended.change_answers(function(tokens).double())

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from unmask.audit.findings.finding import Finding
 from unmask.audit.plan import Plan
-from unmask.report.threats import threat_of
+from unmask.channels import threat_of
 from unmask.terminal import printable
 from unmask.terminal.audit import OUTCOME_COLOURS
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _SAMPLE = 64  # entries of each tensor
 
@@ -26,3 +28,14 @@ def fingerprint_of(
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
         digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]
+
+
+def copy_module(module: nn.Module, device: torch.device, dtype: torch.dtype, left_out: Sequence[nn.Module] = ()) -> Any:
+    """Every parameter is copied once, in its new precision; modules left out are empty in the copy."""
+    dropped = {id(weights) for part in left_out for weights in part.parameters()}
+    copied: dict[int, Any] = {id(part): nn.Identity() for part in left_out}
+    for weights in module.parameters():
+        if id(weights) not in dropped:
+            twin = weights.detach().to(device, dtype, copy=True)
+            copied[id(weights)] = nn.Parameter(twin, weights.requires_grad)
+    return copy.deepcopy(module, copied).to(device=device, dtype=dtype)

@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from unmask.redacted_paths import is_absolute, last_name, value_without_folders
-from unmask.safe_text import make_safe
+from unmask.safe_text import is_absolute, last_name, make_safe, value_without_folders
 
 
 def specification(case: Mapping[str, Any], show: bool) -> list[tuple[str, str]]:

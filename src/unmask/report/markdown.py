@@ -10,13 +10,12 @@ from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.folder import Audit
 from unmask.audit.findings.gates import Ruling
 from unmask.audit.findings.verdict import Verdict
-from unmask.redacted_paths import last_name
 from unmask.report import page
 from unmask.report.case_details import is_shortened, repeat_command
 from unmask.report.counterparts import Counterparts, Effect
 from unmask.report.numbers import leak_in_full
 from unmask.report.secrets import reason
-from unmask.safe_text import code_span, make_safe
+from unmask.safe_text import code_span, last_name, make_safe
 
 MAX_LINES = 20  # of a table; a comment on GitHub ends at 65,536 characters
 _PUNCTUATION = set("\\`*_{}[]()#|<>&~@$")

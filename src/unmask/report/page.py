@@ -13,10 +13,9 @@ from unmask.audit.findings.folder import Audit
 from unmask.audit.findings.gates import Ruling
 from unmask.audit.findings.verdict import CROSSED, FAILED, INCONCLUSIVE, Judgement, Verdict
 from unmask.metrics import METRICS
-from unmask.redacted_paths import command_without_folders, value_without_folders
 from unmask.report.numbers import leak, leak_in_full
 from unmask.report.secrets import reason
-from unmask.safe_text import make_safe
+from unmask.safe_text import command_without_folders, make_safe, value_without_folders
 
 MAX_NAMED = 50  # findings that are named beside a gate; the table has all of them
 NO_GATE = "no gate"

@@ -11,8 +11,7 @@ from typing import Any
 from unmask import errors
 from unmask.audit.findings.finding import ERROR, Finding, OpenPoint, TextPair
 from unmask.recovery import AmbiguityKind
-from unmask.redacted_paths import without_folders
-from unmask.safe_text import make_safe
+from unmask.safe_text import make_safe, without_folders
 
 MAX_TEXTS, MAX_TOKENS, LONGEST_PIECE = 64, 256, 80
 MAX_PIECES = 250_000  # in a whole report

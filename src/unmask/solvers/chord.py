@@ -19,8 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.solvers.iterate import Ending
-from unmask.solvers.system import System
+from unmask.solvers.iterate import Ending, System
 
 
 @dataclass(frozen=True)

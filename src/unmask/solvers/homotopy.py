@@ -20,9 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.solvers.iterate import Ending, iterate
+from unmask.solvers.iterate import Ending, System, iterate
 from unmask.solvers.levenberg_marquardt import LevenbergMarquardt
-from unmask.solvers.system import System
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -85,3 +86,13 @@ def iterate(
         state = following
         values.append(state.value)
     return IterationResult(state, state.ending or Ending.BUDGET, max_steps, tuple(values))
+
+
+class System(Protocol):
+    """r: Rᵐ → Rᵉ. Points and residuals are flat rows."""
+
+    def residuals(self, xs: Float[Tensor, "k m"]) -> Float[Tensor, "k e"]:
+        """r at k points, in one batch."""
+
+    def jacobian(self, x: Float[Tensor, " m"]) -> Float[Tensor, "e m"]:
+        """∂r/∂x at one point, dense."""

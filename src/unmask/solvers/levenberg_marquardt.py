@@ -21,8 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.solvers.iterate import Ending
-from unmask.solvers.system import System
+from unmask.solvers.iterate import Ending, System
 
 _LEAST_DAMPING = 1e-14  # below it the damped step is Newton's
 

@@ -11,25 +11,59 @@ Off unless asked for, as the paper has neither: a line search (the loss then nev
 eigenvalues (`Dense(least_eigenvalue=…)`: the direction is then downhill).
 
 Limits: without them, Newton's method is drawn to every stationary point, saddles and maxima too.
-Cost a step: one gradient and one solve (`hessian.py`).
-Source: arXiv 2310.12462, Theorem 1.3, with the sign of its step mended; Nocedal & Wright, Algorithm 3.1 (backtracking).
+Cost a step: one gradient and one solve.
+Source: arXiv 2310.12462, Theorem 1.3, with the sign of its step corrected; Nocedal & Wright, Algorithm 3.1
+(backtracking). `benchmarks/outputs/newton_matrices.py` has other matrices.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from unmask.linalg.attention_loss import AttentionLoss, LossPoint
-from unmask.solvers.hessian import Dense, NewtonMatrix
 from unmask.solvers.iterate import Ending
 
 _LEAST_DECREASE = 1e-4  # of what the slope promises (Armijo)
 _HALVINGS = 40
 _ROUNDING = 1e-15  # of L: smaller changes are not seen
+
+
+class NewtonMatrix(Protocol):
+    """One way."""
+
+    def direction(self, point: LossPoint) -> Float[Tensor, "n d"]:
+        """p with H p = −∇L, or as near as this way comes; not finite where H is singular."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The whole Hessian. With `least_eigenvalue`, H + σI with the smallest σ ≥ 0 that leaves no eigenvalue below it.
+
+    Where it shifts, steps may be long, up to ‖∇L‖/least_eigenvalue: use it with a line search.
+    """
+
+    least_eigenvalue: float | None = None
+
+    def direction(self, point: LossPoint) -> Float[Tensor, "n d"]:
+        """−H⁻¹∇L by LU, as H may be indefinite; that is what the paper does, who takes H for positive definite."""
+        H = point.hessian()
+        if self.least_eigenvalue is not None and bool(H.isfinite().all()):
+            lowest = float(torch.linalg.eigvalsh(H)[0])
+            H.diagonal().add_(max(0.0, self.least_eigenvalue - lowest))
+        return solve(H, point)
+
+
+def solve(H: Float[Tensor, "nd nd"], point: LossPoint) -> Float[Tensor, "n d"]:
+    """−H⁻¹∇L; infinite where H is singular to the last digit."""
+    solution, info = torch.linalg.solve_ex(H, -point.gradient.reshape(-1, 1))
+    if int(info) != 0:
+        solution = torch.full_like(solution, torch.inf)
+    return solution.view_as(point.X)
 
 
 @dataclass(frozen=True)

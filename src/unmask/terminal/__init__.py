@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from unmask.attacks.progress import Progress as Report
+from unmask.attacks.run import Progress as Report
 from unmask.safe_text import make_safe as printable
 
 if TYPE_CHECKING:

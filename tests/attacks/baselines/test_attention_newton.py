@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
+from outputs.newton_matrices import GaussNewton
 from torch import Tensor
 
 from unmask.attacks.baselines.attention_newton import PaperNewton
 from unmask.errors import InputError
 from unmask.evidence.outputs import AttentionEvidence
 from unmask.recovery import Status
-from unmask.solvers.hessian import GaussNewton
 
 N, D = 4, 8
 

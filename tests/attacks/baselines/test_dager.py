@@ -21,7 +21,7 @@ from transformers import (
 
 from unmask.attacks.baselines.dager import Dager, FrameTokens, _products, _without_used
 from unmask.attacks.baselines.dager_spans import query_layers, span_distance, take_spans
-from unmask.attacks.progress import silent
+from unmask.attacks.run import silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models import Model, Role, adapt
 from unmask.protocols import observe_gradients

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask.audit.cases.data import INVENTED, DataSet, read_data
-from unmask.audit.cases.invented import INVENTED_TEXTS
+from unmask.audit.cases.data import INVENTED, INVENTED_TEXTS, DataSet, read_data
 from unmask.errors import InputError
 
 NOTES = DataSet("notes", tuple(f"text {number}" for number in range(9)), "notes.txt")

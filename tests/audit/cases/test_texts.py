@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unmask.audit.cases.texts import read_pairs, read_texts
+from unmask.audit.cases.data import read_pairs, read_texts
 from unmask.errors import InputError
 
 

@@ -11,7 +11,7 @@ import transformers
 from tests.tiny_models import bert_config, random_model
 
 import unmask
-from unmask.attacks.progress import silent
+from unmask.attacks.run import silent
 from unmask.audit.cases.case import Case
 from unmask.audit.channels import queries
 from unmask.audit.channels.queries import interrogate

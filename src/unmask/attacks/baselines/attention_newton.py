@@ -19,16 +19,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.errors import InputError
 from unmask.evidence.outputs import AttentionEvidence
 from unmask.linalg.attention_loss import AttentionLoss
 from unmask.linalg.softmax_attention import AttentionMap
 from unmask.recovery import Certificate, Recovery, Status
-from unmask.solvers.hessian import Dense, NewtonMatrix
 from unmask.solvers.iterate import Ending, IterationResult, iterate
-from unmask.solvers.newton import Newton, NewtonState
+from unmask.solvers.newton import Dense, Newton, NewtonMatrix, NewtonState
 
 _ROUNDINGS = 1e3  # of the evidence's number type: scores and sums of some hundred terms
 

@@ -44,8 +44,7 @@ from unmask.attacks.baselines.dager_claim import (
 from unmask.attacks.baselines.dager_guesses import FailedSequences, Scored, Text, add_nearest, choose_guesses
 from unmask.attacks.baselines.dager_spans import QuerySpans, SequenceCheck, query_layers, span_distance, take_spans
 from unmask.attacks.claims import claim_nothing
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import Aim, RecoveredTexts, Recovery, Status

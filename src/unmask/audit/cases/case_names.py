@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from unmask.redacted_paths import value_without_folders
-from unmask.safe_text import make_safe
+from unmask.safe_text import make_safe, value_without_folders
 
 SEPARATOR = " · "
 KEYS = (

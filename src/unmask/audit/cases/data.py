@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from unmask.audit.cases.invented import INVENTED_TEXTS
-from unmask.audit.cases.texts import read_texts
 from unmask.errors import InputError
 
 INVENTED = "invented"
@@ -78,3 +76,55 @@ def _data_set(name: str, table: Any, folder: Path) -> DataSet:
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise InputError(f"the data '{name}': texts must be a list of texts, none empty; {usage}")
     return DataSet(name, tuple(texts[:limit]))
+
+
+INVENTED_TEXTS = (
+    "Patient Maria Keller, born 4 May 1961, was admitted with chest pain and shortness of breath.",
+    "Please wire 48,200 euros to the account that ends in 7713 before Friday noon.",
+    "The merger with Northwind stays confidential until the board has voted.",
+    "My new address is 18 Harbour Lane, second floor, ring at Petersen.",
+    "She told me that she has been seeing a therapist since last winter.",
+    "The password of the shared drive is still the name of our first dog.",
+    "We will close the plant in Leeds in March and let 120 people go.",
+    "The biopsy was positive, and the treatment starts on Monday.",
+    "He failed the drug test twice, so the offer was withdrawn.",
+    "Our real margin is eleven percent, not the eighteen in the brochure.",
+    "The children are alone at home from three to five every weekday.",
+    "I voted for the other party this time, do not tell my father.",
+    "The spare key lies under the blue flower pot behind the garage.",
+    "The witness lives in Graz now and works at the central station.",
+    "Her salary is 96,000 a year, with a bonus of two months in December.",
+    "The prototype fails above 60 degrees, and the customer must not know.",
+)
+
+
+def read_texts(path: Path, limit: int | None) -> list[str]:
+    """Texts of a file, one a line, empty lines left out; of a TSV the first column."""
+    lines = _lines(path)
+    if path.suffix == ".tsv":
+        lines = [line.split("\t")[0] for line in lines]
+    texts = [line for line in lines if line.strip()][:limit]
+    if not texts:
+        raise InputError(f"{path} holds no text; give one text a line")
+    return texts
+
+
+def read_pairs(path: Path, limit: int | None) -> list[tuple[str, str]]:
+    """Pairs of texts of a file, one a line with a tab between the two; of a TSV the first two columns."""
+    columns = [line.split("\t", -1 if path.suffix == ".tsv" else 1) for line in _lines(path) if line.strip()][:limit]
+    for number, parts in enumerate(columns, start=1):
+        if len(parts) < 2:
+            raise InputError(f"pair {number} of {path} has no tab; give two texts a line with a tab between them")
+    if not columns:
+        raise InputError(f"{path} holds no pair; give two texts a line with a tab between them")
+    return [(parts[0], parts[1]) for parts in columns]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        # Not splitlines, which also cuts at separators that may stand inside of a text.
+        return [line.removesuffix("\r") for line in path.read_text(encoding="utf-8-sig").split("\n")]
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}; give a UTF-8 file with one text a line") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} cannot be read as UTF-8 text ({error}); give one text a line") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Progress, silent
 from unmask.audit.cases.case import Case
 from unmask.audit.cases.data import DataSet
 from unmask.audit.channels.axes import DEFAULT, Axis

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from unmask.attacks.progress import Progress
 from unmask.attacks.queries.output_layer.attack import OutputLayerAttack
 from unmask.attacks.recover import recover_weights
+from unmask.attacks.run import Progress
 from unmask.attacks.table import Attack, Secret
 from unmask.audit.cases.case import Case
 from unmask.audit.cases.secrets import QuerySecret, parse_secret
@@ -17,8 +17,14 @@ from unmask.audit.channels.axes import DEFAULT, NO_DEFENCE, SEEDS, Axis, attack_
 from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext, attack_of
 from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.result import finding_of
-from unmask.defences.logits import LogitFunction, defend_logits
-from unmask.defences.oracles import ORACLE_DEFENCES, OracleDefence, RateLimited, parse_oracle_defence
+from unmask.defences.oracles import (
+    ORACLE_DEFENCES,
+    LogitFunction,
+    OracleDefence,
+    RateLimited,
+    defend_logits,
+    parse_oracle_defence,
+)
 from unmask.errors import InputError
 from unmask.evidence.logits import FunctionLogitOracle, LogitEvidence
 from unmask.evidence.oracles import FunctionOracle, Oracle

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Progress, silent
 from unmask.audit.cases.case import Case
 from unmask.audit.cases.data import DataSet
 from unmask.audit.channels.channel_audit import WorkerContext

@@ -10,18 +10,20 @@ from typing import Any
 
 from markupsafe import Markup
 
+from unmask.attacks.table import ATTACKS
 from unmask.audit.cases.case_names import full_name, is_live
 from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.folder import Audit
 from unmask.audit.findings.verdict import Verdict
+from unmask.channels import threat_key, threat_of
 from unmask.recovery import Status
 from unmask.report.case_details import is_shortened, repeat_command, specification
 from unmask.report.counterparts import Counterpart, Counterparts, Effect
 from unmask.report.numbers import control_in_words, format_value, leak_in_full, looked_for_in_words, scientific
 from unmask.report.page import Row, judgements_by_finding, plan_of
 from unmask.report.secrets import Secrets, error_traceback, reason
-from unmask.report.threats import attack_limit, threat_key, threat_of
 from unmask.safe_text import make_safe
+from unmask.specs import split_text
 
 _MAX_STOPS = 12
 _PROVEN = (Status.RECOVERED.name, Status.PARTIAL.name)
@@ -164,3 +166,13 @@ def _effect(stop: Counterpart) -> str:
             return f"reduced to {leak_in_full(stop.finding)}"
         case Effect.UNCLEAR:
             return "inconclusive, which is not 'stopped'"
+
+
+def attack_limit(case: Mapping[str, Any]) -> str | None:
+    """What is particular about the attack that was chosen."""
+    name, _ = split_text(str(case.get("attack")))
+    kind = ATTACKS.get(name)
+    if kind is None:
+        return None
+    role = "a baseline, as published" if kind.is_baseline else "chosen by the plan"
+    return f"The attack '{name}' ({role}; {kind.source}). Its limits: {kind.limits}."

@@ -15,13 +15,12 @@ from markupsafe import Markup, escape
 from unmask.audit.findings.finding import Outcome
 from unmask.audit.findings.folder import Audit
 from unmask.audit.findings.verdict import Verdict
-from unmask.redacted_paths import last_name
 from unmask.report import page
 from unmask.report.html import svg
 from unmask.report.html.curves import MAX_CHARTS, Chart, Line, charts_of
 from unmask.report.html.page_data import as_script, page_data
 from unmask.report.numbers import percent, scientific
-from unmask.safe_text import make_safe
+from unmask.safe_text import last_name, make_safe
 
 _COLOURS = {"crossed": "#b42318", "error": "#6d3fc0", "unclear": "#b26a00", "held": "#0b6e5f", "neutral": "#475467"}
 

@@ -22,8 +22,7 @@ from tests.attacks.gradients.encoder_batches import (
 
 from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.attacks.gradients.encoder.search import EncoderSearch
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.models import Model
 
 NUM_ROWS = sum(map(len, BATCH))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unmask.attacks.outputs.prompts.calibration import calibration_tokens
+from unmask.attacks.outputs.prompts.templates import calibration_tokens
 
 
 def test_it_is_the_same_every_time(tiny_llama):

@@ -3,7 +3,7 @@ from tests.attacks.queries.layers import EXACT, asking_token, isolation_of, join
 from tests.attacks.queries.random_heads import random_head
 from tests.attacks.queries.random_networks import normal, relative
 
-from unmask.attacks.queries.many_heads.clusters import find_suspects, open_cluster
+from unmask.attacks.queries.many_heads.heads_at_point import find_suspects, open_cluster
 from unmask.attacks.queries.many_heads.isolation import Isolation
 from unmask.attacks.queries.resolution import NoPlane
 from unmask.linalg.heads import HeadWeights

@@ -4,12 +4,11 @@ from tests.attacks.queries.layers import asking_token, isolation_of, pairs_of
 from tests.attacks.queries.random_heads import random_head
 from tests.attacks.queries.random_networks import normal, relative
 
-from unmask.attacks.progress import silent
 from unmask.attacks.queries.many_heads.columns import Columns
 from unmask.attacks.queries.many_heads.heads_at_point import HeadsAtPoint
 from unmask.attacks.queries.many_heads.isolation import Isolation
 from unmask.attacks.queries.resolution import NoPlane
-from unmask.attacks.run import Run
+from unmask.attacks.run import Run, silent
 from unmask.evidence.ledger import BudgetSpent
 from unmask.linalg.heads import HeadWeights
 

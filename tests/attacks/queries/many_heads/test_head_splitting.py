@@ -6,8 +6,8 @@ from tests.attacks.queries.layers import asking_token, isolation_of, joined, one
 from tests.attacks.queries.random_heads import random_head
 from tests.attacks.queries.random_networks import normal, relative
 
-from unmask.attacks.queries.many_heads.head_splitting import split_signs
 from unmask.attacks.queries.many_heads.head_values import all_off
+from unmask.attacks.queries.many_heads.multi_head import split_signs
 from unmask.linalg.heads import HeadWeights
 
 WIDTH = 8

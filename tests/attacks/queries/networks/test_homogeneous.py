@@ -4,9 +4,9 @@ import pytest
 import torch
 from tests.attacks.queries.random_networks import even_layers, normal, random_layers, random_transformer, relative
 
-from unmask.attacks.progress import silent
 from unmask.attacks.queries.networks.homogeneous import HomogeneousPairs, learn_scores
 from unmask.attacks.queries.profile import probe_oracle
+from unmask.attacks.run import silent
 
 
 def learned(evidence, seed=0):

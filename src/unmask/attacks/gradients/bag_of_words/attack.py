@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery

@@ -30,8 +30,7 @@ from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows, si
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixSearch, is_repetition
 from unmask.attacks.gradients.replay.arrivals import Arrivals, highest_layer
 from unmask.attacks.gradients.sites import SpanSite, prefix_sites
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredText, RecoveredTexts, Recovery

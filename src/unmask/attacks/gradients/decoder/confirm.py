@@ -63,11 +63,6 @@ class Confirmation:
     num_passes: int = 0
     tells_equal_tokens: bool = False  # which member of each class of equal tokens is meant
 
-    @property
-    def knows_counts(self) -> bool:
-        """Whether the replay confirms how often each text occurs, up to a common factor."""
-        return self.proof in (Proof.CLIENT, Proof.SCALED_CLIENT)
-
 
 def confirm_next_token(
     evidence: GradientEvidence,

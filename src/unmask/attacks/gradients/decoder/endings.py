@@ -43,14 +43,13 @@ _EVERYWHERE = 0.5  # of the prefixes that others continue: if more of them get g
 class TextEnding:
     """A text that ends, how often, and what its last label left unexplained of δ.
 
-    `is_counted`: whether the count is read off the weights of labels. `is_traceless`: the model is sure of the last
-    label, so nothing of it arrives. `has_open_run`: how often the first token is repeated cannot be told.
+    `is_traceless`: the model is sure of the last label, so nothing of it arrives. `has_open_run`: how often the first
+    token is repeated cannot be told.
     """
 
     node: Node
     count: int
     residual: float
-    is_counted: bool = True
     is_traceless: bool = False
     has_open_run: bool = False
 
@@ -149,7 +148,6 @@ def endings_of_next_token(
             end.node,
             max(1, round(end.flow)) if unit else 1,
             end.residual,
-            is_counted=unit is not None,
             is_traceless=end.is_traceless,
             has_open_run=end.has_open_run,
         )

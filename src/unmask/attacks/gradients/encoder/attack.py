@@ -26,8 +26,7 @@ from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confir
 from unmask.attacks.gradients.encoder.masked_tokens import find_originals
 from unmask.attacks.gradients.encoder.problem import Problem, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery

@@ -39,8 +39,7 @@ from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.first_attention.encoder import read_encoder
 from unmask.attacks.outputs.first_attention.module import FAR, AttentionReading, Choice, zero_error
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens, equal_tokens_ambiguity
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.linalg.gap import Gap
 from unmask.models.adapter import Model

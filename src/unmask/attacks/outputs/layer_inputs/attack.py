@@ -36,8 +36,7 @@ from unmask.attacks.outputs.layer_inputs.starts import (
     search_in_batches,
     search_without_matrices,
 )
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import AttentionEvidence
 from unmask.recovery import Recovery
 from unmask.solvers.homotopy import FixedPointHomotopy

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.outputs.block_step import BlockStep
-from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Progress, silent
 from unmask.models.adapter import Model
 from unmask.shapes import Rows
 from unmask.solvers.chord import Chord

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem
 from unmask.attacks.outputs.layer_inputs.starts import search_in_batches
-from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Progress, silent
 from unmask.solvers.iterate import iterate
 from unmask.solvers.levenberg_marquardt import LevenbergMarquardt
 

@@ -28,8 +28,7 @@ from torch import Tensor
 from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.layer_inputs.blocks import BlockInversion, BlockInverter
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.errors import InputError
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.linalg.gap import Gap

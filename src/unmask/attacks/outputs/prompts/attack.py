@@ -15,8 +15,7 @@ Limits: all positions of a text must be seen. Noise beyond half of a state's nor
 embeddings have equal states: a class of them is reported, and the text is not certain (equal_tokens.py).
 Cost: some 20 seconds to fit a layer of SmolLM2 (templates.py; kept in the process), then a few candidates a token, some
 tens at the last layer.
-Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, prior and tables: research notes, section 4, and
-new here: the linear map with its covariance, and the prior at every layer.
+Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, tables, the linear map and the prior are ours.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_unreadable
+from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_states
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.outputs.state_noise import computing_error
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery
@@ -52,7 +50,7 @@ class PromptAttack:
         """Read every text of the evidence."""
         run = Run(progress=progress)
         if not model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
-            return refuse_unreadable(evidence, model, run)
+            return refuse_states(run, evidence, model, "causal")
         normed = evidence.site is Site.FINAL_NORM
         templates = templates_for(model, evidence.layer, normed, progress)
         reader = PromptReader(

@@ -40,14 +40,11 @@ def claim_prompts(
     )
 
 
-def refuse_unreadable(evidence: HiddenEvidence, model: Model, run: Run) -> Recovery[RecoveredTexts]:
-    """Evidence that this attack does not apply to."""
-    why = (
-        f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model are not "
-        f"read position by position; this attack needs the stream of a causal model ('{Site.STREAM.value}' or "
-        f"'{Site.FINAL_NORM.value}')"
-    )
-    return claim_nothing(run, Status.NOT_APPLICABLE, why, ("states",))
+def refuse_states(run: Run, evidence: HiddenEvidence, model: Model, needed: str) -> Recovery[RecoveredTexts]:
+    """States that an attack does not apply to."""
+    seen = f"'{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model"
+    needs = f"the stream of a {needed} model ('{Site.STREAM.value}' or '{Site.FINAL_NORM.value}')"
+    return claim_nothing(run, Status.NOT_APPLICABLE, f"this attack needs {needs}; it got states at {seen}", ("states",))
 
 
 def _as_recovered_text(text: ReadText, model: Model) -> RecoveredText:

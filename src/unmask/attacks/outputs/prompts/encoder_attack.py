@@ -28,13 +28,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_encoder_prompts, refuse_unreadable
+from unmask.attacks.outputs.prompts.claim import refuse_states
+from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_encoder_prompts
 from unmask.attacks.outputs.prompts.encoder_templates import EncoderTemplates, encoder_templates_for
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
 from unmask.attacks.outputs.state_noise import StateNoise, computing_error, measure_rounding
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery
@@ -58,7 +58,7 @@ class EncoderPromptAttack:
         """Read every text of the evidence."""
         run = Run(progress=progress)
         if model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
-            return refuse_unreadable(evidence, model, run)
+            return refuse_states(run, evidence, model, "bidirectional")
         templates = encoder_templates_for(model, evidence.layer, progress)
         reader = EncoderReader(self, model, templates, direct_metric(templates.states), equal_tokens(model))
         error = computing_error(model, evidence.compute_dtype, evidence.layer) + _storing_error(evidence.states.dtype)

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
 from unmask.attacks.run import Run
-from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
 from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 from unmask.shapes import Tokens
@@ -73,15 +71,6 @@ def claim_encoder_prompts(texts: Sequence[EncoderText], model: Model, run: Run) 
         cost=run.cost(candidates=runs, forward_passes=runs),
         used=("states",),
     )
-
-
-def refuse_unreadable(evidence: HiddenEvidence, model: Model, run: Run) -> Recovery[RecoveredTexts]:
-    """Evidence that this attack does not apply to."""
-    why = (
-        f"states taken at '{evidence.site.value}' of a {'causal' if model.causal else 'bidirectional'} model: this "
-        f"attack needs the stream of a bidirectional model ('{Site.STREAM.value}' or '{Site.FINAL_NORM.value}')"
-    )
-    return claim_nothing(run, Status.NOT_APPLICABLE, why, ("states",))
 
 
 def _as_recovered_text(text: EncoderText, model: Model) -> RecoveredText:

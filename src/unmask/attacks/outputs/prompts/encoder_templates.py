@@ -27,7 +27,7 @@ from torch import Tensor
 
 from unmask.attacks.outputs.model_cache import compute_once
 from unmask.attacks.outputs.prompts.templates import TokenStates, fit_states
-from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Progress, silent
 from unmask.models.adapter import Model
 from unmask.shapes import TokenBatch
 

@@ -25,7 +25,7 @@ from unmask.attacks.outputs.prompts.position_search import (
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric, posterior
 from unmask.attacks.outputs.prompts.templates import Templates
 from unmask.attacks.outputs.state_noise import StateNoise, measure_rounding
-from unmask.attacks.progress import Progress
+from unmask.attacks.run import Progress
 from unmask.models.adapter import Model
 
 _WIDEST_WINDOW = 16

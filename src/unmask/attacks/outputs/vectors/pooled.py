@@ -31,8 +31,7 @@ from unmask.attacks.outputs.model_cache import compute_once
 from unmask.attacks.outputs.prompts.encoder_templates import encoder_templates_for
 from unmask.attacks.outputs.prompts.templates import TokenStates, templates_for
 from unmask.attacks.outputs.state_noise import computing_error, measure_rounding
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status

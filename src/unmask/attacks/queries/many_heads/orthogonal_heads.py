@@ -11,7 +11,6 @@ from jaxtyping import Float
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import judge_heads, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
@@ -22,6 +21,7 @@ from unmask.attacks.queries.one_head.boosted_probes import (
 )
 from unmask.attacks.queries.profile import OracleProfile
 from unmask.attacks.queries.query_run import QueryRun
+from unmask.attacks.run import Progress, silent
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence
 from unmask.linalg.heads import HeadWeights

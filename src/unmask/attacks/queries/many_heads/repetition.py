@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import certify_heads, conclude, fresh_sequences, refuse
 from unmask.attacks.queries.many_heads.repeated_tokens import (
     FAR,
@@ -23,6 +22,7 @@ from unmask.attacks.queries.many_heads.repeated_tokens import (
     random_vectors,
 )
 from unmask.attacks.queries.query_run import QueryRun
+from unmask.attacks.run import Progress, silent
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import judge_heads, refuse
 from unmask.attacks.queries.many_heads.head_values import totals
 from unmask.attacks.queries.many_heads.heads_at_point import HeadsAtPoint, MoreHeadsThanWidth
@@ -18,6 +17,7 @@ from unmask.attacks.queries.pairs import logit
 from unmask.attacks.queries.profile import OracleProfile
 from unmask.attacks.queries.query_run import QueryRun
 from unmask.attacks.queries.resolution import NoPlane
+from unmask.attacks.run import Progress, silent
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence
 from unmask.linalg.heads import HeadWeights

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import refuse
 from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.attacks.queries.query_run import QueryRun
+from unmask.attacks.run import Progress, silent
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import Answers, OracleEvidence, Sequences
 from unmask.linalg.heads import HeadWeights

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress
 from unmask.attacks.queries.pairs import logit
 from unmask.attacks.queries.profile import OracleProfile
+from unmask.attacks.run import Progress
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence
 

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import certify
 from unmask.attacks.queries.networks.kinks import TooManyKinks
 from unmask.attacks.queries.networks.relu_learner import learn_network, measure_noise, polish
 from unmask.attacks.queries.networks.relu_regions import Asked, Noise
 from unmask.attacks.queries.profile import OracleProfile
 from unmask.attacks.queries.query_run import QueryRun
+from unmask.attacks.run import Progress, silent
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
 from unmask.linalg.relu import ReluNetwork

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import AMPLIFICATION, fresh_sequences
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.networks.antisymmetric import antisymmetric, antisymmetric_evidence, is_even
@@ -29,6 +28,7 @@ from unmask.attacks.queries.networks.relu_regions import Asked
 from unmask.attacks.queries.networks.routing import Routing
 from unmask.attacks.queries.profile import OracleProfile
 from unmask.attacks.queries.query_run import QueryRun
+from unmask.attacks.run import Progress, silent
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused

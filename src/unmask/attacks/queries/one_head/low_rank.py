@@ -9,11 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
-from unmask.attacks.queries.claims import judge_heads, refuse
+from unmask.attacks.queries.claims import judge_heads
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
-    NotOneHead,
     ScoreReader,
     columns_at_once,
     random_basis,
@@ -24,18 +22,15 @@ from unmask.attacks.queries.one_head.single_head import (
     check_early,
     column_scale,
     invisible,
-    open_head,
-    out_of_budget,
+    learn_one_head,
     read_block,
-    unknown_head,
 )
 from unmask.attacks.queries.query_run import QueryRun
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.errors import InputError
-from unmask.evidence.ledger import BudgetSpent
-from unmask.evidence.oracles import OracleEvidence, Refused
+from unmask.evidence.oracles import OracleEvidence
 from unmask.linalg.heads import HeadWeights
-from unmask.recovery import Recovery, Status
+from unmask.recovery import Recovery
 
 # By the error of t: how many columns more than the rank are measured whole, for each of its dimensions and in all; the
 # number of checks of a column; and how many times the error of a prediction a mismatch is.
@@ -81,25 +76,18 @@ class LowRankAttack:
         if self.rank is not None and self.rank > d:
             raise InputError(f"rank must be at most the width {d}, got {self.rank}")
         run = QueryRun(self.seed, progress, evidence=evidence, unknowns=d * d + d)
-        heads = unknown_head(evidence)
-        try:
-            reader = open_head(run, heads)
-            if isinstance(reader, Recovery):
-                return reader
-            columns = _Columns(reader, random_basis(d, run.generator).to(reader.v), run)
-            num_early = columns.start()
-            if not columns.is_zero:
-                columns.read_all(self.rank)
-            heads.W[0] = columns.images @ columns.Y
-            rank = columns.rank
-            run.num_probing += num_early
-            run.unknowns = rank * (2 * d - rank) + d
-            reason = f"v from {d} one-token queries, and W of rank {rank} from two-token queries."
-            return judge_heads(run, heads, reader.fresh_boost, reason)
-        except BudgetSpent as spent:
-            return out_of_budget(run, heads, spent)
-        except (NotOneHead, Refused) as seen:
-            return refuse(run, Status.NOTHING_FOUND, str(seen))
+        return learn_one_head(run, self._learn)
+
+    def _learn(self, run: QueryRun, reader: ScoreReader, heads: HeadWeights) -> Recovery[HeadWeights]:
+        d = len(reader.v)
+        columns = _Columns(reader, random_basis(d, run.generator).to(reader.v), run)
+        run.num_probing += columns.start()
+        if not columns.is_zero:
+            columns.read_all(self.rank)
+        heads.W[0] = columns.images @ columns.Y
+        run.unknowns = columns.rank * (2 * d - columns.rank) + d
+        reason = f"v from {d} one-token queries, and W of rank {columns.rank} from two-token queries."
+        return judge_heads(run, heads, reader.fresh_boost, reason)
 
 
 @dataclass

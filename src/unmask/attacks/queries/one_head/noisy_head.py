@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import judge_heads, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
-    NotOneHead,
+    ScoreReader,
     columns_at_once,
     measure_v,
     random_basis,
@@ -21,16 +20,14 @@ from unmask.attacks.queries.one_head.boosted_probes import (
 )
 from unmask.attacks.queries.one_head.single_head import (
     column_scale,
-    open_head,
-    out_of_budget,
+    learn_one_head,
     read_block,
     read_columns,
-    unknown_head,
 )
 from unmask.attacks.queries.query_run import QueryRun
+from unmask.attacks.run import Progress, silent
 from unmask.errors import InputError
-from unmask.evidence.ledger import BudgetSpent
-from unmask.evidence.oracles import OracleEvidence, Refused
+from unmask.evidence.oracles import OracleEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Recovery, Status
 
@@ -74,30 +71,23 @@ class NoisyAttack:
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Learn, pass by pass, and check on fresh sequences."""
         run = QueryRun(self.seed, progress, evidence=evidence, unknowns=evidence.width**2 + evidence.width)
-        heads = unknown_head(evidence)
-        try:
-            reader = open_head(run, heads)
-            if isinstance(reader, Recovery):
-                return reader
-            num_early = read_columns(run, reader, heads)
-            run.num_probing += num_early
-            spread = _Spread(heads.W[0].clone(), heads.v[0].clone())
-            is_zero = not bool(heads.W.any())  # found so by tokens of any norm: there is nothing to average
-            for done in range(1, 1 if is_zero else self.passes):
-                progress("passes", done, self.passes)
-                spread.add(*_one_pass(run, column_scale(spread.mean_W)))
-                heads.W[0], heads.v[0] = spread.mean_W, spread.mean_v
-            if spread.error > _MOST_ERROR:
-                why = f"By the spread over {self.passes} passes W is off by {spread.error:.1e} of itself: use more."
-                return refuse(run, Status.NOTHING_FOUND, why)
-            reason = f"W and v are the means of {spread.count} passes; by their spread W is off by {spread.error:.1e}."
-            judgement = judge_heads(run, heads, reader.fresh_boost, reason)
-            details = {**judgement.certificate.details, "estimated_error": spread.error}
-            return replace(judgement, certificate=replace(judgement.certificate, details=details))
-        except BudgetSpent as spent:
-            return out_of_budget(run, heads, spent)
-        except (NotOneHead, Refused) as seen:
-            return refuse(run, Status.NOTHING_FOUND, str(seen))
+        return learn_one_head(run, self._learn)
+
+    def _learn(self, run: QueryRun, reader: ScoreReader, heads: HeadWeights) -> Recovery[HeadWeights]:
+        read_columns(run, reader, heads)
+        spread = _Spread(heads.W[0].clone(), heads.v[0].clone())
+        is_zero = not bool(heads.W.any())  # found so by tokens of any norm: there is nothing to average
+        for done in range(1, 1 if is_zero else self.passes):
+            run.progress("passes", done, self.passes)
+            spread.add(*_one_pass(run, column_scale(spread.mean_W)))
+            heads.W[0], heads.v[0] = spread.mean_W, spread.mean_v
+        if spread.error > _MOST_ERROR:
+            why = f"By the spread over {self.passes} passes W is off by {spread.error:.1e} of itself: use more."
+            return refuse(run, Status.NOTHING_FOUND, why)
+        reason = f"W and v are the means of {spread.count} passes; by their spread W is off by {spread.error:.1e}."
+        judgement = judge_heads(run, heads, reader.fresh_boost, reason)
+        details = {**judgement.certificate.details, "estimated_error": spread.error}
+        return replace(judgement, certificate=replace(judgement.certificate, details=details))
 
 
 def _one_pass(run: QueryRun, scale: float) -> tuple[Float[Tensor, "d d"], Float[Tensor, " d"]]:

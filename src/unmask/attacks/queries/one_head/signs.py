@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import no_heads, refuse
 from unmask.attacks.queries.one_head.boosted_probes import BoostedProbes, columns_at_once
 from unmask.attacks.queries.one_head.single_head import out_of_budget, unknown_head
 from unmask.attacks.queries.query_run import QueryRun
+from unmask.attacks.run import Progress, silent
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused, Sequences

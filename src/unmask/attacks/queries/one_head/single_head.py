@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.claims import is_zero, judge_heads, refuse
 from unmask.attacks.queries.one_head.boosted_probes import (
     BoostedProbes,
@@ -24,7 +24,7 @@ from unmask.attacks.queries.one_head.boosted_probes import (
 from unmask.attacks.queries.one_head.probe_scale import read_first
 from unmask.attacks.queries.opening import silence
 from unmask.attacks.queries.query_run import QueryRun
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, silent
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
 from unmask.linalg.heads import HeadWeights
@@ -59,18 +59,26 @@ class SingleHeadAttack:
     def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[HeadWeights]:
         """Learn, and check on fresh sequences."""
         run = QueryRun(self.seed, progress, evidence=evidence, unknowns=evidence.width**2 + evidence.width)
-        heads = unknown_head(evidence)
-        try:
-            reader = open_head(run, heads)
-            if isinstance(reader, Recovery):
-                return reader
-            num_early = read_columns(run, reader, heads)
-            run.num_probing += num_early
-            return judge_heads(run, heads, reader.fresh_boost, _describe_learned(heads))
-        except BudgetSpent as spent:
-            return out_of_budget(run, heads, spent)
-        except (NotOneHead, Refused) as seen:
-            return refuse(run, Status.NOTHING_FOUND, str(seen))
+        return learn_one_head(run, self._learn)
+
+    def _learn(self, run: QueryRun, reader: ScoreReader, heads: HeadWeights) -> Recovery[HeadWeights]:
+        read_columns(run, reader, heads)
+        return judge_heads(run, heads, reader.fresh_boost, _describe_learned(heads))
+
+
+LearnHead = Callable[[QueryRun, ScoreReader, HeadWeights], Recovery[HeadWeights]]
+
+
+def learn_one_head(run: QueryRun, learn: LearnHead) -> Recovery[HeadWeights]:
+    """Probe the oracle, measure v, and `learn` W; or the recovery that says why no head can be read."""
+    heads = unknown_head(run.evidence)
+    try:
+        reader = open_head(run, heads)
+        return reader if isinstance(reader, Recovery) else learn(run, reader, heads)
+    except BudgetSpent as spent:
+        return out_of_budget(run, heads, spent)
+    except (NotOneHead, Refused) as seen:
+        return refuse(run, Status.NOTHING_FOUND, str(seen))
 
 
 def unknown_head(evidence: OracleEvidence) -> HeadWeights:
@@ -98,18 +106,18 @@ def open_head(run: QueryRun, heads: HeadWeights) -> ScoreReader | Recovery[HeadW
     return score_reader(run.evidence, profile, heads.v[0].clone())
 
 
-def read_columns(run: Run, reader: ScoreReader, heads: HeadWeights) -> int:
-    """Write all columns of W into `heads`; the number of questions that were asked only to be sure."""
+def read_columns(run: QueryRun, reader: ScoreReader, heads: HeadWeights) -> None:
+    """Write all columns of W into `heads`."""
     width = len(reader.v)
     probes = BoostedProbes.random(reader.v, run.generator)
     W, unit = heads.W[0], torch.eye(width, dtype=torch.float64, device=heads.W.device)
     found = read_first(reader, probes, unit, run.generator)
     if found is None:
         W[:] = invisible(reader)
-        return 0
+        return
     first, values = found
     W[:, first] = probes.solve(readable(values)[None])[0]
-    num_early = check_early(reader, unit[first], W[:, first], run.generator)
+    run.num_probing += check_early(reader, unit[first], W[:, first], run.generator)
     left = torch.tensor([place for place in range(width) if place != first], dtype=torch.long)
     while len(left):
         known = width - len(left)
@@ -117,7 +125,6 @@ def read_columns(run: Run, reader: ScoreReader, heads: HeadWeights) -> int:
         size = min(known, columns_at_once(reader.pairs.evidence, width))  # twice as many each time: norms may differ
         now, left = left[:size], left[size:]
         W[:, now] = read_block(reader, probes, unit[now], column_scale(W[:, W[0].isfinite()]))
-    return num_early
 
 
 def invisible(reader: ScoreReader) -> float:

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
 from unmask.attacks.queries.output_layer.logit_reading import LogitReader, open_reader, random_prompts
 from unmask.attacks.queries.output_layer.logit_spectrum import LogitSpectrum, OutputLayer
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.logits import LogitEvidence, Prompt

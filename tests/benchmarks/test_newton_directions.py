@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from outputs.newton_matrices import GaussNewton, MatrixFree
 from torch import Tensor
 
 from unmask.linalg.attention_loss import AttentionLoss, LossPoint
 from unmask.linalg.softmax_attention import AttentionMap
-from unmask.solvers.hessian import Dense, GaussNewton, MatrixFree
+from unmask.solvers.newton import Dense
 
 
 def gaussian(seed: int, *shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Newton's matrix from sampled rows of the Jacobian: the sketch of the paper's Theorem 1.3, and how many rows it needs.
+"""Other matrices for a Newton step on the paper's loss: Gauss–Newton, by products alone, and from sampled rows of J.
 
     H ≈ 2JᵀSJ + 2γI,   S samples rows of J and scales them, so that E[JᵀSJ] = JᵀJ
 
@@ -22,7 +22,48 @@ from torch import Tensor
 
 from unmask.errors import InputError
 from unmask.linalg.attention_loss import LossPoint
-from unmask.solvers.hessian import solve
+from unmask.solvers.newton import solve
+
+
+@dataclass(frozen=True)
+class GaussNewton:
+    """The Hessian without the second derivatives of attention."""
+
+    def direction(self, point: LossPoint) -> Float[Tensor, "n d"]:
+        """−(2JᵀJ + 2γI)⁻¹∇L: downhill, for γ > 0 or a J of full rank."""
+        H = point.gauss_newton()
+        H.diagonal().add_(2 * point.loss.gamma)
+        return solve(H, point)
+
+
+@dataclass(frozen=True)
+class MatrixFree:
+    """Conjugate gradients until ‖H p + ∇L‖ ≤ tolerance·‖∇L‖, negative curvature, or `max_products` products.
+
+    Beyond negative curvature nothing tells how long a step should be: use it with a line search.
+    """
+
+    tolerance: float = 1e-10
+    max_products: int = 1000
+
+    def direction(self, point: LossPoint) -> Float[Tensor, "n d"]:
+        """The last iterate before a direction of negative curvature; −∇L if the first one is. Always downhill."""
+        residual = point.gradient
+        p = torch.zeros_like(residual)
+        way, size = -residual, float(residual.square().sum())
+        least = self.tolerance**2 * size
+        for _ in range(self.max_products):
+            if size <= least:
+                break
+            product = point.hessian_product(way)
+            bend = float((way * product).sum())
+            if bend <= 0:
+                return p if p.any() else way
+            p = p + size / bend * way
+            residual = residual + size / bend * product
+            size, before = float(residual.square().sum()), size
+            way = size / before * way - residual
+        return p
 
 
 class Sampling(Enum):

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from tests.report.findings import flower_finding, text_case
 
-from unmask.channels import CHANNELS, LIVE_FEDERATION
-from unmask.report.threats import attack_limit, threat_key, threat_of
+from unmask.channels import CHANNELS, LIVE_FEDERATION, threat_key, threat_of
+from unmask.report.html.page_data import attack_limit
 
 
 def test_every_channel_has_a_threat_model_of_its_own():

@@ -7,14 +7,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from outputs.sampled_rows import SampledRows, Sampling, row_probabilities, sample_rows, sketch_size
+from outputs.newton_matrices import GaussNewton, SampledRows, Sampling, row_probabilities, sample_rows, sketch_size
 from torch import Tensor
 
 from unmask.errors import InputError
 from unmask.linalg.attention_loss import AttentionLoss, LossPoint
 from unmask.linalg.softmax_attention import AttentionMap
-from unmask.solvers.hessian import GaussNewton, NewtonMatrix
-from unmask.solvers.newton import Newton
+from unmask.solvers.newton import Newton, NewtonMatrix
 
 
 def gaussian(seed: int, *shape: int) -> Tensor:
