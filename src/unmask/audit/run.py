@@ -63,7 +63,7 @@ def run_audit(
     """
     planned = plan if isinstance(plan, Plan) else load_plan(plan)
     run, folder = engine_of(engine), Path(out)
-    means = EngineSettings(planned.data, device, threads)
+    settings = EngineSettings(planned.data, device, threads)
     if engine == "local":
         local_device(device)  # refused here, before anything is written
     with lock_folder(folder, shard):
@@ -71,5 +71,5 @@ def run_audit(
         with busy("hashing the models"):
             manifest = prepare(planned, folder, engine=engine, threads=threads, command=command)
         with watch(work) as watcher:
-            run_cases(work, folder, run, replace(means, progress=watcher.report), shard=shard, tell=watcher.add)
+            run_cases(work, folder, run, replace(settings, progress=watcher.report), shard=shard, tell=watcher.add)
         return reach_verdict(audit_of(manifest, folder))  # of this plan, whatever others write there later

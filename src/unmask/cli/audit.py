@@ -108,8 +108,8 @@ def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int 
     kept, _ = read_findings(out)
     before_this = read_manifest(out) if (out / MANIFEST).exists() else {}
     with progress_bar() as progress:  # the last digits depend on the threads, so they are those of the findings
-        means = EngineSettings(plan.data, device, threads or int(before_this.get("threads", 1)), progress)
-        found = list(run_local(wanted, means))
+        settings = EngineSettings(plan.data, device, threads or int(before_this.get("threads", 1)), progress)
+        found = list(run_local(wanted, settings))
     rows = []
     for finding in found:
         before = kept.get(finding.id)

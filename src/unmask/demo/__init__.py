@@ -40,16 +40,16 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     plan = load_plan(out / PLAN)
     _require_models(plan)
     note(f"{len(plan.cases)} cases, about two minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
-    means = EngineSettings(plan.data)
+    settings = EngineSettings(plan.data)
     with working("reading the weights (SmolLM2 is converted the first time, about half a minute)"):
         command = shlex.join(["unmask", "demo", "--out", str(out)])
-        prepare(plan, out, engine="local", threads=means.threads, command=command)
+        prepare(plan, out, engine="local", threads=settings.threads, command=command)
     for channel in CHANNELS:
-        _tell(console, channel, plan, out, means)
+        _tell(console, channel, plan, out, settings)
     return _conclude(console, plan, out)
 
 
-def _tell(console: Console, channel: str, plan: Plan, out: Path, means: EngineSettings) -> None:
+def _tell(console: Console, channel: str, plan: Plan, out: Path, settings: EngineSettings) -> None:
     """One channel: who sees what, then the cases that have no finding yet, then what came out."""
     ids = {case.id for case in plan.cases if case["channel"] == channel}
     if not ids:
@@ -61,7 +61,7 @@ def _tell(console: Console, channel: str, plan: Plan, out: Path, means: EngineSe
         tuple(finding for finding in whole.done if finding.id in ids),
     )
     with audit_progress(work) as table:
-        run_cases(work, out, run_local, replace(means, progress=table.report), tell=table.add)
+        run_cases(work, out, run_local, replace(settings, progress=table.report), tell=table.add)
     print_results(console, [finding for finding in read_audit(out).findings if finding.id in ids], _controls(plan))
 
 

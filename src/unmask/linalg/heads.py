@@ -41,13 +41,13 @@ class HeadWeights:
         return len(self.v)
 
     def __call__(self, X: Float[Tensor, "b n d"]) -> Float[Tensor, "b *p"]:
-        """f of a batch of sequences.
+        """f of a batch of sequences, in their precision.
 
         Cost: batch·heads·width·(width + length); nothing of the size of a token for every head is kept.
         """
         shape = (len(X), *self.v.shape[2:])
         answers = X.new_zeros(shape)
-        for W, v in zip(self.W, self.v, strict=True):
+        for W, v in zip(self.W.to(X), self.v.to(X), strict=True):
             scores = torch.einsum("bnd,bd->bn", X, X[:, -1] @ W.T)
             answers = answers + torch.einsum("bn,bnd->bd", scores.softmax(1), X) @ v
         return answers

@@ -312,5 +312,5 @@ class Model(Vocabulary, ABC):
     ) -> Model:
         """A copy on another device or in another precision; with `num_blocks`, later blocks cannot be used."""
         left_out = [self._block(block) for block in range(num_blocks or self.num_blocks, self.num_blocks)]
-        twin = copy_module(self.hf, torch.device(device or self.device), dtype or self.dtype, left_out)
-        return type(self)(twin, self.tokenizer, self.adapters)
+        copied = copy_module(self.hf, torch.device(device or self.device), dtype or self.dtype, left_out)
+        return type(self)(copied, self.tokenizer, self.adapters)

@@ -36,6 +36,6 @@ def copy_module(module: nn.Module, device: torch.device, dtype: torch.dtype, lef
     copied: dict[int, Any] = {id(part): nn.Identity() for part in left_out}
     for weights in module.parameters():
         if id(weights) not in dropped:
-            twin = weights.detach().to(device, dtype, copy=True)
-            copied[id(weights)] = nn.Parameter(twin, weights.requires_grad)
+            cast = weights.detach().to(device, dtype, copy=True)
+            copied[id(weights)] = nn.Parameter(cast, weights.requires_grad)
     return copy.deepcopy(module, copied).to(device=device, dtype=dtype)

@@ -69,8 +69,8 @@ def mark_text(tokens: Sequence[int], other: Sequence[int], bag: Collection[int],
     """A text's pieces, marked by whether the other text has the token at this place, or the bag has it at all."""
     pieces = pieces_of(tokens, vocabulary)
     marks = [
-        PLACE if token == twin else BAG if token in bag else NO
-        for token, twin in zip_longest(tokens, other[: len(tokens)])
+        PLACE if token == other_token else BAG if token in bag else NO
+        for token, other_token in zip_longest(tokens, other[: len(tokens)])
     ]
     return tuple(zip(pieces, marks, strict=True))
 

@@ -37,9 +37,9 @@ class EngineSettings:
 Engine = Callable[[Sequence[Case], EngineSettings], Iterator[Finding]]
 
 
-def run_local(cases: Sequence[Case], means: EngineSettings) -> Iterator[Finding]:
+def run_local(cases: Sequence[Case], settings: EngineSettings) -> Iterator[Finding]:
     """One case after the other in this process."""
-    worker = Worker(means.data, local_device(means.device), means.threads, means.progress)
+    worker = Worker(settings.data, local_device(settings.device), settings.threads, settings.progress)
     for case in cases:
         yield worker.work(case)
 

@@ -51,25 +51,25 @@ class _Slot:
     case: Case
 
 
-def run_on_ray(cases: Sequence[Case], means: EngineSettings) -> Iterator[Finding]:
+def run_on_ray(cases: Sequence[Case], settings: EngineSettings) -> Iterator[Finding]:
     """As many workers as there is room for, each with one model at a time; who is free takes the longest queue."""
     started_here = _connect()
     try:
-        yield from _schedule(cases, means)
+        yield from _schedule(cases, settings)
     finally:
         if started_here:
             ray.shutdown()
 
 
-def _schedule(cases: Sequence[Case], means: EngineSettings) -> Iterator[Finding]:
+def _schedule(cases: Sequence[Case], settings: EngineSettings) -> Iterator[Finding]:
     waiting: dict[str, deque[Case]] = {}
     for case in cases:
         waiting.setdefault(case["model"], deque()).append(case)
-    options, device, num_slots = _resources(means)
+    options, device, num_slots = _resources(settings)
     running: dict[Any, _Slot] = {}
     while waiting or running:
         while waiting and len(running) < num_slots:
-            actor = ray.remote(**options)(_Actor).remote(dict(means.data), device, means.threads)
+            actor = ray.remote(**options)(_Actor).remote(dict(settings.data), device, settings.threads)
             _submit(actor, _longest(waiting), waiting, running)
         (reference,), _ = ray.wait(list(running), num_returns=1)
         slot = running.pop(reference)
@@ -114,15 +114,17 @@ def _connect() -> bool:
     return True
 
 
-def _resources(means: EngineSettings) -> tuple[dict[str, Any], str, int]:
+def _resources(settings: EngineSettings) -> tuple[dict[str, Any], str, int]:
     """What an actor takes, the device that it uses, and how many there is room for."""
     total = ray.cluster_resources()
     num_gpus = int(total.get("GPU", 0))
-    use_gpu = means.device.startswith("cuda") or (means.device == "auto" and num_gpus > 0)
+    use_gpu = settings.device.startswith("cuda") or (settings.device == "auto" and num_gpus > 0)
     if use_gpu and not num_gpus:
-        raise InputError(f"--device {means.device} was asked for, but Ray sees no GPU in its cluster; use --device cpu")
+        raise InputError(
+            f"--device {settings.device} was asked for, but Ray sees no GPU in its cluster; use --device cpu"
+        )
     retries = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
-    by_cpu = max(1, int(total.get("CPU", 1)) // means.threads)
+    by_cpu = max(1, int(total.get("CPU", 1)) // settings.threads)
     if use_gpu:
         return {"num_gpus": 1, "num_cpus": 1, **retries}, "cuda", num_gpus
-    return {"num_cpus": min(means.threads, int(total.get("CPU", 1))), **retries}, "cpu", by_cpu
+    return {"num_cpus": min(settings.threads, int(total.get("CPU", 1))), **retries}, "cpu", by_cpu

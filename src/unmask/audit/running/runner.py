@@ -66,14 +66,14 @@ def run_cases(
     work: Work,
     folder: Path,
     engine: Engine,
-    means: EngineSettings,
+    settings: EngineSettings,
     *,
     shard: Shard | None = None,
     tell: Callable[[Finding], None] = lambda finding: None,
 ) -> None:
     """Run what is to be done; each finding is on the disk before it is told of."""
     with open_findings(folder, shard) as file:
-        for finding in _closing(engine(work.todo, means)):
+        for finding in _closing(engine(work.todo, settings)):
             file.append(finding)
             tell(finding)
 

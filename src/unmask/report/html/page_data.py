@@ -1,4 +1,4 @@
-"""The data island: what the page's script needs to build the details of a finding, as one JSON document."""
+"""The data inside the page: what the page's script needs to build the details of a finding, as one JSON document."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool
         created=make_safe(audit.manifest.get("created", "")),
         version=make_safe(audit.manifest.get("unmask", "")),
         folder=make_safe(last_name(str(folder)), 1000),
-        island=as_script(page_data(audit, verdict, folder, rows, show_secrets)),
+        page_data=as_script(page_data(audit, verdict, folder, rows, show_secrets)),
     )
 
 
