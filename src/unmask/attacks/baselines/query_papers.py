@@ -136,6 +136,7 @@ def _learn(run: QueryRun, weights: Callable[[Float[Tensor, " d"]], Float[Tensor,
         heads.v[0] = evidence.ask(torch.eye(evidence.width, dtype=torch.float64, device=evidence.device)[:, None])
         if is_zero(heads.v[0], profile):
             return refuse(run, *silence(profile))
+        run.progress("learning W", 0, 1)
         heads.W[0] = weights(heads.v[0])
         if not heads.W.isfinite().all():
             reason = "Some scores saturated or met v·u = 0, so that the linear system has no finite right side."

@@ -24,8 +24,8 @@ from tests.attacks.gradients.encoder_batches import (
     problem_of,
     with_noise,
 )
-from tests.contracts.attacks import FRAMED
-from tests.contracts.recipes import stranger
+from tests.contracts.models import stranger
+from tests.contracts.recipes import FRAMED
 from tests.tiny_models import WIDTH, bert_config, random_model
 
 from unmask.attacks.gradients.encoder.attack import EncoderAttack

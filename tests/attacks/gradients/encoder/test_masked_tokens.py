@@ -11,7 +11,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.attacks.gradients.encoder_batches import FRAME, as_places, classified, pair_kinds, problem_of, with_noise
-from tests.contracts.recipes import stranger
+from tests.contracts.models import stranger
 from tests.tiny_models import VOCAB, bert_config, random_model, word_tokenizer
 from torch import Tensor
 

@@ -21,7 +21,7 @@ from tests.attacks.gradients.encoder_batches import (
     pair_kinds,
     problem_of,
 )
-from tests.contracts.recipes import stranger
+from tests.contracts.models import stranger
 from tests.reference.layer_inputs import layer_inputs
 
 from unmask.attacks.gradients.encoder.problem import Problem, set_up

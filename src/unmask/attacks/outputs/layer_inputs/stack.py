@@ -127,7 +127,8 @@ class StackAttack:
         )
         tokens, others = list[int](), list[int]()
         step = BlockStep.first(model, 0, positions[0])
-        for position, row in zip(positions, stack.states, strict=False):
+        for index, (position, row) in enumerate(zip(positions, stack.states, strict=False)):
+            progress("reading tokens", index, len(positions))
             step = BlockStep(model, 0, position, step.prefix)
             best, other, error = self._token(step, row, through_block=layer > 0)
             if error > _FAR:
