@@ -22,7 +22,7 @@ Source: Petrov et al., DAGER, NeurIPS 2024, arXiv 2405.15586, and the authors' p
 Deviations: the SVD is seeded and runs where the evidence lies; decoders have a budget, `max_products`; encoder texts
 are of token type 0; left padding is not searched where positions are learned; the official code's mode for noise
 (decoders only) is left out. Guesses are told apart from what passed (`dager_guesses.py`); status and certificate are
-ours (`dager_verdict.py`). Its authors tune the rank tolerance for each batch size: `dager_sweep.py` does.
+ours (`dager_claim.py`). Its authors tune the rank tolerance for each batch size: `dager_sweep.py` does.
 """
 
 from __future__ import annotations
