@@ -21,7 +21,7 @@ from tests.tiny_models import gpt2_config, random_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import unmask
-from unmask import cli, show
+from unmask import cli, terminal
 from unmask.models import Model, catalog
 from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
 
@@ -30,7 +30,16 @@ SENTENCE = "the spare key lies under blue pot biopsy was positive and treatment 
 WORDS = SENTENCE.split()
 TEXTS = ("the spare key lies under the blue pot", "the biopsy was positive", "wire the money now")
 COMMANDS = (
-    *(("models",), ("demo",), ("audit",), ("report",), ("observe", "gradients"), ("observe", "hidden")),
+    *(
+        ("models",),
+        ("attacks",),
+        ("defences",),
+        ("demo",),
+        ("audit",),
+        ("report",),
+        ("observe", "gradients"),
+        ("observe", "hidden"),
+    ),
     *(("recover", "text"), ("recover", "inputs"), ("recover", "weights"), ("recover", "output-layer")),
 )
 SCRIPT = Path(sys.executable).parent / "unmask"
@@ -703,22 +712,22 @@ HARMLESS = "Ångström 漢字 عربي 🙂 e\u0301 [bold]:smile:[/bold] \\x1b"
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_characters_are_shown_escaped(text):
-    shown = show.printable(text)
+    shown = terminal.printable(text)
     assert shown.isprintable()
     assert shown.encode("utf-8")  # no lone surrogate is left to break the terminal's encoding
     assert "\\" in shown
 
 
 def test_harmless_text_is_shown_as_it_is():
-    assert show.printable(HARMLESS) == HARMLESS
+    assert terminal.printable(HARMLESS) == HARMLESS
 
 
 def test_a_megabyte_is_cut_and_says_so():
-    shown = show.printable("x" * 2**20)
+    shown = terminal.printable("x" * 2**20)
     assert len(shown) < 1000
     assert str(2**20) in shown
-    assert len(show.printable("\x1b" * 2**20)) < 10_000  # escapes are longer than what they stand for
-    assert show.printable("x" * 400) == "x" * 400
+    assert len(terminal.printable("\x1b" * 2**20)) < 10_000  # escapes are longer than what they stand for
+    assert terminal.printable("x" * 400) == "x" * 400
 
 
 class Decoder:
@@ -743,7 +752,7 @@ def test_a_hostile_recovery_is_shown_escaped(capsys, monkeypatch, text, where):
     monkeypatch.setenv("COLUMNS", "100")
     recovery = recovery_of(text if where == "texts" else "")
     model: Any = Decoder(text)
-    show.print_text_recovery(recovery, model, json=False)
+    terminal.print_text_recovery(recovery, model, json=False)
     out = capsys.readouterr().out
     assert all(character.isprintable() or character == "\n" for character in out)
     assert len(out) < 20_000
@@ -752,7 +761,7 @@ def test_a_hostile_recovery_is_shown_escaped(capsys, monkeypatch, text, where):
 def test_markup_in_a_recovered_text_is_text(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     model: Any = Decoder("")
-    show.print_text_recovery(recovery_of("[bold red]:smile:[/] [link=evil]x"), model, json=False)
+    terminal.print_text_recovery(recovery_of("[bold red]:smile:[/] [link=evil]x"), model, json=False)
     assert "[bold red]:smile:[/] [link=evil]x" in capsys.readouterr().out
 
 
@@ -765,7 +774,7 @@ def test_markup_in_a_recovered_text_is_text(capsys, monkeypatch):
 def test_json_is_ascii_and_says_exactly_what_was_recovered(capsys, monkeypatch, text, width):
     monkeypatch.setenv("COLUMNS", width)
     model: Any = Decoder(text)
-    show.print_text_recovery(recovery_of(text), model, json=True)
+    terminal.print_text_recovery(recovery_of(text), model, json=True)
     out = capsys.readouterr().out
     assert out.isascii()
     assert all(character.isprintable() or character == "\n" for character in out)
@@ -777,7 +786,7 @@ def test_json_is_ascii_and_says_exactly_what_was_recovered(capsys, monkeypatch, 
 
 def test_json_is_plain_even_where_colours_are_forced(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    show.print_json({"text": "x", "number": 1.5, "none": None})
+    terminal.print_json({"text": "x", "number": 1.5, "none": None})
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert json.loads(out) == {"text": "x", "number": 1.5, "none": None}

@@ -16,6 +16,7 @@ import unmask
 
 PACKAGE = Path(unmask.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+ROOT = Path(__file__).parents[1]
 
 # Each layer imports only from itself and from layers before it.
 LAYERS = (
@@ -176,6 +177,14 @@ def test_nothing_that_is_read_is_executed():
 
 def test_every_module_says_what_it_is():
     assert not [path for path in FILES if not (ast.get_docstring(ast.parse(path.read_text())) or "").strip()]
+
+
+def test_files_that_comments_name_exist():
+    folders = [PACKAGE, *(ROOT / name for name in ("benchmarks", "docs", "examples", "tests"))]
+    known = {str(path) for folder in folders for path in folder.rglob("*.py")}
+    named = {(path.name, name) for path in FILES for name in re.findall(r"`([\w/]+\.py)`", path.read_text())}
+    assert len(named) > 20
+    assert not [pair for pair in named if not any(path.endswith(f"/{pair[1]}") for path in known)]
 
 
 def test_a_file_is_about_one_thing():

@@ -1,6 +1,7 @@
 """The channels by which a model leaks: what an attack may look for on each, and its threat model in words.
 
-A new channel is an entry here, a file in `audit/channels` with a line in its table, its evidence, and its attacks.
+A new channel is an entry here, a file of its name in `audit/channels`, its evidence, and its attack with a line in the
+table of attacks.
 """
 
 from __future__ import annotations

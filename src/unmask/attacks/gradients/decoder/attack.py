@@ -5,7 +5,7 @@
     texts    ← where prefixes end, their last token and how often they occur, from the last block
 
 Up to d distinct prefixes the test is exact from the start; beyond, the span of a wider layer is completed first
-(`beyond.py`).
+(`beyond_width.py`).
 Source: DAGER, arXiv 2405.15586, with the deviations that each module states.
 """
 

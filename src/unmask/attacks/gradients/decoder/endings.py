@@ -5,7 +5,7 @@ than columns, so Δ is had by least squares: δ_u is the loss gradient that arri
 
 *Next-token training.* δ_u = Σ_y c(u, y)·Jᵤᵀ(μ_u − e_y): J the Jacobian of the final norm, e_y the output embedding of
 y, μ_u = Σ_v p_u(v)·e_v, and c(u, y) proportional to how often y follows u. So δ_u names its labels: the last token of
-each text, which no span holds, and how often every text occurs (`flows.py`).
+each text, which no span holds, and how often every text occurs (`label_flows.py`).
 
 *Rows that are not known* (a text that was missed, a padding position that predicts) add A'ᵀΔ' to G. What least squares
 leaves of G has the row space of Δ'; labels are read in its orthogonal complement, where Δ' has no part.

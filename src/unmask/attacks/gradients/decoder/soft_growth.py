@@ -11,7 +11,7 @@ k being the number of known rows; it falls to zero once b − k ≤ d. So prefix
 that is taken as known sharpens the test for the next. A false one costs a dimension, not the search.
 
 Notation: f width of the down projection's input, W whitening matrix (f, f).
-Limits: b + d well below 2f; token candidates must be known. The result is a hypothesis: `beyond.py` verifies it.
+Limits: b + d well below 2f; token candidates must be known. The result is a hypothesis: `beyond_width.py` verifies it.
 Cost: a forward pass through block 0 and f² multiplications for every (prefix, token) pair of the first levels.
 Source: ours; DAGER (arXiv 2405.15586, Section 6) calls b > d unachievable.
 """

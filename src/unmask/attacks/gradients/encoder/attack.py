@@ -1,13 +1,13 @@
 """Encoders: exact texts from the gradients of the first block, in polynomial time.
 
     tokens  ← embedding rows that moved, or all tokens in the span of block 0's query/key/value gradients
-    shares  ← at which position each token's gradient arrives                                        (`shares.py`)
+    shares  ← at which position each token's gradient arrives                              (`attention_shares.py`)
     texts   ← from an anchor, a token whose position is clear: weights on all places by Gauss–Newton (`relaxation.py`),
-              rounded to a text, single tokens exchanged while that helps                            (`exchange.py`)
+              rounded to a text, single tokens exchanged while that helps                         (`token_swaps.py`)
     accept  ← if every row of the text lies in the gradients' spans, in float64; its unique tokens are set aside
 
 until the texts' rows are as many as the gradient's rank. After masked-token training, what was hidden is then read off
-the gradient that arrives at the last block (`masked.py`).
+the gradient that arrives at the last block (`masked_tokens.py`).
 
 Deviation: DAGER (arXiv 2405.15586, Algorithm 3) enumerates products of token sets, which is exponential in the length.
 """

@@ -1,6 +1,6 @@
 """From the texts that a search on an encoder accepted to what may be claimed.
 
-A text is *certain* if a replay confirms it (`confirm_encoder.py`); where texts are missing, if each of its rows lies in
+A text is *certain* if a replay confirms it (`confirm.py`); where texts are missing, if each of its rows lies in
 the gradients' spans of the first block and of later ones, and the nearest refused text is far from them. The batch is
 *recovered* if the replay explains the whole update and there are as many texts as the batch holds. After masked-token
 training, a certain text is the original, and its labels explain the gradient that arrives at it.

@@ -1,8 +1,8 @@
 """Inputs of one bare attention layer, from its weights and its output.
 
-    reduce  ← V eliminated, X sought in the row space of Y (`attention_problem.py`)
+    reduce  ← V eliminated, X sought in the row space of Y (`problem.py`)
     solve   ← from X₀ = Y: dogleg or Newton–Krylov, else the fixed-point homotopy, else Levenberg–Marquardt
-    search  ← many starts, to see whether the output has other pre-images (`starts.py`; causal: `causal.py`)
+    search  ← many starts, to see whether the output has other pre-images (`starts.py`; causal: `causal_search.py`)
     certify ← Newton–Kantorovich for each pre-image (`preimages.py`)
 
 What may be called RECOVERED: exactly one pre-image is known, it is certified, and either it is proved that there is no
@@ -10,7 +10,7 @@ other (one token; two tokens with a causal mask), or sym(W) ≻ 0, the signs of 
 from at least 24 starts, of which at least `least_power` converged, found no other. The certificate's claim says which.
 Everything else that was found is PARTIAL: exact pre-images, of which the input may be one.
 
-Notation: Y = B V⁺; W is the scores' matrix with their scale; n, d, r as in `attention_problem.py`.
+Notation: Y = B V⁺; W is the scores' matrix with their scale; n, d, r as in `problem.py`.
 Limits: rank V = d. If sym(W) ≻ 0 *every* output has a pre-image, noise too: an exact pre-image of a noisy output is
 not the input that the noise was added to. Indefinite W without a mask: nothing is found from afar at n = 16, d = 32.
 Cost: docs/outputs-solvers.md. Source: ours, after arXiv 2310.12462's problem.

@@ -11,7 +11,7 @@ Theorem (two tokens): with δ = y_2 − x_1, a = x_1ᵀWδ, b = δᵀWδ and g =
 Its derivative has the zeros of 2b·g² + (a + 2b)·g + 1, at most two, so between them every root is found by bisection:
 at most 3 in all. If b < 0 both ends go to −∞, and their number is even: a second pre-image exists.
 
-Notation: as in `attention_problem.py`; rows are those of the reduced problem.
+Notation: as in `problem.py`; rows are those of the reduced problem.
 Limits: for q ≥ 2 the solutions of a row are searched, not enumerated; a dead end may be a missed branch.
 Cost: for each node one batch of Levenberg–Marquardt with q ≤ n − 1 unknowns.
 Source: ours.

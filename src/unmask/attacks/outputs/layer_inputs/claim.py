@@ -1,7 +1,7 @@
 """Pre-images of an attention layer's output as a recovery: status, reason, certificate.
 
 A refusal is nature's: a value matrix that loses part of the input, an output that no input gives. Which number of
-pre-images may be called what is in `attention.py`.
+pre-images may be called what is in `attack.py`.
 """
 
 from __future__ import annotations

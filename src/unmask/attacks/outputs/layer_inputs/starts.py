@@ -8,7 +8,7 @@ A search that finds one root has shown little if few of its starts converged. So
 independent starts lead to one root, the others' share of the starts is below 3/N with 95 % confidence (rule of three).
 That is evidence of uniqueness, not a proof.
 
-Notation: as in `attention_problem.py`.
+Notation: as in `problem.py`.
 Limits: roots whose basins are small are missed; they are those with an ill-conditioned Jacobian, where few starts
 converge at all.
 Cost: small systems in one batch of Levenberg–Marquardt; large ones one by one, without matrices.

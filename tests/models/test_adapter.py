@@ -8,72 +8,29 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.tiny_models import TINY, VOCAB, bert_config, gpt2_config, llama_sizes, random_model
+from tests.models.parity import (
+    FLOAT32_PARITY,
+    FLOAT64_PARITY,
+    precise,
+    random_batch,
+    states_of_transformers,
+    worst_error,
+)
+from tests.tiny_models import TINY, VOCAB, bert_config, gpt2_config, random_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
-import unmask
-from unmask.errors import InputError, UnsupportedModelError
+from unmask.errors import InputError
 from unmask.models import Model, Role, adapt, load_model
 
-# The same products of float64 numbers, summed in another order: 1e-16 each, over at most 30 blocks and widths of 768.
-FLOAT64_PARITY = 1e-10
-# The same in float32: 6e-8 each, and a post-norm or a peaked softmax amplifies it ten- to a hundredfold.
-FLOAT32_PARITY = 1e-5
-
 BLOCK_ROLES = list(Role)
-
-
-def random_batch(model: Model, padding_side: str, lengths: tuple[int, ...] = (9, 14, 1)) -> tuple[Tensor, Tensor]:
-    """Random tokens with the mask of the real ones; padding holds random tokens too, which must not matter."""
-    generator = torch.Generator().manual_seed(3)
-    tokens = torch.randint(model.vocab_size, (len(lengths), max(lengths)), generator=generator)
-    steps = torch.arange(max(lengths)).expand_as(tokens)
-    counts = torch.tensor(lengths)[:, None]
-    mask = steps < counts if padding_side == "right" else steps >= max(lengths) - counts
-    return tokens, mask
-
-
-@torch.no_grad()
-def states_of_transformers(model: Model, tokens: Tensor, mask: Tensor, **inputs: Any) -> tuple[list[Tensor], Tensor]:
-    """The stream before every block, and what the head sees."""
-    output = model.body(
-        input_ids=tokens, attention_mask=mask.long(), output_hidden_states=True, use_cache=False, **inputs
-    )
-    return list(output.hidden_states), output.last_hidden_state
-
-
-@torch.no_grad()
-def worst_error(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor | None = None) -> float:
-    """The largest relative error of any real token's row at any layer, the final norm included."""
-    inputs = {} if positions is None else {"position_ids": positions}
-    theirs, their_last = states_of_transformers(model, tokens, mask, **inputs)
-    ours = model.hidden_states(tokens, mask, positions=positions)
-    assert len(ours) == len(theirs) == model.num_blocks + 1
-    # transformers' last entry has the final norm already; the stream before it is not handed out.
-    pairs = [*zip(ours[:-1], theirs[:-1], strict=True), (model.final_norm(ours[-1]), their_last)]
-    return max(float(((a - b)[mask].norm(dim=-1) / b[mask].norm(dim=-1)).max()) for a, b in pairs)
-
-
-def precise(model: Model) -> Model:
-    """A float64 copy with scaled-dot-product attention; transformers' eager one takes its softmax in float32."""
-    twin = model.to(dtype=torch.float64)
-    twin.hf.set_attn_implementation("sdpa")
-    return twin
 
 
 @pytest.fixture(scope="module", params=TINY)
 def precise_tiny(request: pytest.FixtureRequest) -> Model:
     return precise(request.getfixturevalue(request.param))
-
-
-@pytest.fixture(scope="module")
-def wide_gpt2() -> Model:
-    """GPT-2's true width and heads, two blocks."""
-    config = gpt2_config(n_embd=768, n_head=12, n_layer=2, vocab_size=1000)
-    return adapt(random_model(transformers.GPT2LMHeadModel, config))
 
 
 # Parity of the forward pass
@@ -100,81 +57,11 @@ def test_parity_can_fail(precise_tiny):
     assert (ours - theirs)[mask].abs().max() > 1e3 * FLOAT64_PARITY
 
 
-def test_parity_at_gpt2s_true_width(wide_gpt2):
-    assert worst_error(wide_gpt2, *random_batch(wide_gpt2, "right")) < FLOAT32_PARITY
-    twin = precise(wide_gpt2)
-    assert worst_error(twin, *random_batch(twin, "left")) < FLOAT64_PARITY
-
-
 def test_parity_with_positions_that_start_after_the_padding(precise_tiny):
     """What `generate` does for left-padded texts; BERT and GPT-2 take positions too."""
     tokens, mask = random_batch(precise_tiny, "left")
     positions = (mask.long().cumsum(1) - 1).clamp_min(0)
     assert worst_error(precise_tiny, tokens, mask, positions) < FLOAT64_PARITY
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"scale_attn_by_inverse_layer_idx": True},
-        {"scale_attn_weights": False},
-        {"activation_function": "relu"},
-        {"n_inner": 80},
-    ],
-)
-def test_parity_of_gpt2s_variants(changes):
-    model = precise(adapt(random_model(transformers.GPT2LMHeadModel, gpt2_config(**changes))))
-    assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"head_dim": 32},
-        {"num_key_value_heads": 1},
-        {"attention_bias": True, "mlp_bias": True},
-        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 5e5,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ],
-)
-def test_parity_of_llamas_variants(changes):
-    config = transformers.LlamaConfig(**llama_sizes(**changes))
-    model = precise(adapt(random_model(transformers.LlamaForCausalLM, config)))
-    assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY
-
-
-def test_a_text_longer_than_the_sliding_window_is_refused():
-    """Mistral 7B v0.1 has a window of 4096; a window of 5 shows the same on 14 tokens."""
-    config = transformers.MistralConfig(**llama_sizes(sliding_window=5))
-    model = precise(adapt(random_model(transformers.MistralForCausalLM, config)))
-    assert model.max_positions == 5
-    with pytest.raises(InputError, match="14 tokens, this model takes 5 at most"):
-        worst_error(model, *random_batch(model, "right"))
-
-
-@pytest.mark.parametrize("head", ["GPT2Model", "GPT2ForSequenceClassification"])
-def test_parity_does_not_depend_on_the_head(head):
-    model = precise(adapt(random_model(getattr(transformers, head), gpt2_config())))
-    assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY
-
-
-def test_token_types_of_bert(tiny_bert):
-    tokens, mask = random_batch(tiny_bert, "right")
-    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-    for token_type in (0, 1):
-        theirs, _ = states_of_transformers(tiny_bert, tokens, mask, token_type_ids=torch.full_like(tokens, token_type))
-        ours = tiny_bert.embed(tokens, positions, torch.full_like(tokens, token_type))
-        # Two sums in another order, then a norm: float32.
-        assert torch.allclose(ours, theirs[0], atol=FLOAT32_PARITY)
 
 
 @pytest.mark.parametrize("name", ["smollm2", "minilm"])
@@ -300,12 +187,6 @@ def test_the_adapter_knows_what_every_layer_sees(tapped):
             if (layer := tapped.layers.get((role, block))) is not None:
                 inputs = tapped.taps[layer.parameter.removesuffix(".weight")].inputs
                 assert torch.allclose(seen[role][mask], inputs[mask], atol=FLOAT64_PARITY), (role, block)
-
-
-def test_query_key_and_value_do_not_overlap_and_cover_the_parameter(tiny_gpt2):
-    columns = [tiny_gpt2.linear(role, 1).columns for role in (Role.QUERY, Role.KEY, Role.VALUE)]
-    assert columns == [(0, 64), (64, 128), (128, 192)]
-    assert tiny_gpt2.parameter("h.1.attn.c_attn.weight").shape[1] == 192
 
 
 # Sizes
@@ -557,20 +438,3 @@ def test_to_leaves_the_original_alone(tiny):
 def test_to_keeps_tied_weights_tied(tiny_gpt2):
     twin = tiny_gpt2.to(dtype=torch.float64)
     assert twin.unembedding is twin.parameter("wte.weight")
-
-
-@pytest.mark.parametrize(
-    ("source", "seen"),
-    [
-        (SimpleNamespace(config=SimpleNamespace(model_type="mamba")), "a model of type 'mamba'"),
-        (torch.nn.Linear(2, 2), "an object of type Linear"),
-        (None, "an object of type NoneType"),
-    ],
-)
-def test_an_unsupported_family_is_told_what_is_supported(source, seen):
-    with pytest.raises(UnsupportedModelError) as error:
-        unmask.load_model(source)
-    message = str(error.value)
-    assert message.startswith(seen)
-    assert "bert, gpt2, llama, mistral, qwen2" in message
-    assert "docs/adding-a-model.md" in message
