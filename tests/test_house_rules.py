@@ -25,7 +25,6 @@ LAYERS = (
         "errors",
         "arguments",
         "safe_text",
-        "redacted_paths",
         "specs",
         "recovery",
         "channels",

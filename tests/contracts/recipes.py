@@ -23,7 +23,7 @@ from tests.contracts.watched import Answering, WatchedEvidence, WatchedLogits, W
 from tests.tiny_models import VOCAB, WIDTH
 from torch import Tensor
 
-from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Progress, silent
 from unmask.attacks.table import ATTACKS
 from unmask.evidence import AttentionEvidence, GradientEvidence, HiddenEvidence
 from unmask.evidence.ledger import Ledger

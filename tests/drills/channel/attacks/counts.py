@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unmask.attacks.progress import Progress, silent
+from unmask.attacks.run import Progress, silent
 from unmask.attacks.run import Run
 from unmask.evidence.counts import CountEvidence
 from unmask.models.adapter import Model
