@@ -1,13 +1,22 @@
 # Two commands do everything on a machine that has Python 3.11 or newer, pip and make.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests without real weights, servers and processes of their own.
+QUICK := tests/linalg tests/solvers tests/scores tests/defences tests/audit/findings tests/audit/cases \
+	tests/audit/channels/test_axes.py tests/report/html tests/report/test_counterparts.py tests/report/test_markdown.py \
+	tests/test_specs.py tests/test_metrics.py tests/test_channels.py tests/test_recovery.py tests/test_safe_text.py \
+	tests/test_house_rules.py tests/test_architecture.py tests/attacks/test_table.py tests/attacks/test_run.py \
+	tests/attacks/gradients/decoder/test_claim.py
 
-.PHONY: demo test test-slow lint bench soak clean
+.PHONY: demo quick test test-slow lint bench soak clean
 
 demo: .venv/.ok  ## all three channels on real weights, with defences, controls and a report (about three minutes)
 	$(BIN)/unmask demo --out runs/demo
 
-test: lint  ## style, types and the default tests (under 15 minutes on two cores)
+quick: lint  ## style, types and the fast tests (about a minute on two cores)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile $(QUICK)
+
+test: lint  ## style, types and the default tests (under 10 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 test-slow: lint  ## everything, the long statistics included

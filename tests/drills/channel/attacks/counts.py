@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unmask.attacks.run import Progress, silent
-from unmask.attacks.run import Run
+from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.counts import CountEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import Aim, Certificate, RecoveredTexts, Recovery, Status
