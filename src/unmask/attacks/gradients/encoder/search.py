@@ -12,33 +12,11 @@ from torch import Tensor
 from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.attacks.gradients.encoder.relaxation import ProbedLayer, Relaxation, whiten_probes
+from unmask.attacks.gradients.encoder.search_settings import SearchSettings
 from unmask.attacks.gradients.encoder.token_swaps import TokenSwaps
 from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.run import Run
 from unmask.linalg.gap import FLOAT32_FLOOR
-
-_UNIQUE = 0.9  # a share from which on a token is taken to stand at one position only
-_SPREAD = 0.6  # below, a token may stand anywhere
-_CLEAR_ANCHOR = 0.8  # the share of a place to start from
-_ANCHOR = 0.02  # the least
-_NUM_OUTPUT_PROBES = 64
-_FEWEST_EQUATIONS = 48
-_NUM_WHITENING_ROWS = 8
-_NUM_RANDOM_TEXTS = 8
-_PROMISING = 1e-2  # of a random text's cost: worth the test in float64
-_AS_NEAR = 1e-4  # of a random text's cost: no other text is nearer; if it is refused, that is noise
-_NEARLY = 0.1  # of a random text's cost: most tokens are right
-_HOPELESS = 0.2  # of a random text's cost: from there, single exchanges lead nowhere
-_MAX_SWEEPS = 6
-_MAX_REGROUPINGS = 3
-_MAX_ANCHORS = 6
-_HEAVY = 0.5  # a weight that speaks for a place
-_FAR = 0.1  # a distance of wrong texts, where all random ones are right by chance
-_RIGHT = 1e-3  # of a wrong text's distance
-_MOST_IN_VAIN = 40  # anchors in a row that lead to no new text
-_MOST_AT_FIRST = 16  # the same before any text is found
-_DRIFT = 5e-3  # what local steps leave of a zero distance; only a replay makes such a text certain
-_PATIENCE = 3  # anchors of the last text that fail before all are taken together
 
 
 class EncoderSearch:
@@ -53,11 +31,12 @@ class EncoderSearch:
         num_equations: int,
         max_steps: int,
         max_anchors: int | None,
+        settings: SearchSettings = SearchSettings(),  # noqa: B008 (frozen)
     ) -> None:
         places = problem.places
         self.problem = problem
         self.num_equations, self.max_steps, self.max_anchors = num_equations, max_steps, max_anchors
-        self.run = run
+        self.run, self.settings = run, settings
         self.found: dict[Text, float] = {}
         self.refused: dict[Text, tuple[float, float]] = {}
         self.num_anchors = self.num_steps = 0
@@ -67,21 +46,25 @@ class EncoderSearch:
         self.prior = 1 / (num_texts or _fullest_position(places))
         self._draw_probes()
         self.random_distance, self.random_cost = self._wrong_by_chance()
-        floor = _DRIFT if problem.drifts else 10 * FLOAT32_FLOOR
+        floor = self.settings.drift_distance if problem.drifts else 10 * FLOAT32_FLOOR
         self.accepted_below = (floor * self.random_distance) ** 0.5
 
     def _wrong_by_chance(self) -> tuple[float, float]:
         """The distance and the cost of a random text, as a median; those that are right by chance left out."""
-        texts = [self._random_text() for _ in range(_NUM_RANDOM_TEXTS)]
+        texts = [self._random_text() for _ in range(self.settings.num_random_texts)]
         distances = [self.problem.distance(text) for text in texts]
-        wrong = [index for index, distance in enumerate(distances) if distance >= _RIGHT * max(*distances, _FAR)]
+        wrong = [
+            index
+            for index, distance in enumerate(distances)
+            if distance >= self.settings.right_distance * max(*distances, self.settings.wrong_distance)
+        ]
         if not wrong:
-            return _FAR, 1.0
+            return self.settings.wrong_distance, 1.0
         return _median([distances[n] for n in wrong]), _median([self._cost(texts[n]) for n in wrong])
 
     def _draw_probes(self) -> None:
         """Relaxations with fresh random probes: over likely places, and over all once they are needed."""
-        self.narrow = self._relaxation(_select_likely(self.problem.places))
+        self.narrow = self._relaxation(_select_likely(self.problem.places, self.settings.spread_share))
         self.exchange = _make_swaps(self.problem, self.narrow)
         self.__dict__.pop("wide", None)
         self.num_passes = self.num_in_vain = 0
@@ -97,12 +80,12 @@ class EncoderSearch:
 
     def _search(self) -> None:
         """Clear anchors over likely places, less those that found texts have used; over all likely ones; over all."""
-        self._pass(self.narrow, _CLEAR_ANCHOR)
+        self._pass(self.narrow, self.settings.clear_anchor)
         self.removed[:] = False
         if not self.is_done:
-            self._pass(self.narrow, _ANCHOR)
+            self._pass(self.narrow, self.settings.least_anchor)
         if not self.is_done:
-            self._pass(self.wide, _ANCHOR)
+            self._pass(self.wide, self.settings.least_anchor)
 
     def _pass(self, relaxation: Relaxation, least_share: float) -> None:
         """Anchor by anchor; if the last text resists, from all clear places that are left: they are its own."""
@@ -116,13 +99,13 @@ class EncoderSearch:
                 self._from_anchors([anchor], relaxation)
                 self.num_in_vain = self.num_in_vain + 1 if len(self.found) == num_found else 0
                 num_failures += self.is_last and not self.is_done
-                if num_failures == _PATIENCE:
+                if num_failures == self.settings.patience:
                     self._from_anchors(self._find_unexplained(), relaxation)
 
     def _find_unexplained(self) -> list[int]:
         """Clear places that no text explains, as far as they fit into one text."""
         kept: list[int] = []
-        for place in self._anchors(_CLEAR_ANCHOR):
+        for place in self._anchors(self.settings.clear_anchor):
             if not bool(self.explained[place]) and all(self.problem.places.fit(place, other) for other in kept):
                 kept.append(place)
         return kept
@@ -132,15 +115,15 @@ class EncoderSearch:
         self.num_anchors += 1
         self.run.progress("recovering texts", self.num_rows, self.problem.rank)
         text, cost, weights = self._descend(anchors, relaxation, self.removed)
-        for _ in range(_MAX_REGROUPINGS):
+        for _ in range(self.settings.max_regroupings):
             together = self._companions(anchors, weights, relaxation)
-            if text in self.found or cost < _AS_NEAR * self.random_cost or len(together) <= len(anchors):
+            if text in self.found or cost < self.settings.zero_cost * self.random_cost or len(together) <= len(anchors):
                 break
             anchors = together
             text, cost, weights = self._descend(anchors, relaxation, self.removed)
         text, cost = self._swap_tokens(text, cost)
         for choose in (lambda: self.narrow, lambda: self.wide):
-            is_near = _AS_NEAR * self.random_cost <= cost <= _NEARLY * self.random_cost
+            is_near = self.settings.zero_cost * self.random_cost <= cost <= self.settings.near_cost * self.random_cost
             if text in self.found or self.exchange is None or not is_near:
                 return
             rows = self.exchange.row_costs(text)[1:-1].argsort() + 1
@@ -160,25 +143,33 @@ class EncoderSearch:
             self.num_steps += 1
             cost = self._cost(text)
             best = (cost, text) if best is None else min(best, (cost, text))
-            if cost < _PROMISING * self.random_cost and self._accepts(text, cost):
+            if cost < self.settings.promising_cost * self.random_cost and self._accepts(text, cost):
                 break
         assert best is not None  # a descent takes a step at least
         return best[1], best[0], weights
 
     def _companions(self, anchors: list[int], weights: Float[Tensor, " j"], relaxation: Relaxation) -> list[int]:
         """The anchors and the heaviest clear places that fit them: they tend to stand in the same text."""
-        clear = [place for place in self._anchors(_CLEAR_ANCHOR) if relaxation.has(place) and weights[place] > _HEAVY]
+        clear = [
+            place
+            for place in self._anchors(self.settings.clear_anchor)
+            if relaxation.has(place) and weights[place] > self.settings.heavy_weight
+        ]
         together = list(anchors)
         for place in sorted(clear, key=lambda place: float(weights[place]), reverse=True):
-            if len(together) < _MAX_ANCHORS and all(self.problem.places.fit(place, other) for other in together):
+            if len(together) < self.settings.max_anchors and all(
+                self.problem.places.fit(place, other) for other in together
+            ):
                 together.append(place)
         return together
 
     def _swap_tokens(self, text: Text, cost: float) -> tuple[Text, float]:
         """A text that is partly right, after exchanges of single tokens."""
-        could_be_better = _AS_NEAR * self.random_cost <= cost < _HOPELESS * self.random_cost
+        could_be_better = (
+            self.settings.zero_cost * self.random_cost <= cost < self.settings.hopeless_cost * self.random_cost
+        )
         if text not in self.found and self.exchange is not None and could_be_better:
-            text, cost = self.exchange.improve(text, _MAX_SWEEPS)
+            text, cost = self.exchange.improve(text, self.settings.max_sweeps)
             self._accepts(text, cost)
         return text, cost
 
@@ -194,7 +185,9 @@ class EncoderSearch:
         places = torch.tensor(text, device=self.removed.device)
         self.explained[places] = True
         if self.num_passes == 1:
-            self.removed[places] = (self.problem.places.share[places] > _UNIQUE) & ~self.problem.places.is_frame[places]
+            self.removed[places] = (
+                self.problem.places.share[places] > self.settings.unique_share
+            ) & ~self.problem.places.is_frame[places]
         other = None if self.exchange is None else self.exchange.runner_up(text)
         if other is not None:
             self._accepts(other, float("inf"))  # the nearest text that differs: refused, or another one of the batch
@@ -225,7 +218,7 @@ class EncoderSearch:
     @property
     def is_hopeless(self) -> bool:
         """Whether many anchors led to no new text: the evidence is not what it seems (noise, other weights)."""
-        return self.num_in_vain >= (_MOST_IN_VAIN if self.found else _MOST_AT_FIRST)
+        return self.num_in_vain >= (self.settings.most_in_vain if self.found else self.settings.most_in_vain_at_first)
 
     @property
     def is_out_of_budget(self) -> bool:
@@ -249,15 +242,15 @@ class EncoderSearch:
     def _relaxation(self, chosen: Bool[Tensor, " j"]) -> Relaxation:
         places = self.problem.places
         indices = chosen.nonzero()[:, 0]
-        num_equations = min(self.num_equations, max(_FEWEST_EQUATIONS, len(indices) // 4))
-        sizes = (_NUM_OUTPUT_PROBES, 2 * num_equations)
+        num_equations = min(self.num_equations, max(self.settings.fewest_equations, len(indices) // 4))
+        sizes = (self.settings.num_output_probes, 2 * num_equations)
         probed = [
             ProbedLayer(site, self._probes(site, size))
             for site, size in zip((self.problem.output, self.problem.down), sizes, strict=True)
             if site is not None
         ]
         clearest = places.share.masked_fill(places.is_frame | ~chosen, -1.0).argsort(descending=True)
-        rows = [places.start, *clearest[: _NUM_WHITENING_ROWS - 1].tolist()]
+        rows = [places.start, *clearest[: self.settings.num_whitening_rows - 1].tolist()]
         return whiten_probes(Relaxation(self.problem.model, places, indices, probed), rows, self.prior, num_equations)
 
     def _probes(self, site: SpanSite, num_probes: int) -> Tensor:
@@ -269,7 +262,7 @@ class EncoderSearch:
         share = places.share.masked_fill(places.is_frame | ~places.is_possible, 0.0)
         order = share.argsort(descending=True)
         yield from order[share[order] > least_share].tolist()
-        if least_share < _CLEAR_ANCHOR:
+        if least_share < self.settings.clear_anchor:
             yield from (places.is_end & places.is_possible & (places.share > 0)).nonzero()[:, 0].tolist()
 
     def _random_text(self) -> Text:
@@ -293,10 +286,10 @@ class EncoderSearch:
         return int(indices[int(torch.randint(len(indices), (1,), generator=self.run.generator))])
 
 
-def _select_likely(places: PositionCandidates) -> Bool[Tensor, " j"]:
+def _select_likely(places: PositionCandidates, spread_share: float) -> Bool[Tensor, " j"]:
     """Places of shares above zero, all ends, and every place of a token that is spread out."""
     by_token = places.share.view(places.num_positions, places.num_types, -1).amax((0, 1))
-    spread = (by_token < _SPREAD).repeat(places.num_positions * places.num_types)
+    spread = (by_token < spread_share).repeat(places.num_positions * places.num_types)
     return places.is_possible & ((places.share > 0) | spread | places.is_frame)
 
 
