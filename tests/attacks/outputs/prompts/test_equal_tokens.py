@@ -118,15 +118,3 @@ def test_runs_of_a_leading_token_are_no_problem(tiny_llama):
 def test_a_sentence_names_the_class_and_stays_short(tiny_gpt2):
     assert "token 3 is one of '40', '41', '300': their" in equal_tokens_ambiguity(tiny_gpt2, 2, TWINS).reason
     assert "and 12 more" in equal_tokens_ambiguity(tiny_gpt2, 2, range(20)).reason
-
-
-def test_tokens_that_smollm2_never_learned(smollm2):
-    """'every token proven by its own state', and 0 of 2 texts true."""
-    texts = ["<file_sep>def f(x): return x", "PlaneProtection of the old bridge", "The key is under the pot."]
-    recovery = recover(smollm2, [smollm2.encode(text) for text in texts], Site.STREAM, 2)
-    assert recovery.status is Status.PARTIAL
-    assert [text.text for text in recovery.value.certain] == texts[2:]
-    open_texts = [text for text in recovery.value.texts if not text.certain]
-    assert len(open_texts) == 2
-    for text in texts[:2]:
-        assert any(one.covers(smollm2.encode(text)) for one in open_texts)
