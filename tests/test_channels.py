@@ -1,0 +1,36 @@
+"""The table of channels: each has an audit, attacks, metrics and a page, and its threat model is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unmask.attacks.table import ATTACKS
+from unmask.audit.channels.table import CHANNEL_AUDITS
+from unmask.channels import CHANNELS, LIVE_FEDERATION, UNKNOWN_THREAT
+from unmask.metrics import metrics_of
+from unmask.recovery import Aim
+
+ROOT = Path(__file__).parents[1]
+THREATS = {**{name: channel.threat for name, channel in CHANNELS.items()}, "live": LIVE_FEDERATION}
+
+
+def test_every_channel_is_audited_attacked_and_measured():
+    assert list(CHANNEL_AUDITS) == list(CHANNELS)
+    assert {kind.channel for kind in ATTACKS.values()} == set(CHANNELS)
+    assert all(metrics_of(name) for name in CHANNELS)
+
+
+def test_something_looks_for_every_aim():
+    assert set().union(*(channel.aims for channel in CHANNELS.values())) == set(Aim)
+
+
+def test_threats_are_whole_and_told_apart():
+    for name, threat in THREATS.items():
+        assert all([threat.title, threat.who, threat.sees, threat.wants, threat.limits]), name
+        assert (ROOT / threat.page).is_file(), name
+    assert len({threat.title for threat in THREATS.values()}) == len(THREATS)
+
+
+def test_no_threat_says_that_nothing_found_is_safe():
+    for threat in (*THREATS.values(), UNKNOWN_THREAT):
+        assert any("no proof" in limit for limit in threat.limits)
