@@ -1,4 +1,4 @@
-"""The client, run again on endings: the side of padding and the member of a class are found, what is wrong is refused."""
+"""The client, run again on endings: it finds the side of padding and the member of a class, and refuses wrong texts."""
 
 from __future__ import annotations
 
