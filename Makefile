@@ -23,8 +23,8 @@ test-slow: lint  ## everything, the long statistics included
 	$(BIN)/pytest
 
 lint: .venv/.ok
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs/draw_architecture.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs/draw_architecture.py
 	$(BIN)/mypy
 
 bench: .venv/.ok  ## the numbers of the README that need neither a GPU nor a data set (about an hour on two cores)

@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 
 import unmask.demo
-from unmask.audit.findings.finding import ERROR, Finding
 from unmask.audit.findings.folder import read_audit
 from unmask.audit.plan import load_plan
 from unmask.audit.running.engines import run_local
 from unmask.demo import DEMO_PLAN, run_demo
-from unmask.demo.checks import find_broken_claims
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import list_models
 
@@ -110,31 +108,6 @@ def test_every_channel_of_the_plan_has_a_bare_case_a_defence_and_a_control_on_re
         if case["model"]:
             kinds[case["channel"]].add(kind)
     assert kinds == {channel: {"bare", "defended", "control"} for channel in ("gradients", "outputs", "queries")}
-
-
-def finding(**changes):
-    case = {"channel": "gradients", "model": "m", "defences": [], "seed": 0}
-    found = Finding("a", case, "RECOVERED", "all of it", {"exact_rate": 1.0, "exact_texts": 1.0})
-    return replace(found, **changes)
-
-
-@pytest.mark.parametrize(
-    ("found", "sentence"),
-    [
-        (finding(), None),
-        (finding(id="control"), "leaks, though its evidence holds no signal"),
-        (finding(metrics={"exact_rate": 0.5, "exact_texts": 1.0}), "should leak in full"),
-        (finding(status=ERROR, reason="boom"), "ended in an error: boom"),
-        (finding(id="control", status="NOT_APPLICABLE", metrics={"exact_texts": 0.0}), None),
-        (finding(case={**finding().case, "defences": ["int8"]}, metrics={"exact_rate": 0.0}), None),
-        (finding(metrics={"weights_found": 0.0}, status="NOTHING_FOUND"), "should leak in full"),
-        (finding(metrics={"weights_found": 4.0}), None),
-    ],
-)
-def test_a_broken_promise_is_seen(found, sentence):
-    broken = find_broken_claims([found], {"control"})
-    assert len(broken) == (sentence is not None)
-    assert sentence is None or sentence in broken[0]
 
 
 def test_a_demo_that_does_not_hold_says_so(tmp_path, capsys):

@@ -1,0 +1,75 @@
+"""Prompts that were read, as a recovery: each status, what the certificate rests on, and the sentences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_unreadable
+from unmask.attacks.outputs.prompts.reader import ReadText, ReadToken
+from unmask.attacks.run import Run
+from unmask.evidence import Site
+from unmask.protocols import observe_hidden
+from unmask.recovery import AmbiguityKind, Status
+
+SURE = ReadToken(5, True, 1e-6, 1e-4, 0.5)
+DOUBTFUL = ReadToken(17, False, 0.2, 1e-4, 0.21)
+TWIN = ReadToken(40, True, 1e-6, 1e-4, 0.4, equals=(40, 41))
+
+
+def text_of(*tokens: ReadToken, length: int | None = None, noise: float = 0.0) -> ReadText:
+    return ReadText(tokens, len(tokens) if length is None else length, noise, 10 * len(tokens), 1)
+
+
+@pytest.fixture
+def claim(tiny_gpt2):
+    evidence = observe_hidden(tiny_gpt2, [[5, 17]], layer=1)
+    return lambda *texts: claim_prompts(texts, tiny_gpt2, evidence, Run())
+
+
+def test_all_certain_texts_are_recovered(claim):
+    recovery = claim(text_of(SURE, replace(SURE, token=9)), text_of(SURE))
+    assert recovery.status is Status.RECOVERED
+    assert [text.tokens for text in recovery.value.texts] == [(5, 9), (5,)]
+    assert recovery.value.token_set == {5, 9}
+    assert recovery.certificate.holds
+    assert recovery.certificate.rejected == 0.5
+    assert recovery.cost.candidates == 30
+
+
+def test_certain_texts_come_first_and_a_part_is_partial(claim):
+    recovery = claim(text_of(SURE, DOUBTFUL), text_of(SURE, length=3), text_of(SURE))
+    assert recovery.status is Status.PARTIAL
+    assert [text.certain for text in recovery.value.texts] == [True, False, False]
+    assert recovery.value.token_set == {5}
+    assert "1 of 3 texts" in recovery.reason
+    assert "ends after 1 of 3 tokens" in recovery.reason
+    assert "1 tokens are the closest" in recovery.reason
+
+
+def test_a_class_of_equal_tokens_is_an_ambiguity_and_no_token(claim):
+    recovery = claim(text_of(SURE, TWIN))
+    (text,) = recovery.value.texts
+    assert (recovery.status, text.certain) == (Status.PARTIAL, False)
+    assert [(one.kind, one.position, one.tokens) for one in text.ambiguities] == [
+        (AmbiguityKind.EQUAL_TOKENS, 1, (40, 41))
+    ]
+    assert recovery.value.token_classes == ((40, 41),)
+    assert claim(text_of(TWIN)).status is Status.NOT_IDENTIFIABLE
+
+
+def test_nothing_certain_claims_nothing(claim):
+    recovery = claim(text_of(DOUBTFUL, noise=0.7))
+    assert recovery.status is Status.NOTHING_FOUND
+    assert not recovery.certificate.holds
+    assert "beyond which nothing can be claimed" in recovery.reason
+    assert claim(text_of(length=4)).value.texts == ()
+
+
+def test_states_of_another_site_are_refused(tiny_gpt2):
+    evidence = observe_hidden(tiny_gpt2, [[5, 17]], layer=0, site="attention")
+    recovery = refuse_unreadable(evidence, tiny_gpt2, Run())
+    assert recovery.status is Status.NOT_APPLICABLE
+    assert not recovery.looked_for
+    assert Site.ATTENTION.value in recovery.reason
