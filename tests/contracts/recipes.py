@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from outputs.newton_matrices import GaussNewton
 from tests.attacks.outputs.attention_layers import gaussian, random_layer
 from tests.attacks.queries.random_heads import random_head, rounded
 from tests.attacks.queries.random_networks import random_layers, random_transformer
@@ -34,7 +35,6 @@ from unmask.models import Model
 from unmask.protocols import observe_gradients, observe_hidden
 from unmask.recovery import Recovery, Status
 from unmask.scores.weights import score_heads, score_up_to_linear_map
-from unmask.solvers.hessian import GaussNewton
 
 WHOLE, PART, NOTHING = Status.RECOVERED, Status.PARTIAL, Status.NOTHING_FOUND
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_unreadable
+from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_states
 from unmask.attacks.outputs.prompts.reader import ReadText, ReadToken
 from unmask.attacks.run import Run
 from unmask.evidence import Site
@@ -69,7 +69,7 @@ def test_nothing_certain_claims_nothing(claim):
 
 def test_states_of_another_site_are_refused(tiny_gpt2):
     evidence = observe_hidden(tiny_gpt2, [[5, 17]], layer=0, site="attention")
-    recovery = refuse_unreadable(evidence, tiny_gpt2, Run())
+    recovery = refuse_states(Run(), evidence, tiny_gpt2, "causal")
     assert recovery.status is Status.NOT_APPLICABLE
     assert not recovery.looked_for
     assert Site.ATTENTION.value in recovery.reason

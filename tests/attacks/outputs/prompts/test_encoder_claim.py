@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_encoder_prompts, refuse_unreadable
+from unmask.attacks.outputs.prompts.claim import refuse_states
+from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_encoder_prompts
 from unmask.attacks.run import Run
 from unmask.protocols import observe_hidden
 from unmask.recovery import AmbiguityKind, Status
@@ -58,6 +59,6 @@ def test_only_what_is_proven_supports_the_bag(tiny_bert):
 
 
 def test_a_decoder_is_refused(tiny_gpt2):
-    recovery = refuse_unreadable(observe_hidden(tiny_gpt2, [[5, 17]], layer=1), tiny_gpt2, Run())
+    recovery = refuse_states(Run(), observe_hidden(tiny_gpt2, [[5, 17]], layer=1), tiny_gpt2, "bidirectional")
     assert recovery.status is Status.NOT_APPLICABLE
     assert "causal" in recovery.reason
