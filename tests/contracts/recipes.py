@@ -400,7 +400,6 @@ RECIPES: tuple[Recipe, ...] = (
     texts("dager", "gpt2, next token", GPT2, NEXT, status=PART),
     texts("dager", "llama, classification", LLAMA, CLASS, STARTED, start_token=START),
     texts("dager", "bert", BERT, CLASS, FRAMED, start_token=START, end_tokens=(END,)),
-    texts("dager-sweep", "gpt2, classification", GPT2, CLASS),
     texts("prompt", "gpt2, embeddings", GPT2, (STREAM, 0)),
     texts("prompt", "gpt2, last layer", GPT2, (STREAM, 3)),
     texts("prompt", "llama, final norm", LLAMA, ("final_norm", 3)),

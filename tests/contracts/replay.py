@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # for `tests`
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import torch
 from tests.contracts.models import make_model

@@ -9,7 +9,7 @@ from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText, ReadToken
 from unmask.attacks.outputs.prompts.templates import templates_for
-from unmask.attacks.progress import silent
+from unmask.attacks.run import silent
 from unmask.models import Model
 
 LAYER, TEXT = 2, [5, 17, 99, 17, 250, 8, 3]
