@@ -47,7 +47,7 @@ SECRETS_SIDE = frozenset({"protocols", "defences", "observe", "scores", "audit",
 OPEN_TO_ATTACKS = frozenset({"unmask.protocols.replay"})
 SECRET_WORDS = re.compile(r"\b(truth|target|reference)\b", re.IGNORECASE)
 # Files without anything to test: types, names of errors, data.
-NO_MIRROR = frozenset({"shapes.py", "errors.py", "attacks/progress.py", "audit/cases/invented.py", "solvers/system.py"})
+NO_MIRROR = frozenset({"shapes.py", "errors.py"})
 MAX_LINES = 320
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "manager", "base"})
 EXTRAS = ("gguf", "accelerate", "matplotlib", "flwr", "opacus", "ray", "peft", "rouge_score", "hypothesis")

@@ -50,6 +50,16 @@ def test_it_stops_where_no_token_agrees(model):
     assert not read.proven
 
 
+def test_a_state_that_is_a_little_off_is_not_skipped(model, monkeypatch):
+    """Every guess is right. Those around it agree; it does not, and once positions have agreed, noise is no excuse."""
+    right = torch.nn.functional.one_hot(torch.tensor(TEXT), model.vocab_size).float()
+    monkeypatch.setattr(PromptReader, "_scores", lambda self, states, features, where: right[where])
+    states = states_of(model).clone()
+    states[2] *= 1.01  # inside of the first window of guesses
+    read = reader_of(model).read(states, 0, 0, silent)
+    assert [token.token for token in read.tokens] == TEXT[:2]
+
+
 def test_a_text_may_begin_later(tiny_gpt2):
     """Left padding: with learned positions, the place of the first token matters."""
     states = states_of(tiny_gpt2, position=4)
