@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from unmask.audit.findings.finding import ERROR, Finding
-from unmask.demo.checks import find_broken_claims
+from unmask.demo import find_broken_claims
 
 
 def finding(**changes):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unmask.errors import EvidenceError
 from unmask.evidence import GradientEvidence, load_evidence
-from unmask.evidence.lora import linear_sizes, plain_name
+from unmask.evidence.captured import linear_sizes, plain_name
 from unmask.models import Role
 
 QUERY = "layers.0.self_attn.q_proj"

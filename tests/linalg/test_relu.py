@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.attacks.queries.random_networks import even_layers, normal, random_layers, relative
+from tests.attacks.queries.random_networks import even_layers, normal, random_layers, relative, relu_network
 
 from unmask.errors import InputError
-from unmask.linalg.relu import ReluNetwork, canonical_relu, relu_network
+from unmask.linalg.relu import ReluNetwork, canonical_relu
 
 quick = settings(deadline=None, max_examples=25)
 seeds = st.integers(0, 2**31)

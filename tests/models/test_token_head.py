@@ -8,7 +8,7 @@ import transformers
 from tests.tiny_models import bert_config, random_model
 
 from unmask.models import adapt
-from unmask.models.token_head import TokenHead
+from unmask.models.linear import TokenHead
 
 # The same products in float32, summed in another order.
 FLOAT32_PARITY = 1e-5

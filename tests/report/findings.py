@@ -12,7 +12,7 @@ from typing import Any
 from unmask.audit.cases.case import Case, case_id
 from unmask.audit.findings.finding import ERROR, Finding, TextPair
 from unmask.audit.findings.folder import MANIFEST, Audit
-from unmask.audit.running.control import control_case
+from unmask.audit.running.worker import control_case
 
 SENTENCES = (
     "the spare key lies under the blue pot by the door",

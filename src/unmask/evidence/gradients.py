@@ -16,9 +16,8 @@ from torch import Tensor
 
 from unmask.arguments import require_count, require_member, require_number
 from unmask.errors import EvidenceError
-from unmask.evidence.captured import name_tensors, refuse_weights
+from unmask.evidence.captured import check_factors, name_tensors, refuse_weights
 from unmask.evidence.files import float_type, named_dtype, reads, require_finite, write
-from unmask.evidence.lora import check_factors
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.models.load import require_model

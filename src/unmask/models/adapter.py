@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from unmask.errors import InputError
 from unmask.models.attention import attend
 from unmask.models.fingerprint import copy_module, fingerprint_of
-from unmask.models.linear import LinearLayer, Role
+from unmask.models.linear import LinearLayer, Role, TokenHead
 from unmask.models.peft_adapters import Adapters
-from unmask.models.token_head import TokenHead
 from unmask.models.vocabulary import Vocabulary
 from unmask.shapes import MaskBatch, States, TokenBatch
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from unmask.models.adapter import Model
 from unmask.models.layernorm_sum import LayerNormOfSum
-from unmask.models.linear import LinearLayer, Role
-from unmask.models.token_head import TokenHead
+from unmask.models.linear import LinearLayer, Role, TokenHead
 
 
 class Bert(Model):

@@ -48,7 +48,6 @@ class CatalogEntry:
     size_mb: int
     num_parameters: int
     licence: str
-    description: str
 
     @property
     def needs_conversion(self) -> bool:
@@ -75,8 +74,6 @@ _ENTRIES = (
         size_mb=98,
         num_parameters=134_515_008,
         licence="Apache-2.0",
-        description="SmolLM2-135M-Instruct: decoder, 30 layers, width 576, 9 heads on 3 key/value heads. "
-        "4-bit weights, converted once to float32 (540 MB in the cache).",
     ),
     CatalogEntry(
         name="minilm-l6",
@@ -87,7 +84,6 @@ _ENTRIES = (
         size_mb=91,
         num_parameters=22_713_216,
         licence="Apache-2.0",
-        description="all-MiniLM-L6-v2: encoder, 6 layers, width 384, 12 heads.",
     ),
 )
 CATALOG: Mapping[str, CatalogEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -33,3 +34,17 @@ class LinearLayer:
         """A weight or gradient as (d_in, d_out), whatever the family stores."""
         whole = stored.T if self.stored_transposed else stored
         return whole if self.columns is None else whole[:, slice(*self.columns)]
+
+
+@dataclass(frozen=True)
+class TokenHead:
+    """z ↦ φ(z)·Eᵀ + b: logits over the vocabulary, given the stream z that leaves the last block."""
+
+    features: Callable[[Tensor], Tensor]
+    embedding: Float[Tensor, "vocab d"]
+    bias: Float[Tensor, " vocab"] | None = None
+
+    def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n vocab"]:
+        """Logits of each row."""
+        logits = self.features(states) @ self.embedding.T
+        return logits if self.bias is None else logits + self.bias

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from unmask.errors import InputError
+from unmask.evidence.captured import linear_sizes, plain_name
 from unmask.evidence.gradients import GradientEvidence
-from unmask.evidence.lora import linear_sizes, plain_name
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.protocols.batch import Texts

@@ -8,9 +8,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unmask.errors import InputError
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.oracles import FunctionOracle, OracleEvidence
-from unmask.linalg.relu import ReluNetwork, relu_network
+from unmask.linalg.relu import ReluNetwork
+
+
+def relu_network(
+    hidden: Float[Tensor, "m d"],
+    output: Float[Tensor, " m"],
+    hidden_bias: Float[Tensor, " m"] | None = None,
+    output_bias: float = 0.0,
+) -> ReluNetwork:
+    """The description of Σ_j output_j·relu(hidden_jᵀx + hidden_bias_j) + output_bias, in float64."""
+    B, a = hidden.detach().double(), output.detach().double()
+    biases = hidden_bias is not None
+    if hidden_bias is not None:
+        B = torch.cat([B, hidden_bias.detach().double()[:, None]], dim=1)
+    normals = a[:, None] * B
+    linear = normals.sum(dim=0)
+    if biases:
+        linear[-1] += 2 * output_bias
+    elif output_bias:
+        raise InputError(f"output_bias is {output_bias}, but hidden_bias is None; give both, zeros where there is none")
+    return ReluNetwork(normals, a.sign(), linear, biases)
 
 
 @dataclass(frozen=True)

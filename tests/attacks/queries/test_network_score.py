@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from tests.attacks.queries.network_score import score_network
-from tests.attacks.queries.random_networks import random_layers
+from tests.attacks.queries.random_networks import random_layers, relu_network
 
 from unmask.errors import InputError
-from unmask.linalg.relu import ReluNetwork, relu_network
+from unmask.linalg.relu import ReluNetwork
 
 
 def test_the_same_network_in_another_order_scaling_and_splitting_is_perfect():

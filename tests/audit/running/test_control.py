@@ -13,8 +13,7 @@ from unmask.audit.channels.gradients import GRADIENTS
 from unmask.audit.findings.finding import ERROR, Finding
 from unmask.audit.findings.gates import Ruling, parse_gate
 from unmask.audit.running import worker as module
-from unmask.audit.running.control import Controls, control_case
-from unmask.audit.running.worker import Worker
+from unmask.audit.running.worker import Controls, Worker, control_case
 
 
 @pytest.fixture(scope="module", autouse=True)

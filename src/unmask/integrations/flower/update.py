@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from unmask.errors import EvidenceError
-from unmask.evidence.captured import is_classifier
-from unmask.evidence.lora import linear_sizes, plain_name
+from unmask.evidence.captured import is_classifier, linear_sizes, plain_name
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from unmask.attacks.gradients.decoder.last_block_rows import LastBlockRows
 from unmask.attacks.gradients.decoder.prefix_search import Node
 from unmask.linalg.subspace import column_span
-from unmask.models.token_head import TokenHead
+from unmask.models.linear import TokenHead
 
 _SKETCH = 32  # random directions that rank all labels of the vocabulary before a few are tested exactly
 _FINALISTS = 8

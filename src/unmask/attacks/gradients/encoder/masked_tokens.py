@@ -32,7 +32,7 @@ from unmask.attacks.gradients.encoder.position_candidates import PositionCandida
 from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
-from unmask.models.token_head import TokenHead
+from unmask.models.linear import TokenHead
 
 _LOUD = 10.0  # roundings: a row at which more arrives was predicted
 _FAR_FROM_WRONG = 0.1  # of δ: a wrong label leaves 0.3 and more
