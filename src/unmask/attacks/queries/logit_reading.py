@@ -59,19 +59,24 @@ class LogitReader:
 
         Differences to the anchor share its noise: their covariance within an answer is σ²·(1 + 11ᵀ), so each answer is
         multiplied by (1 + 11ᵀ)^−½ = 1 − (1 − (1 + s)^−½)·11ᵀ/s, which is invertible and keeps the rank. Without this an
-        anchor's noise looks like one more hidden direction for every answer. Where there is no anchor the mean over
-        tokens, which holds the prompt's constant, is taken away. NaN columns are left as they are.
+        anchor's noise looks like one more hidden direction for every answer. Then what became of the prompt's constant
+        is taken away: without an anchor it is the mean over tokens. With one it is the anchor's own logit, which a
+        service repeats in every answer; left in, it is a direction that no output layer has. NaN columns are left as
+        they are.
         Notation: s the tokens of an answer that are shown.
         """
         shown = ~values.isnan().any(0)
         if self.anchor is None:
             return values - values[:, shown].mean(dim=1, keepdim=True)
-        evened = values.clone()
+        evened, constant = values.clone(), values.new_ones(values.shape[1])
         size = self.tokens_an_answer
         for start in range(0, values.shape[1], size):
             columns = start + shown[start : start + size].nonzero().flatten()
             share = 1 - (1 + len(columns)) ** -0.5
             evened[:, columns] -= share * values[:, columns].mean(dim=1, keepdim=True)
+            constant[columns] -= share
+        direction = constant[shown] / constant[shown].norm()
+        evened[:, shown] -= torch.outer(evened[:, shown] @ direction, direction)
         return evened
 
     def _group(self, prompts: Sequence[Prompt], tokens: tuple[int, ...]) -> Float[Tensor, "n k"]:
