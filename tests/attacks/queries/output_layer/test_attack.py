@@ -185,3 +185,17 @@ def test_settings_are_checked():
         OutputLayerAttack(num_tokens=5)
     with pytest.raises(InputError, match="max_prompts"):
         OutputLayerAttack(max_prompts=40)
+
+
+@pytest.mark.parametrize("vocab_size", [128, 200])
+def test_random_logits_behind_a_top_k_service_have_no_hidden_size(vocab_size):
+    """Every answer repeats the anchor's logit: that is a direction of the service's answers, and none of a layer."""
+
+    def table(prompts: torch.Tensor) -> torch.Tensor:
+        keys = [hash(tuple(prompt)) % 2**62 for prompt in prompts.tolist()]  # of integers: the same in every process
+        draws = [torch.Generator().manual_seed(key) for key in keys]
+        return torch.stack([torch.randn(vocab_size, generator=draw, dtype=torch.float64) for draw in draws])
+
+    recovery = OutputLayerAttack()(LogitEvidence(FunctionLogitOracle(table, vocab_size, top=20)))
+    assert recovery.status is not Status.RECOVERED, recovery.reason
+    assert recovery.value.hidden_size is None
