@@ -186,7 +186,7 @@ def test_probing_finds_the_bound_on_norms(service):
     [
         (("--key", "NO_SUCH_VARIABLE"), "the variable NO_SUCH_VARIABLE is empty"),
         (("--model", "smollm2-135m", "--layer", "30"), "layer must be from 0 to 29, got 30"),
-        (("--decimals", "-1"), "decimals must be a whole number"),
+        (("--decimals", "-1"), "'decimals' must be a whole number"),
         (("--model", "no-such-model"), "no-such-model"),
     ],
 )

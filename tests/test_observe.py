@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.audit.made import WORDS
+from tests.audit.made import WORDS, save_bert
 
 import unmask
 from unmask import cli
@@ -21,6 +21,11 @@ from unmask.observe import ObservedUpdate, observe_update
 from unmask.protocols.table import parse_protocol
 
 OPTIONS = {"task": "classification", "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,7 @@ class Spec:
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    written: frozenset[str] = field(init=False, repr=False, compare=False)  # settings that were given, defaults too
 
     def __post_init__(self) -> None:
         if self.name not in self.table:
@@ -87,6 +88,7 @@ class Spec:
             self.kind.check(**{name: settings[name] for name in self.settings})
         except InputError as error:
             raise InputError(f"{self.noun} '{self.name}': {error}") from None
+        object.__setattr__(self, "written", frozenset(self.settings))
         object.__setattr__(self, "settings", settings)
 
     @classmethod

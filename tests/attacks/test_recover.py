@@ -209,3 +209,21 @@ def test_a_used_ledger_is_trusted_where_answers_are_rounded_and_tokens_bounded(t
     first, again = (unmask.recover_weights(oracle, width=6, ledger=ledger) for _ in range(2))
     assert first.status is Status.RECOVERED
     assert again.status is Status.RECOVERED
+
+
+@pytest.mark.parametrize("attack", [None, "single-head", "many-heads"])
+def test_a_ledger_of_another_layer_is_noticed_by_every_attack(attack, tmp_path):
+    one, other = (random_head(4, seed=seed) for seed in (0, 1))
+    path = tmp_path / "answers.sqlite"
+    first = unmask.recover_weights(unmask.FunctionOracle(one, "f"), width=4, ledger=path, attack=attack)
+    assert first.status is Status.RECOVERED
+    again = unmask.recover_weights(unmask.FunctionOracle(other, "f"), width=4, ledger=path, attack=attack)
+    assert again.status is Status.NOTHING_FOUND
+    assert "another layer" in again.reason
+    assert len(again.value) == 0
+
+
+@pytest.mark.parametrize("attack", [3, ["dager"], b"dager"])
+def test_what_is_no_attack_is_refused_with_a_sentence(attack):
+    with pytest.raises(unmask.UnmaskError, match="must be a name or an attack"):
+        unmask.recover_weights(unmask.FunctionOracle(random_head(4), "f"), width=4, attack=attack)

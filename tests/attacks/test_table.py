@@ -117,3 +117,9 @@ def test_the_page_of_attacks_is_the_table():
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert cells[1:] == [kind.secret.value, kind.needs, kind.works_on, kind.claims, kind.limits, kind.source]
         assert ("(baseline)" in cells[0]) == kind.is_baseline
+
+
+def test_a_setting_that_is_written_stays_even_where_it_is_the_default():
+    assert Attack.parse("decoder:seed=0").make(seed=7).seed == 0
+    assert Attack.parse("decoder").make(seed=7).seed == 7
+    assert Attack.parse("decoder:seed=0") == Attack.parse("decoder")

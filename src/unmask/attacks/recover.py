@@ -28,6 +28,7 @@ from unmask.evidence.ledger import BudgetSpent, Ledger
 from unmask.evidence.oracles import Oracle, OracleEvidence
 from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
 from unmask.linalg.heads import HeadWeights
+from unmask.linalg.relu import ReluNetwork
 from unmask.models.adapter import Model
 from unmask.models.load import require_model
 from unmask.recovery import RecoveredTexts, Recovery, Status
@@ -99,6 +100,8 @@ def recover_inputs(
     `recovery.value.X` is the first pre-image, `recovery.value.preimages` all that were found; the status is RECOVERED
     only if there is one, and no sign of another. `attack` as for texts; `seed` is that of the search's starts.
     """
+    if not isinstance(evidence, AttentionEvidence):
+        raise InputError(f"inputs of a layer are recovered from AttentionEvidence, got {type(evidence).__name__}")
     run = _choose("attention" if attack is None else attack, "outputs", (Secret.INPUTS,), seed=seed)
     recovery: Recovery[Preimages] = run(evidence, progress)
     return recovery
@@ -144,9 +147,14 @@ def recover_from_answers(
     a single head that answers with numbers is read with averaged passes, and up to three by repeated tokens. Where the
     ledger was used before, a few new questions tell whether it is still the same layer.
     """
-    if attack is not None:
-        return _choose(attack, "queries", (Secret.HEADS, Secret.NETWORK), seed=seed)(evidence, progress)
     before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
+    if attack is not None:
+        chosen = _choose(attack, "queries", (Secret.HEADS, Secret.NETWORK), seed=seed)
+        found: Recovery[Any] = chosen(evidence, progress)
+        if is_resumed and found.status is Status.RECOVERED:
+            found = _ask_again(evidence, probe_oracle(evidence, torch.Generator().manual_seed(seed)), found)
+            found = replace(found, cost=replace(found.cost, queries=evidence.ledger.num_asked - before))
+        return found
     run = QueryRun(seed, progress, evidence=evidence)
     try:
         profile = profile or probe_oracle(evidence, torch.Generator().manual_seed(seed))
@@ -181,20 +189,23 @@ def _ask_by_profile(
     return recovery
 
 
-def _ask_again(
-    evidence: OracleEvidence, profile: OracleProfile, recovery: Recovery[HeadWeights]
-) -> Recovery[HeadWeights]:
+def _ask_again(evidence: OracleEvidence, profile: OracleProfile, recovery: Recovery[Any]) -> Recovery[Any]:
     """Ask a used ledger's service a few new questions: the answers that were kept may be those of another layer.
 
     Limits: tells nothing where what the oracle adds is larger than its answers, or where the budget has no room.
     """
-    heads, generator = recovery.value, torch.Generator().manual_seed(len(evidence.ledger))
-    new = fresh_sequences(heads, 1.0, min(profile.max_norm, 1e12), generator)[:_NUM_NEW]
+    learned, generator = recovery.value, torch.Generator().manual_seed(len(evidence.ledger))
+    if isinstance(learned, HeadWeights):
+        new = fresh_sequences(learned, 1.0, min(profile.max_norm, 1e12), generator)[:_NUM_NEW]
+    else:  # a network: tokens of norm one
+        drawn = torch.randn(_NUM_NEW, 1, evidence.width, generator=generator, dtype=torch.float64).to(evidence.device)
+        new = drawn / drawn.norm(dim=2, keepdim=True)
     try:
         answers = evidence.ask(new)
     except BudgetSpent:
         return recovery
-    expected = heads(new).sign() if profile.signs_only else heads(new)
+    expected = learned(new[:, 0] if isinstance(learned, ReluNetwork) else new).to(answers)
+    expected = expected.sign() if profile.signs_only else expected
     size = max(float(answers.square().mean().sqrt()), float(expected.square().mean().sqrt()))
     off = float((answers - expected).abs().max()) / size
     if off <= max(_CHANGED, 10 * recovery.certificate.tolerance, _ADDED * profile.absolute_error / size):
@@ -210,8 +221,10 @@ def _choose(
     attack: str | Callable[..., Recovery[Any]], channel: str, secrets: tuple[Secret, ...], **settings: Any
 ) -> Callable[..., Recovery[Any]]:
     """The attack that was named, which must be one for this evidence; `settings` where its text leaves them open."""
-    if not isinstance(attack, str):
+    if callable(attack):
         return attack
+    if not isinstance(attack, str):
+        raise InputError(f"attack must be a name or an attack, got {type(attack).__name__}; see `unmask attacks`")
     spec = Attack.parse(attack)
     if spec.name not in attacks_of(channel, *secrets):
         known = ", ".join(attacks_of(channel, *secrets))

@@ -224,7 +224,7 @@ class Attack(Spec):
     def make(self, **settings: Any) -> Any:
         """The attack; `settings` (a seed) are used where its text leaves them open and its class has them."""
         known = {each.name for each in self.kind.settings}
-        usual = {name: value for name, value in settings.items() if name in known and name not in self.given}
+        usual = {name: value for name, value in settings.items() if name in known and name not in self.written}
         return self.kind.make(**{**self.given, **usual})
 
 

@@ -93,3 +93,15 @@ def load(name: str, dtype: DtypeName, device: str) -> Model:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"--device {device} was asked for, but torch sees no CUDA device here; use --device cpu")
     return load_model(name, dtype=getattr(torch, dtype.value), device=device)
+
+
+def refuse_unprintable(attack: str | None) -> None:
+    """Refuse attacks whose results a command cannot show, before anything is asked or computed."""
+    from unmask.attacks.table import Attack, Secret
+
+    kind = Attack.parse(attack).kind if attack is not None else None
+    if kind is not None and (kind.secret is Secret.NETWORK or (kind.secret is Secret.INPUTS and kind.is_baseline)):
+        raise InputError(
+            f"this command cannot show what the attack '{attack}' finds ({kind.claims}); run it from Python, as "
+            "unmask.recover_weights(oracle, width=…, attack=…) or unmask.recover_inputs(evidence, attack=…)"
+        )

@@ -16,6 +16,7 @@ from unmask.cli.options import (
     JsonOption,
     ModelOption,
     load,
+    refuse_unprintable,
 )
 from unmask.cli.output_layer import recover_output_layer_command
 from unmask.cli.weights import recover_weights_command
@@ -75,6 +76,7 @@ def recover_inputs_command(
     from unmask.evidence import AttentionEvidence, load_evidence
     from unmask.terminal import print_inputs_recovery, progress_bar, write_preimages
 
+    refuse_unprintable(attack)
     seen = load_evidence(evidence)
     if not isinstance(seen, AttentionEvidence):
         raise InputError(

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from unmask.cli.options import EXIT_DONE, EXIT_INCONCLUSIVE, AttackOption, JsonOption
+from unmask.cli.options import EXIT_DONE, EXIT_INCONCLUSIVE, AttackOption, JsonOption, refuse_unprintable
 from unmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def recover_weights_command(
     from unmask.terminal import note, progress_bar, working
     from unmask.terminal.weights import print_oracle_profile, print_weights_recovery, write_weights
 
+    refuse_unprintable(attack)
     if ledger is not None and no_ledger:
         raise InputError("--ledger and --no-ledger were both given; leave one of them out")
     if out is not None and not out.parent.is_dir():

@@ -113,11 +113,12 @@ def test_cases_under_no_gate_are_not_counted_as_judged():
     assert "No gate is crossed in 1 case;" in verdict.headline
 
 
-def test_a_baseline_holds_no_gate():
+@pytest.mark.parametrize("attack", ["dager", "bag-of-words", "decoder:num_probes=64", "from-the-future"])
+def test_an_attack_that_the_plan_chose_holds_no_gate(attack):
     """A paper's attack may fail where ours does not; it used to hold gates on local training that ours crosses."""
     ours = finding("NOTHING_FOUND", NOTHING, spec(), **LOOKED)
-    papers = finding("NOTHING_FOUND", NOTHING, {**spec(), "attack": "dager"}, **LOOKED)
-    crossing = finding("RECOVERED", case={**spec(), "attack": "dager"})
+    papers = finding("NOTHING_FOUND", NOTHING, {**spec(), "attack": attack}, **LOOKED)
+    crossing = finding("RECOVERED", case={**spec(), "attack": attack})
 
     def code(*found: Finding) -> int:
         cases = [{"id": one.id, "gates": [GATE], "line": 1, "case": {}} for one in found]

@@ -15,12 +15,10 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from unmask.attacks.table import ATTACKS
 from unmask.audit.cases.case import case_id
 from unmask.errors import UnmaskError
 from unmask.metrics import METRICS
 from unmask.recovery import Status
-from unmask.specs import split_text
 
 SCHEMA = 2  # 2: digest, looked_for, control, near-exact texts, ambiguities
 ERROR = "ERROR"  # the status of a case that raised; all others are names of `Status`
@@ -121,10 +119,9 @@ class Finding:
         return self.status in _RAN_TO_THE_END
 
     @property
-    def is_baseline(self) -> bool:
-        """Whether a paper's own attack was run, to compare with; one that this version does not know counts as such."""
-        name, _ = split_text(str(self.case.get("attack", "default")))
-        return name != "default" and (name not in ATTACKS or ATTACKS[name].is_baseline)
+    def is_default_attack(self) -> bool:
+        """Whether the attack is the one that fits, with its own settings, and not one that the plan chose."""
+        return bool(self.case.get("attack", "default") == "default")
 
     @property
     def meaning(self) -> str:

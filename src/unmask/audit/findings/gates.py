@@ -38,7 +38,7 @@ _NO_TEXTS = (
     "tokens can be judged"
 )
 _CONCLUSIVE = frozenset(status.name for status in Status if status.conclusive)
-_BASELINE = "the attack is a paper's, run as a baseline; only the default attack holds a gate"
+_CHOSEN = "the plan chose the attack; only the default attack, which is the strongest that fits, holds a gate"
 _UNPROTECTED = (
     "nothing protects this case, so nothing shows that the attack would find here what the gate forbids: that it did "
     "not is a fact about the attack"
@@ -90,8 +90,8 @@ class Gate:
 
     def _explain_by_control(self, finding: Finding) -> tuple[Ruling, str]:
         """Whether what was not found would have been: the attack looked for it, and finds it without protection."""
-        if finding.is_baseline:
-            return Ruling.INCONCLUSIVE, _BASELINE
+        if not finding.is_default_attack:
+            return Ruling.INCONCLUSIVE, _CHOSEN
         aim = METRICS[self.metric].aim
         if aim.value not in finding.looked_for:
             return Ruling.INCONCLUSIVE, _NO_TEXTS if aim is Aim.TEXTS else f"the attack did not look for {aim.value}"

@@ -63,9 +63,9 @@ def reach_verdict(audit: Audit) -> Verdict:
 
 
 def _is_spoken_for(judgement: Judgement, findings: Sequence[Finding]) -> bool:
-    """Whether a baseline crossed nothing and the default attack ran on the same case: that one decides."""
+    """Whether a chosen attack crossed nothing and the default attack ran on the same case: that one decides."""
     finding = judgement.finding
-    if not finding.is_baseline or judgement.ruling is Ruling.CROSSED:
+    if finding.is_default_attack or judgement.ruling is Ruling.CROSSED:
         return False
     return case_id({**finding.case, "attack": "default"}) in {other.id for other in findings}
 
