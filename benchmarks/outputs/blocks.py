@@ -1,8 +1,8 @@
 """Blocks inverted, and the first attention module read: errors, rates, seconds.
 
-    python benchmarks/outputs/blocks.py stack [--dtypes float64 float32] [--tokens 8] [--out results.json]
-    python benchmarks/outputs/blocks.py trained [--blocks 0 1 5 …] [--positions 1 4] [--out results.json]
-    python benchmarks/outputs/blocks.py first-attention [--model minilm-l6] [--lengths 10 20 40 56] [--dtypes float32 …]
+    python benchmarks/run.py outputs stack [--dtypes float64 float32] [--tokens 8] [--out results.json]
+    python benchmarks/run.py outputs trained [--blocks 0 1 5 …] [--positions 1 4] [--out results.json]
+    python benchmarks/run.py outputs first-attention [--model minilm-l6] [--lengths 10 20 40 56] [--dtypes float32 …]
 
 `stack`: 12 random blocks of GPT-2's shape (embeddings ×5, biases and norms not trivial), block by block and token by
 token with recovered prefixes. `trained`: single blocks of SmolLM2-135M with exact prefixes; how often a zero residual

@@ -1,7 +1,7 @@
 """Texts from hidden states of an encoder, and bags of tokens from pooled states.
 
-    python benchmarks/outputs/encoders.py prompts [--model minilm-l6] [--layers 0 … 6] [--data FILE.tsv] [--texts 20]
-    python benchmarks/outputs/encoders.py pooled [--model smollm2-135m] [--layers 0 3 6 15] [--lengths 5 10 20 40]
+    python benchmarks/run.py outputs prompts [--model minilm-l6] [--layers 0 … 6] [--data FILE.tsv] [--texts 20]
+    python benchmarks/run.py outputs pooled [--model smollm2-135m] [--layers 0 3 6 15] [--lengths 5 10 20 40]
 
 `prompts`: exact texts, tokens right, texts run and seconds a text, by layer; the fit of a layer is timed apart.
 `pooled`: recall and precision of the bag of tokens from one mean state, and how often the bag is certain.

@@ -1,10 +1,10 @@
 """The paper's attack on attention outputs (arXiv 2310.12462): what its parts cost, and what its constants are worth.
 
-python benchmarks/outputs/paper.py hessian      closed form against torch.func.hessian, interleaved; ratios
-python benchmarks/outputs/paper.py gamma        how far γ moves the minimum away from the input
-python benchmarks/outputs/paper.py bounds       bounds over the largest values that ascent and draws find
-python benchmarks/outputs/paper.py iterations   Newton steps against ln(‖X₀ − X*‖/ε); --plot FILE.svg needs matplotlib
-python benchmarks/outputs/paper.py sketch       error and failure rate of sampled rows against matrix Chernoff
+python benchmarks/run.py outputs hessian      closed form against torch.func.hessian, interleaved; ratios
+python benchmarks/run.py outputs gamma        how far γ moves the minimum away from the input
+python benchmarks/run.py outputs bounds       bounds over the largest values that ascent and draws find
+python benchmarks/run.py outputs iterations   Newton steps against ln(‖X₀ − X*‖/ε); --plot FILE.svg needs matplotlib
+python benchmarks/run.py outputs sketch       error and failure rate of sampled rows against matrix Chernoff
 
 Layers: X of standard normal entries, W = AAᵀ/d^1.5 (positive definite, scores of size 1) or A/d (indefinite), V = A/√d.
 Every mode writes --out (benchmarks/results/outputs_paper_MODE.json); a figure is drawn only where --plot says.

@@ -1,9 +1,9 @@
 """Prompts read from hidden states: how many are exact, how fast, against other searches, and what noise leaves.
 
-python benchmarks/outputs/prompts.py exact              texts and random tokens: exact, candidates, tokens a second
-python benchmarks/outputs/prompts.py against-gradient   ours, SipIt-style search and a vocabulary scan, interleaved
-python benchmarks/outputs/prompts.py coarse             states stored coarsely or with noise: right, certain, false
-python benchmarks/outputs/prompts.py control            noise of the states' norms: nothing may be claimed
+python benchmarks/run.py outputs exact              texts and random tokens: exact, candidates, tokens a second
+python benchmarks/run.py outputs against-gradient   ours, SipIt-style search and a vocabulary scan, interleaved
+python benchmarks/run.py outputs coarse             states stored coarsely or with noise: right, certain, false
+python benchmarks/run.py outputs control            noise of the states' norms: nothing may be claimed
 
 Prompts: --data FILE.tsv (first column; texts of at least --tokens tokens, cut to that; --skip leaves the first ones
 out), otherwise invented sentences, joined. Seconds are of CPU time, one thread, so that a busy machine does not enter;

@@ -1,11 +1,11 @@
 """Inputs of one attention layer from its output: success, certificates, speed against other solvers, scaling.
 
-    python benchmarks/outputs/solvers.py definite      # 100 problems with sym(W) positive definite
-    python benchmarks/outputs/solvers.py indefinite    # distinct pre-images, and whether the true one is among them
-    python benchmarks/outputs/solvers.py causal        # position by position
-    python benchmarks/outputs/solvers.py unique        # is RECOVERED ever said where a second pre-image exists?
-    python benchmarks/outputs/solvers.py peers [--sizes 8x16 16x32]
-    python benchmarks/outputs/solvers.py slopes        # seconds against n and d
+    python benchmarks/run.py outputs definite      # 100 problems with sym(W) positive definite
+    python benchmarks/run.py outputs indefinite    # distinct pre-images, and whether the true one is among them
+    python benchmarks/run.py outputs causal        # position by position
+    python benchmarks/run.py outputs unique        # is RECOVERED ever said where a second pre-image exists?
+    python benchmarks/run.py outputs peers [--sizes 8x16 16x32]
+    python benchmarks/run.py outputs slopes        # seconds against n and d
 
 Start: the output itself, for all methods. Right means: relative error of X at most 1e-8.
 """

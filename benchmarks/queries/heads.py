@@ -1,11 +1,11 @@
 """Several heads from queries: error and queries against the degrees of freedom, for sizes, defences, odd layers.
 
-    python benchmarks/queries/heads.py sizes [--cases 8x64 12x768x64] [--seeds 3] [--device cuda]
-    python benchmarks/queries/heads.py defended      # rounding, noise, bounds on the norms of tokens
-    python benchmarks/queries/heads.py odd           # equal, parallel, opposite, silent, too many heads; random oracles
-    python benchmarks/queries/heads.py vectors       # answers in R^p
-    python benchmarks/queries/heads.py slopes        # queries against d, H and r: log-log slopes
-    python benchmarks/queries/heads.py trained       # the attention layers of SmolLM2-135M
+    python benchmarks/run.py queries sizes [--cases 8x64 12x768x64] [--seeds 3] [--device cuda]
+    python benchmarks/run.py queries defended      # rounding, noise, bounds on the norms of tokens
+    python benchmarks/run.py queries odd           # equal, parallel, opposite, silent, too many heads; random oracles
+    python benchmarks/run.py queries vectors       # answers in R^p
+    python benchmarks/run.py queries slopes        # queries against d, H and r: log-log slopes
+    python benchmarks/run.py queries trained       # the attention layers of SmolLM2-135M
 
 Heads are random: W of variance 1/d, low rank as a product of Gaussians; v of variance 1/d. Errors are those of the
 worst head, relative. Queries are those of learning; probing (about 40) and the fresh sequences (48) come on top.

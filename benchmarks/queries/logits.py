@@ -1,6 +1,6 @@
 """The hidden size and the output layer of a language model from what its service shows of logits.
 
-    python benchmarks/queries/logits.py [--only 'top 20'] [--sampled] [--out benchmarks/results/queries_logits.json]
+    python benchmarks/run.py queries logits [--only 'top 20'] [--sampled] [--out benchmarks/results/queries_logits.json]
 
 SmolLM2-135M (width 576, vocabulary 49,152) behind examples/openai_service.py, over HTTP on this machine. Every row is
 a way that the service answers; the attack is told nothing, it probes. `queries` are answers that were asked for, one

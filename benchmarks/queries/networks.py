@@ -1,7 +1,7 @@
 """Two-layer ReLU networks and one-layer transformers from queries: errors and queries a parameter.
 
-    python benchmarks/queries/networks.py relu [--cases 16x16 784x128b] [--seeds 2] [--dtype float32]
-    python benchmarks/queries/networks.py transformers [--cases 1x64x256 8x64x64]
+    python benchmarks/run.py queries relu [--cases 16x16 784x128b] [--seeds 2] [--dtype float32]
+    python benchmarks/run.py queries transformers [--cases 1x64x256 8x64x64]
 
 Cases are width x neurons (b: with biases), and heads x width x neurons. Weights are Gaussian of variance 1/width, those
 of outputs of variance 1/neurons. `error` is that of the function: on 2,000 Gaussian inputs, or on 200 random sequences

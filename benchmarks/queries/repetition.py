@@ -1,6 +1,6 @@
 """Heads from repeated tokens of bounded norm, and heads in orthogonal subspaces: conditioning, errors, queries.
 
-    python benchmarks/queries/repetition.py [--seeds 3] [--out benchmarks/results/queries_repetition.json]
+    python benchmarks/run.py queries repetition [--seeds 3] [--out benchmarks/results/queries_repetition.json]
 
 Conditioning: the factor from a relative error of F to an error of t, for one (u, y); then what is left of it end to
 end, where all answers are fitted at once. Weights are Gaussian, entries of variance 1/d; tokens have norm 10 at most.

@@ -1,6 +1,6 @@
 """One attention head from queries: the paper's learners beside ours, in one run, with slopes beside the theorems'.
 
-    python benchmarks/queries/single.py [--out benchmarks/results/queries_single.json] [--only widths noise …]
+    python benchmarks/run.py queries one-head [--out benchmarks/results/queries_single.json] [--only widths noise …]
 
 widths    error of W against d, float64 and float32 (Thm 4.1)
 rank      queries against the degrees of freedom; nuclear norm against the adaptive scheme (Thm 5.1)

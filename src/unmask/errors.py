@@ -5,7 +5,7 @@ Nature's refusals are not here: an attack that cannot succeed returns a `Status`
 
 
 class UnmaskError(Exception):
-    """Base of every error that is the caller's to mend; the command line shows it without a traceback."""
+    """Base of every error that is the caller's to fix; the command line shows it without a traceback."""
 
 
 class UnknownModelError(UnmaskError):

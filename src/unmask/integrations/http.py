@@ -241,7 +241,7 @@ class HttpOracle:
         return values
 
     def _refuse(self, reply: _Reply) -> NoReturn:
-        """An error that asking again does not mend."""
+        """An error that asking again does not fix."""
         said = self._describe_error(reply)
         if reply.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             variable = (

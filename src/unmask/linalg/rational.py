@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unmask.errors import InputError
 
-MOST_HEADS = 3  # a head costs two to three decades of conditioning (benchmarks/queries/repetition.py)
+MOST_HEADS = 3  # a head costs two to three decades of conditioning (benchmarks/run.py queries repetition)
 # Standard deviations that noise explains: in a single row, whose noise may be larger than it is said to be, and in the
 # median of rows, where a head that shows in half of them must not pass for noise.
 EXPLAINED, EXPLAINED_TOGETHER = 6.0, 2.0

@@ -125,7 +125,7 @@ def test_indefinite_layers_are_never_called_recovered_and_the_input_is_mostly_am
         assert recovery.status in (Status.PARTIAL, Status.NOTHING_FOUND)
         assert recovery.certificate.details.get("num_preimages", 0) == len(recovery.value)
         among.append(min(errors(recovery, X), default=1.0) <= RIGHT)
-    assert sum(among) >= 5  # 3 tokens: nearly always, `benchmarks/outputs/solvers.py indefinite`
+    assert sum(among) >= 5  # 3 tokens: nearly always, `benchmarks/run.py outputs indefinite`
 
 
 def test_several_preimages_are_all_returned_and_are_different():

@@ -19,7 +19,7 @@ longer list is checked then, and the whole vocabulary where that does not settle
 
 Notation: B (n, d) the module's output; W_O (o, d), b its projection; e the width of a head; v(t, p) value of token t at
 position p.
-Limits: this is for causal models, encoders are read in first_attention_encoder.py. In coarse evidence `rejected` is the
+Limits: this is for causal models, encoders are read in encoder.py. In coarse evidence `rejected` is the
 best of the tokens that were checked, not of all.
 Cost a token: vocab·g·e·(i + 1) multiplications for the ranking; vocab·d·(2o + 2g·e) where every token is tried.
 Source: ours; the idea of a span test is DAGER's, arXiv 2405.15586, with values in the place of gradients.

@@ -14,11 +14,11 @@ equal in all heads, and heads whose Fₕ is singular have no say. The tokens are
 relative errors of the recomputed rows are the certificate, and the same with one token replaced by its runner-up tells
 how clear each is.
 
-Notation: as in first_attention.py; N the projection onto the complement of a head's span.
+Notation: as in attack.py; N the projection onto the complement of a head's span.
 Limits: n < e, or no head leaves anything outside its span. Token types are taken to be 0 (one text, not a pair). One
 wrong token spoils every row: the certificate then holds for none.
 Cost: vocab·d·h·e multiplications once, vocab·h·e a position, n + 1 texts through the module.
-Source: as first_attention.py; Wedin, BIT 12 (1972), for the tilt of a span under noise.
+Source: as attack.py; Wedin, BIT 12 (1972), for the tilt of a span under noise.
 """
 
 from __future__ import annotations

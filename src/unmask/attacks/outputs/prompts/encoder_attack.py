@@ -16,7 +16,7 @@ Limits: all positions must be seen, of one text with token types 0 (not a pair).
 text that is not found within the budget is handed out as a guess, with no token certain. Tokens with equal embeddings
 are reported as a class (equal_tokens.py).
 Cost: one fit a layer (kept), then one text through l blocks where the first guess holds, 64 and more a repair.
-Source: new here. For causal models see prompt.py.
+Source: ours. For causal models see attack.py.
 """
 
 from __future__ import annotations

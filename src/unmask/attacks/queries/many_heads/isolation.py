@@ -13,7 +13,7 @@ from unmask.attacks.queries.many_heads.head_units import Units
 from unmask.attacks.queries.pairs import Pairs
 from unmask.attacks.queries.resolution import NoPlane, Resolution
 
-CLUSTER_LOSS = 1e4  # in digits, by a further head of a cluster (10³ a head in benchmarks/queries/repetition.py)
+CLUSTER_LOSS = 1e4  # in digits, by a further head of a cluster (10³ a head in benchmarks/run.py queries repetition)
 _CENTRE = -1.5  # the score that is read best when an answer is v·u·σ(t) with an error relative to v·u
 _BEYOND = 1.1  # of the saturation: how far off the other units are
 _LEVERAGE = 0.7  # of |v||u|: what v·u is at least, where the width allows it

@@ -27,7 +27,7 @@ _RANDOM = 0.05  # of a value: the coarsest arithmetic in use is off by less; ans
 _HOMOGENEOUS = 100.0  # times an answer's own error: far from chance, and far below any bias that matters to answers
 _ALLOWED = 10.0  # times the blur, a standard deviation: the largest of 48 values, each of norm √d, not 1
 _SPREAD = 100.0  # times the noise of an answer: the largest of 48 inputs, where weights are known to the last digits
-_LOOSEST = 1e-2  # of an answer: what blur may excuse, as in `verdict.certified`
+_LOOSEST = 1e-2  # of an answer: what blur may excuse, as in `claims.certify`
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ LearnHeads = Callable[[OracleEvidence, Progress], Recovery[HeadWeights]]
 _NUM_DIRECTIONS = 8
 _NUM_PAIRS = 24
 _LONG_ENOUGH = 1e-2  # ε·R² for the longest R: what homogeneity neglects, 1/R², is then a hundred roundings
-_LOOSEST = 1e-2  # of an answer: as in `verdict.certified`
+_LOOSEST = 1e-2  # of an answer: as in `claims.certify`
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,7 @@ from unmask.recovery import Recovery
 # By the error of t: how many columns more than the rank are measured whole, for each of its dimensions and in all; the
 # number of checks of a column; and how many times the error of a prediction a mismatch is.
 # Columns: r random columns of rank r can be nearly dependent, and their span is used for d columns. That costs float64
-# nothing; in float32 one column more mends it; three times as many divide the error of noise by ten at τ = 10⁻⁶.
+# nothing; in float32 one column more is enough; three times as many divide the error of noise by ten at τ = 10⁻⁶.
 # Checks: one sees what leaves the span as a Gaussian of deviation about (1/d)^½, and misses it where that falls below
 # the threshold: 10⁻¹¹ of cases in float64, 10⁻³ in float32, so that two or three are asked.
 # Mismatches: the error of arithmetic is known up to a factor of a few; that of noise better, with less to spare.
