@@ -170,7 +170,7 @@ def whole_number(name: str, least: int, most: float = math.inf, **options: Any) 
             raise ValueError(value)
         return int(float(value))
 
-    end = "on" if math.isinf(most) else f"to {most:g}"
+    end = "on" if most >= 2**62 else f"to {most:g}"
     return Setting(name, f"a whole number from {least} {end}", read, **options)
 
 

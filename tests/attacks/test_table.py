@@ -123,3 +123,13 @@ def test_a_setting_that_is_written_stays_even_where_it_is_the_default():
     assert Attack.parse("decoder:seed=0").make(seed=7).seed == 0
     assert Attack.parse("decoder").make(seed=7).seed == 7
     assert Attack.parse("decoder:seed=0") == Attack.parse("decoder")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dager:batch_size=0", "encoder:max_steps=0", "prompt:first=0", "many-heads:max_planes=0", "decoder:num_probes=0"]
+    + ["encoder:effort=0", "decoder:min_gap_decades=-1", "decoder:seed=99999999999999999999999"],
+)
+def test_settings_that_an_attack_cannot_take_are_refused(text):
+    with pytest.raises(InputError, match="must be"):
+        Attack.parse(text)

@@ -233,6 +233,10 @@ def attacks_of(channel: str, *secrets: Secret) -> list[str]:
     return [name for name, kind in ATTACKS.items() if kind.channel == channel and kind.secret in secrets]
 
 
+# Whole numbers that may be 0; all others are counts of something that must be there.
+_FROM_ZERO = frozenset({"seed", "rank_margin", "start_token", "max_linearisations", "max_settling"})
+
+
 def _settings_of(attack: Callable[..., Any]) -> Iterator[Setting]:
     """Numbers, flags and words among the fields of an attack; what else it takes has no text."""
     kinds = get_type_hints(attack)
@@ -246,6 +250,7 @@ def _settings_of(attack: Callable[..., Any]) -> Iterator[Setting]:
         elif parts == [bool]:
             yield flag(field.name, default=default)
         elif parts == [int]:
-            yield whole_number(field.name, 0, default=default)
+            least = 0 if field.name in _FROM_ZERO else 1
+            yield whole_number(field.name, least, 2**63 - 1, default=default)
         elif parts == [float]:
-            yield number(field.name, "a number", math.isfinite, default=default)
+            yield number(field.name, "a number from 0 on", lambda x: 0 <= x < math.inf, default=default)

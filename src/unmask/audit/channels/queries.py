@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from unmask.attacks.queries.output_layer.attack import OutputLayerAttack
 from unmask.attacks.recover import recover_weights
 from unmask.attacks.run import Progress
 from unmask.attacks.table import Attack, Secret
@@ -82,7 +81,7 @@ def interrogate(
     defences = [_of_this_case(parse_oracle_defence(text), case) for text in case["defences"]]
     if secret.name == "output-layer":
         assert model is not None  # plans without a model are refused
-        return _output_layer(case, model, defences, progress)
+        return _output_layer(case, model, defences, attack, progress)
     heads = _secret_heads(secret, model, case["seed"])
     # Where waiting cuts batches, rows are computed one by one: the last digits must not depend on the clock.
     is_cut = any(defence.name == "rate" for defence in defences)
@@ -131,7 +130,7 @@ def _secret_heads(secret: QuerySecret, model: Model | None, seed: int) -> HeadWe
 
 
 def _output_layer(
-    case: Case, model: Model, defences: list[OracleDefence], progress: Progress
+    case: Case, model: Model, defences: list[OracleDefence], attack: str | None, progress: Progress
 ) -> tuple[Recovery[Any], dict[str, Any]]:
     """A language model's service that shows logits."""
     unembedding = model.unembedding
@@ -146,8 +145,9 @@ def _output_layer(
     for defence in defences:
         shown = defend_logits(shown, defence)
     num_tokens = min(unembedding.shape[0], max(64, int(_TOKENS_PER_WIDTH * model.width)))
-    attack = OutputLayerAttack(num_tokens, max(256, int(_PROMPTS_PER_WIDTH * model.width)), seed=case["seed"])
-    recovery = attack(LogitEvidence(FunctionLogitOracle(shown, unembedding.shape[0], "logits")), progress)
+    fitting = {"num_tokens": num_tokens, "max_prompts": max(256, int(_PROMPTS_PER_WIDTH * model.width))}
+    run = Attack.parse(attack or "output-layer").make(**fitting, seed=case["seed"])
+    recovery = run(LogitEvidence(FunctionLogitOracle(shown, unembedding.shape[0], "logits")), progress)
     found = recovery.value
     known = min(found.at_least or 0, model.width) / model.width
     if found.hidden_size is None:

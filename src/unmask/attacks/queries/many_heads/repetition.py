@@ -75,8 +75,8 @@ class RepetitionAttack:
     inverse. Heads of the result are canonical: equal W have one pole, v = 0 has none.
     Limits: at most three heads: at one (u, y) a head costs 1.7 decades of conditioning with 28 ratios, and 3.1 with the
     theorem's 2H (benchmarks/run.py queries repetition). Heads with equal v have equal heights and cannot be followed
-    from y to y. `estimated_error` in the certificate's details is the relative error of the worst W_h that is expected from
-    the fit's own conditioning.
+    from y to y. `estimated_error` in the certificate's details is the relative error of the worst W_h that is expected
+    from the fit's own conditioning.
     Cost: about 4.5·(H + 1)·d² + (65 + 6H)·d + 700 queries of length `longest`, where Kim, Kim, Guo count 4Hd² − 2H + 1
     of length 2H + 1 at most, in exact arithmetic.
     Source: Kim, Kim, Guo, 'Provably Learning Multi-Head Attention with Queries', arXiv 2608.03294 (read as its
