@@ -92,7 +92,8 @@ def test_with_a_line_search_the_loss_never_grows(matrix):
         loss, X = problem(seed)
         values = iterate(Newton(matrix=matrix, line_search=True), loss, near(X, 0.3), max_steps=25).values
         assert all(after <= before * (1 + 1e-12) for before, after in pairwise(values))
-        assert values[-1] < values[0]
+        # Steps of the shifted matrix are short where it shifts: 0.114 was seen on ARM.
+        assert values[-1] < (0.1 if matrix != Dense(least_eigenvalue=1e-6) else 0.2) * values[0]
 
 
 def test_with_a_line_search_gauss_newton_comes_from_afar():

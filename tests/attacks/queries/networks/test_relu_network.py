@@ -60,7 +60,7 @@ def test_biases_784_32():
     found, score = recovered(random_layers(784, 32, biases=True))
     assert score.function_error < 1e-8
     assert score.num_missing == score.num_extra == 0
-    assert queries_each(found, 32 * 786 + 1) < 1.15  # 1.09 on x86, 1.11 on ARM: the search's path depends on rounding
+    assert queries_each(found, 32 * 786 + 1) < 1.15  # 1.11 on ARM, below 1.1 on x86: rounding decides
 
 
 @pytest.mark.slow
