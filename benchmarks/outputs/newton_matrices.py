@@ -55,7 +55,7 @@ class MatrixFree:
         for _ in range(self.max_products):
             if size <= least:
                 break
-            product = point.hessian_product(way)
+            product = hessian_product(point, way)
             bend = float((way * product).sum())
             if bend <= 0:
                 return p if p.any() else way
@@ -120,3 +120,16 @@ def sketch_size(dimension: float, epsilon: float, delta: float) -> int:
             f"dimension must be at least 1, epsilon in (0, 1] and delta in (0, 1), got {dimension}, {epsilon}, {delta}"
         )
     return math.ceil(3 * dimension / epsilon**2 * math.log(2 * dimension / delta))
+
+
+def hessian_product(point: LossPoint, U: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """∇²L·U: the derivative of ½∇L = Fᵀq + E Y + Eᵀ Z + γX along U, factor by factor, doubled."""
+    at, W, V, gamma = point.attention, point.loss.map.W, point.loss.V, point.loss.gamma
+    dF = at.weights_jvp(U @ at.Y.mT + at.Z @ U.mT)
+    dq = (dF @ point.X + at.F @ U) @ V @ V.mT
+    slopes = point.q @ point.X.mT
+    slopes = slopes - (at.F * slopes).sum(-1, keepdim=True)  # q_iᵀr_ik, so E = F∘slopes
+    dE = dF * slopes + at.weights_jvp(dq @ point.X.mT + point.q @ U.mT)
+    dE -= at.F * (dF * slopes).sum(-1, keepdim=True)
+    product = dF.mT @ point.q + at.F.mT @ dq + dE @ at.Y + dE.mT @ at.Z
+    return 2 * (product + point.E @ (U @ W.mT) + point.E.mT @ (U @ W) + gamma * U)

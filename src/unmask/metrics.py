@@ -70,8 +70,3 @@ METRICS: Mapping[str, Metric] = {
 }
 LEAKS = tuple(name for name, metric in METRICS.items() if metric.unit)  # in words, one of them says how much leaked
 AMOUNTS = tuple(name for name, metric in METRICS.items() if metric.is_amount)
-
-
-def metrics_of(channel: str) -> list[str]:
-    """Names of the metrics that findings of a channel may have."""
-    return [name for name, metric in METRICS.items() if metric.is_of(channel)]

@@ -56,8 +56,13 @@ class Kind:
     @property
     def usage(self) -> str:
         """How it is written."""
-        settings = ", ".join(map(str, self.settings))
-        return f"its settings are {settings}; for example {self.example}" if settings else "it has no settings"
+        return describe_settings(self.settings, self.example)
+
+
+def describe_settings(settings: Sequence[Setting], example: str) -> str:
+    """What may stand behind a name."""
+    listed = ", ".join(map(str, settings))
+    return f"its settings are {listed}; for example {example}" if listed else "it has no settings"
 
 
 @dataclass(frozen=True)
@@ -204,7 +209,7 @@ def _write(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return "+".join(value)
-    if isinstance(value, (int, float)):
+    if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     return str(value)

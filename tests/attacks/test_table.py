@@ -11,7 +11,7 @@ from tests.attacks.outputs.attention_layers import random_layer
 from tests.attacks.queries.random_heads import random_head
 
 import unmask
-from unmask.attacks.table import ATTACKS, Attack, Secret, attacks_of
+from unmask.attacks.table import ATTACKS, Attack, Secret, attacks_of, parse_attack
 from unmask.errors import InputError
 from unmask.evidence.oracles import FunctionOracle
 from unmask.recovery import Status
@@ -66,10 +66,27 @@ def test_a_mistake_names_what_there_is(text):
 @pytest.mark.parametrize("name", attacks_of("gradients", Secret.TEXTS, Secret.TOKENS))
 def test_attacks_on_updates_are_chosen_by_name(tiny_gpt2, name):
     evidence = unmask.observe_gradients(tiny_gpt2, TEXTS, task="classification")
+    if name == "encoder":
+        with pytest.raises(InputError, match="'encoder' is for encoders, and the model is a decoder"):
+            unmask.recover_text(evidence, tiny_gpt2, attack=name)
+        return
     recovery = unmask.recover_text(evidence, tiny_gpt2, attack=name)
     right = {token for text in TEXTS for token in text}
     assert recovery.status is not Status.RECOVERED or {text.tokens for text in recovery.value.texts} == set(TEXTS)
-    assert name == "encoder" or recovery.value.token_set == right
+    assert recovery.value.token_set == right
+
+
+def test_the_default_attack_has_a_name(tiny_gpt2):
+    evidence = unmask.observe_gradients(tiny_gpt2, TEXTS)
+    assert unmask.recover_text(evidence, tiny_gpt2, attack="default").value.texts
+    assert parse_attack("default", "gradients", Secret.TEXTS) is None
+    with pytest.raises(InputError, match=r"no attack 'dragger'; choose one of default, decoder, encoder, dager$"):
+        parse_attack("dragger", "gradients", Secret.TEXTS)
+
+
+def test_settings_that_an_attack_refuses_are_refused_as_text():
+    with pytest.raises(InputError, match="attack 'repeated-tokens': max_heads must be 1 to"):
+        Attack.parse("repeated-tokens:max_heads=50")
 
 
 def test_an_attack_object_is_run_as_it_is(tiny_gpt2):

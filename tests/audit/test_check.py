@@ -57,6 +57,11 @@ def test_a_decoder_is_not_trained_for_masked_tokens(tmp_path, llama_folder):
     assert "masked_token" in sentence
 
 
+def test_an_attack_on_decoders_is_none_on_encoders(tmp_path, bert_folder):
+    (sentence,) = sentences(tmp_path, group("gradients", bert_folder, 'attacks = ["decoder", "dager", "encoder"]'))
+    assert "'decoder' is for decoders, and the model is an encoder" in sentence
+
+
 def test_models_that_cannot_load(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     empty = tmp_path / "empty"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unmask.cli.options import DtypeName, Side, SiteName, TaskName, default_task, load, text_file
+from unmask.cli.options import DtypeName, Side, SiteName, TaskName, load, text_file
 from unmask.errors import InputError
 from unmask.evidence import Site, Task
 
@@ -17,11 +17,6 @@ def test_names_on_the_command_line_are_those_of_the_library():
     assert {name.value.replace("-", "_") for name in SiteName} == {site.value for site in Site}
     assert all(isinstance(getattr(torch, name.value), torch.dtype) for name in DtypeName)
     assert {side.value for side in Side} == {"left", "right"}
-
-
-def test_the_task_is_what_a_model_can_be_trained_for(tiny_gpt2, tiny_bert):
-    assert default_task(tiny_gpt2) is TaskName.next_token
-    assert default_task(tiny_bert) is TaskName.classification
 
 
 def test_a_hyphen_is_standard_input():

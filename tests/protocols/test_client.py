@@ -9,7 +9,7 @@ from torch.nn import functional
 from unmask.errors import InputError
 from unmask.evidence import Task
 from unmask.protocols.batch import make_batch
-from unmask.protocols.client import Client, Losses, fix_seed
+from unmask.protocols.client import Client, Losses, fix_seed, usual_task
 from unmask.protocols.fedsgd import next_token_loss, observe_gradients
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49, 50, 51]]
@@ -164,3 +164,8 @@ def test_of_a_pair_that_is_cut_the_longer_part_is_cut_first(tiny_bert):
 def test_masked_token_training_is_refused(tiny_bert):
     with pytest.raises(InputError, match="do not support task='masked_token' yet"):
         Client(tiny_bert, TEXTS, task="masked_token")
+
+
+def test_the_usual_task_is_what_a_model_can_be_trained_for(tiny_gpt2, tiny_bert):
+    assert usual_task(tiny_gpt2) is Task.NEXT_TOKEN
+    assert usual_task(tiny_bert) is Task.CLASSIFICATION

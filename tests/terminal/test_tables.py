@@ -16,7 +16,7 @@ def test_every_attack_for_machines(capsys):
     assert list(rows) == list(ATTACKS)
     for name, kind in ATTACKS.items():
         assert (rows[name]["claims"], rows[name]["limits"]) == (kind.claims, kind.limits)
-        assert rows[name]["settings"] == [setting.name for setting in kind.settings]
+        assert rows[name]["settings"] == {setting.name: setting.expected for setting in kind.settings}
 
 
 def test_every_defence_for_machines(capsys):

@@ -21,7 +21,7 @@ from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.query_run import QueryRun
 from unmask.attacks.run import Progress, silent
-from unmask.attacks.table import Attack, Secret, attacks_of
+from unmask.attacks.table import DEFAULT, Attack, Secret, parse_attack
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.evidence.ledger import BudgetSpent, Ledger
@@ -64,8 +64,9 @@ def recover_text(
             "for one attention layer use recover_inputs"
         )
     channel = "gradients" if isinstance(evidence, GradientEvidence) else "outputs"
-    chosen = choose_attack(evidence, model) if attack is None else attack
-    run = _choose(chosen, channel, (Secret.TEXTS, Secret.TOKENS), seed=seed, effort=effort)
+    usual = choose_attack(evidence, model)
+    secrets = Secret.TEXTS, Secret.TOKENS
+    run = _choose(attack, usual, channel, *secrets, causal=model.causal, seed=seed, effort=effort)
     evidence.check(model)
     return run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), progress)
 
@@ -102,7 +103,7 @@ def recover_inputs(
     """
     if not isinstance(evidence, AttentionEvidence):
         raise InputError(f"inputs of a layer are recovered from AttentionEvidence, got {type(evidence).__name__}")
-    run = _choose("attention" if attack is None else attack, "outputs", (Secret.INPUTS,), seed=seed)
+    run = _choose(attack, "attention", "outputs", Secret.INPUTS, seed=seed)
     recovery: Recovery[Preimages] = run(evidence, progress)
     return recovery
 
@@ -148,8 +149,8 @@ def recover_from_answers(
     ledger was used before, a few new questions tell whether it is still the same layer.
     """
     before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
-    if attack is not None:
-        chosen = _choose(attack, "queries", (Secret.HEADS, Secret.NETWORK), seed=seed)
+    if attack not in (None, DEFAULT):
+        chosen = _choose(attack, DEFAULT, "queries", Secret.HEADS, Secret.NETWORK, seed=seed)
         found: Recovery[Any] = chosen(evidence, progress)
         if is_resumed and found.status is Status.RECOVERED:
             found = _ask_again(evidence, probe_oracle(evidence, torch.Generator().manual_seed(seed)), found)
@@ -218,18 +219,16 @@ def _ask_again(evidence: OracleEvidence, profile: OracleProfile, recovery: Recov
 
 
 def _choose(
-    attack: str | Callable[..., Recovery[Any]], channel: str, secrets: tuple[Secret, ...], **settings: Any
+    attack: AttackChoice, usual: str, channel: str, *secrets: Secret, causal: bool | None = None, **settings: Any
 ) -> Callable[..., Recovery[Any]]:
-    """The attack that was named, which must be one for this evidence; `settings` where its text leaves them open."""
+    """The attack that was named, or the `usual` one; `settings` where its text leaves them open."""
     if callable(attack):
         return attack
-    if not isinstance(attack, str):
+    if not isinstance(attack, str | None):
         raise InputError(f"attack must be a name or an attack, got {type(attack).__name__}; see `unmask attacks`")
-    spec = Attack.parse(attack)
-    if spec.name not in attacks_of(channel, *secrets):
-        known = ", ".join(attacks_of(channel, *secrets))
-        raise InputError(
-            f"the attack '{spec.name}' recovers {spec.kind.secret.value} from {spec.kind.needs}; choose one of {known}"
-        )
+    spec = parse_attack(attack or DEFAULT, channel, *secrets) or Attack(usual)
+    fault = None if causal is None else spec.find_model_fault(causal)
+    if fault is not None:
+        raise InputError(f"{fault}; see `unmask attacks`")
     made: Callable[..., Recovery[Any]] = spec.make(**settings)
     return made

@@ -16,7 +16,10 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from unmask.specs import REQUIRED, Setting, Spec, flag, number, one_of, whole_number
+from unmask.errors import InputError
+from unmask.specs import REQUIRED, Setting, Spec, describe_settings, flag, number, one_of, split_text, whole_number
+
+DEFAULT = "default"  # the attack that fits the evidence
 
 
 class Secret(Enum):
@@ -69,11 +72,11 @@ class AttackKind:
     @property
     def usage(self) -> str:
         """How it is written."""
-        settings = ", ".join(map(str, self.settings))
-        return f"its settings are {settings}" if settings else "it has no settings"
+        return describe_settings(self.settings, self.example)
 
     def check(self, **settings: Any) -> None:
-        """Settings check each other where the attack is made."""
+        """Refuse settings that the attack refuses."""
+        self.make(**settings)
 
 
 _UPDATE = "a client's update"
@@ -226,6 +229,26 @@ class Attack(Spec):
         known = {each.name for each in self.kind.settings}
         usual = {name: value for name, value in settings.items() if name in known and name not in self.written}
         return self.kind.make(**{**self.given, **usual})
+
+    def find_model_fault(self, causal: bool) -> str | None:
+        """Why it is not for a decoder, or for an encoder; None if it is."""
+        if {"decoders": causal, "encoders": not causal}.get(self.kind.works_on, True):
+            return None
+        model = "a decoder" if causal else "an encoder"
+        return f"the attack '{self.name}' is for {self.kind.works_on}, and the model is {model}"
+
+
+def parse_attack(text: str, channel: str, *secrets: Secret) -> Attack | None:
+    """The attack on a channel that a text names, which must recover one of these; None for 'default'."""
+    known = attacks_of(channel, *secrets)
+    name, _ = split_text(text)
+    if name in known:
+        return Attack.parse(text)
+    if text == DEFAULT:
+        return None
+    kind = ATTACKS.get(name)
+    other = f"'{name}' recovers {kind.summary}" if kind else f"there is no attack '{name}'"
+    raise InputError(f"{other}; choose one of {DEFAULT}, {', '.join(known)}")
 
 
 def attacks_of(channel: str, *secrets: Secret) -> list[str]:

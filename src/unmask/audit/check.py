@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from unmask.attacks.table import DEFAULT, Attack
 from unmask.audit.cases.case import Case
 from unmask.audit.channels.table import CHANNEL_AUDITS
 from unmask.errors import UnmaskError
@@ -86,4 +87,6 @@ def _model_problem(case: Case, model: Model | str | None) -> str | None:
     """What a case asks of its model, and the model lacks."""
     if model is None or isinstance(model, str):
         return model
-    return CHANNEL_AUDITS[case["channel"]].find_model_fault(case.spec, model)
+    attack = None if case["attack"] == DEFAULT else Attack.parse(case["attack"])
+    fault = None if attack is None else attack.find_model_fault(model.causal)
+    return fault or CHANNEL_AUDITS[case["channel"]].find_model_fault(case.spec, model)

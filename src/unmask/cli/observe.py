@@ -20,7 +20,6 @@ from unmask.cli.options import (
     SiteName,
     TaskName,
     TextOption,
-    default_task,
     load,
     text_file,
 )
@@ -70,6 +69,7 @@ def observe_gradients_command(
 
     from unmask.defences import parse_defence
     from unmask.observe import observe_update
+    from unmask.protocols.client import usual_task
     from unmask.protocols.table import parse_protocol
     from unmask.terminal import print_observation, working
 
@@ -87,7 +87,7 @@ def observe_gradients_command(
             defences,
             num_clients=clients,
             generator=torch.Generator().manual_seed(seed),
-            task=(task or default_task(loaded)).value.replace("-", "_"),
+            task=task.value.replace("-", "_") if task else usual_task(loaded),
             padding_side=padding.value,
             max_length=max_length,
             train_mode=train_mode,

@@ -75,11 +75,6 @@ def text_file(path: Path) -> Path:
     return Path("/dev/stdin") if str(path) == "-" else path
 
 
-def default_task(model: Model) -> TaskName:
-    """What a client most likely trains the model for."""
-    return TaskName.next_token if model.causal and model.unembedding is not None else TaskName.classification
-
-
 def load(name: str, dtype: DtypeName, device: str) -> Model:
     """The model of `--model`, on the device that was asked for."""
     import torch
@@ -97,9 +92,12 @@ def load(name: str, dtype: DtypeName, device: str) -> Model:
 
 def refuse_unprintable(attack: str | None) -> None:
     """Refuse attacks whose results a command cannot show, before anything is asked or computed."""
-    from unmask.attacks.table import Attack, Secret
+    from unmask.attacks.table import ATTACKS, Secret
+    from unmask.specs import split_text
 
-    kind = Attack.parse(attack).kind if attack is not None else None
+    kind = ATTACKS.get(split_text(attack or "")[0])
+    if kind is not None and kind.secret is Secret.OUTPUT_LAYER:
+        raise InputError(f"the attack '{attack}' has a command of its own: unmask recover output-layer --help")
     if kind is not None and (kind.secret is Secret.NETWORK or (kind.secret is Secret.INPUTS and kind.is_baseline)):
         raise InputError(
             f"this command cannot show what the attack '{attack}' finds ({kind.claims}); run it from Python, as "

@@ -51,6 +51,7 @@ def recover_weights_command(
     Another: [bold]unmask recover weights --oracle https://api.example/f --width 64 --budget 50000 --json[/bold]
     """
     from unmask.attacks.recover import recover_from_answers
+    from unmask.attacks.table import DEFAULT
     from unmask.evidence.oracles import OracleEvidence
     from unmask.integrations.http import HttpOracle
     from unmask.terminal import note, progress_bar, working
@@ -66,7 +67,7 @@ def recover_weights_command(
     with _open_ledger(path, budget, f"{service.name}, tokens of {width}") as book:
         evidence = OracleEvidence(service, width, book, max_norm)
         with working("probing the oracle"):
-            profile = _probe(evidence, seed) if attack is None else None
+            profile = _probe(evidence, seed) if attack in (None, DEFAULT) else None
         if path is not None and ledger is None:
             note(f"answers are kept in {path} (--ledger names another file, --no-ledger keeps none)")
         if profile is not None and not json:

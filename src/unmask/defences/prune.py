@@ -35,10 +35,10 @@ def keep_random(evidence: AnyTensors, share: float, generator: torch.Generator) 
     """
     _require_share(share)
 
-    def masked(_: str, gradient: Tensor) -> Tensor:
+    def prune_tensor(_: str, gradient: Tensor) -> Tensor:
         return _only(gradient, torch.rand(gradient.shape, generator=generator) < share)
 
-    return change_tensors(evidence, masked)
+    return change_tensors(evidence, prune_tensor)
 
 
 def _require_share(share: float) -> None:

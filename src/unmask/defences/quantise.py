@@ -28,14 +28,14 @@ def quantise_int8(evidence: AnyTensors, generator: torch.Generator | None = None
     Source of the random rounding: QSGD, arXiv 1610.02132.
     """
 
-    def rounded(levels: Tensor) -> Tensor:
+    def round_levels(levels: Tensor) -> Tensor:
         if generator is None:
             return levels.round()
         # 127 + u can round up to 128.
         threshold = torch.rand(levels.shape, generator=generator).to(levels.device)
         return (levels + threshold).floor().clamp(-_INT8_LARGEST, _INT8_LARGEST)
 
-    return change_tensors(evidence, lambda _, gradient: _on_grid(gradient, _INT8_LARGEST, rounded))
+    return change_tensors(evidence, lambda _, gradient: _on_grid(gradient, _INT8_LARGEST, round_levels))
 
 
 def quantise_fp8(evidence: AnyTensors) -> AnyTensors:
@@ -45,10 +45,10 @@ def quantise_fp8(evidence: AnyTensors) -> AnyTensors:
     max|G|/458752 vanish.
     """
 
-    def rounded(levels: Tensor) -> Tensor:
+    def round_levels(levels: Tensor) -> Tensor:
         return levels.float().to(torch.float8_e4m3fn).double()
 
-    return change_tensors(evidence, lambda _, gradient: _on_grid(gradient, _FP8_LARGEST, rounded))
+    return change_tensors(evidence, lambda _, gradient: _on_grid(gradient, _FP8_LARGEST, round_levels))
 
 
 def quantise_bf16(evidence: AnyTensors) -> AnyTensors:
@@ -60,9 +60,9 @@ def quantise_bf16(evidence: AnyTensors) -> AnyTensors:
     return change_tensors(evidence, lambda _, gradient: gradient.bfloat16().to(gradient.dtype))
 
 
-def _on_grid(gradient: Tensor, largest: float, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+def _on_grid(gradient: Tensor, largest: float, round_levels: Callable[[Tensor], Tensor]) -> Tensor:
     """Round G·largest/max|G| and scale back, in float64, in which no scale of a float32 tensor becomes zero."""
     if not bool(gradient.any()):
         return gradient
     top = gradient.abs().max().double()
-    return (rounded(gradient.double() / top * largest) / largest * top).to(gradient.dtype)
+    return (round_levels(gradient.double() / top * largest) / largest * top).to(gradient.dtype)

@@ -131,18 +131,6 @@ class LossPoint:
         """2 Q = ∇²L − 2JᵀJ − 2γI: what makes L non-convex."""
         return self._symmetric(_curvature(self))
 
-    def hessian_product(self, U: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """∇²L·U: the derivative of ½∇L = Fᵀq + E Y + Eᵀ Z + γX along U, factor by factor, doubled."""
-        at, W, V, gamma = self.attention, self.loss.map.W, self.loss.V, self.loss.gamma
-        dF = at.weights_jvp(U @ at.Y.mT + at.Z @ U.mT)
-        dq = (dF @ self.X + at.F @ U) @ V @ V.mT
-        slopes = self.q @ self.X.mT
-        slopes = slopes - (at.F * slopes).sum(-1, keepdim=True)  # q_iᵀr_ik, so E = F∘slopes
-        dE = dF * slopes + at.weights_jvp(dq @ self.X.mT + self.q @ U.mT)
-        dE -= at.F * (dF * slopes).sum(-1, keepdim=True)
-        product = dF.mT @ self.q + at.F.mT @ dq + dE @ at.Y + dE.mT @ at.Z
-        return 2 * (product + self.E @ (U @ W.mT) + self.E.mT @ (U @ W) + gamma * U)
-
     def _symmetric(self, half: _Half, gamma: float = 0.0) -> Float[Tensor, "nd nd"]:
         """N + Nᵀ + 2γI."""
         H = _add_transpose(_strips(self.attention, half))

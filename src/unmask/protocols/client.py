@@ -162,6 +162,11 @@ def choose_pooling(model: Model, pooling: Pooling | None) -> Pooling:
     return pooling
 
 
+def usual_task(model: Model) -> Task:
+    """What a client most likely trains the model for."""
+    return Task.NEXT_TOKEN if model.causal and model.unembedding is not None else Task.CLASSIFICATION
+
+
 def require_next_token(model: Model, batch: Batch) -> None:
     """Refuse next-token training where nothing predicts, or nothing is to be predicted."""
     if model.unembedding is None or not model.causal:

@@ -19,23 +19,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.solvers.iterate import Ending, System
+from unmask.solvers.iterate import Ending, ResidualState, System
 
 
 @dataclass(frozen=True)
-class ChordState:
+class ChordState(ResidualState):
     """A point, its residual, the factors in use and whether they belong to this very point."""
 
-    x: Float[Tensor, " m"]
-    residual: Float[Tensor, " m"]
     factors: tuple[Tensor, Tensor]
     is_fresh: bool
     ending: Ending | None = None
-
-    @property
-    def value(self) -> float:
-        """‖r‖."""
-        return float(self.residual.norm())
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,19 @@ class State(Protocol):
         """Why this state is the last one, if it is."""
 
 
+@dataclass(frozen=True)
+class ResidualState:
+    """A point and its residual."""
+
+    x: Float[Tensor, " m"]
+    residual: Float[Tensor, " e"]
+
+    @property
+    def value(self) -> float:
+        """‖r‖."""
+        return float(self.residual.norm())
+
+
 S = TypeVar("S", bound=State)
 P = TypeVar("P", contravariant=True)
 

@@ -21,25 +21,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.solvers.iterate import Ending, System
+from unmask.solvers.iterate import Ending, ResidualState, System
 
 _LEAST_DAMPING = 1e-14  # below it the damped step is Newton's
 
 
 @dataclass(frozen=True)
-class LeastSquaresState:
+class LeastSquaresState(ResidualState):
     """A point, its residual, the damping that led to it, and whether Newton's step is worth a try."""
 
-    x: Float[Tensor, " m"]
-    residual: Float[Tensor, " e"]
     damping: float
     ending: Ending | None = None
     try_newton: bool = True
-
-    @property
-    def value(self) -> float:
-        """‖r‖."""
-        return float(self.residual.norm())
 
 
 @dataclass(frozen=True)

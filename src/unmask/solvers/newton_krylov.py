@@ -22,7 +22,7 @@ from jaxtyping import Float
 from scipy.sparse.linalg import LinearOperator, gmres
 from torch import Tensor
 
-from unmask.solvers.iterate import Ending
+from unmask.solvers.iterate import Ending, ResidualState
 
 _OVERFLOWS = 1e100  # a preconditioned residual beyond this has no square
 
@@ -48,19 +48,12 @@ class MatrixFreeSystem(Protocol):
 
 
 @dataclass(frozen=True)
-class NewtonKrylovState:
+class NewtonKrylovState(ResidualState):
     """A point and its residual; `linear_solve_stalled` says that GMRES was the reason of the ending."""
 
-    x: Float[Tensor, " m"]
-    residual: Float[Tensor, " m"]
     first_value: float
     ending: Ending | None = None
     linear_solve_stalled: bool = False
-
-    @property
-    def value(self) -> float:
-        """‖r‖."""
-        return float(self.residual.norm())
 
 
 @dataclass(frozen=True)

@@ -20,22 +20,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.solvers.iterate import Ending, System
+from unmask.solvers.iterate import Ending, ResidualState, System
 
 
 @dataclass(frozen=True)
-class TrustRegionState:
+class TrustRegionState(ResidualState):
     """A point, its residual, and the radius in which its linear model is believed."""
 
-    x: Float[Tensor, " m"]
-    residual: Float[Tensor, " e"]
     radius: float
     ending: Ending | None = None
-
-    @property
-    def value(self) -> float:
-        """‖r‖."""
-        return float(self.residual.norm())
 
 
 @dataclass(frozen=True)

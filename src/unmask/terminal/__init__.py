@@ -103,13 +103,13 @@ def print_observation(path: Path, what: str, json: bool) -> None:
 def text_recovery_document(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:
     """A recovery of texts as plain data."""
 
-    def named(tokens: Iterable[int]) -> list[dict[str, Any]]:
+    def list_tokens(tokens: Iterable[int]) -> list[dict[str, Any]]:
         return [{"id": token, "text": model.decode([token])} for token in tokens]
 
     value = {
         "texts": [_text_document(text) for text in recovery.value.texts],
-        "tokens": named(sorted(recovery.value.token_set)),
-        "token_classes": [named(tokens) for tokens in recovery.value.token_classes],
+        "tokens": list_tokens(sorted(recovery.value.token_set)),
+        "token_classes": [list_tokens(tokens) for tokens in recovery.value.token_classes],
     }
     return recovery_document(recovery, value)
 

@@ -27,12 +27,12 @@ def print_attacks(as_json: bool) -> None:
             "source": kind.source,
             "is_baseline": kind.is_baseline,
             "example": kind.example,
-            "settings": [setting.name for setting in kind.settings] if as_json else [],
+            "settings": {each.name: each.expected for each in kind.settings} if as_json else {},
         }
         for name, kind in ATTACKS.items()
     ]
     hint = "choose one by --attack NAME, or by `attacks` in a plan; --json has claims, limits, settings and sources"
-    _print(rows, ("name", "channel", "recovers", "works_on"), as_json, hint)
+    _print(rows, ("name", "channel", "recovers", "works_on", "is_baseline"), as_json, hint)
 
 
 def print_defences(as_json: bool) -> None:
@@ -61,7 +61,7 @@ def _print(rows: list[dict[str, Any]], shown: tuple[str, ...], as_json: bool, hi
     for column in shown:
         table.add_column(column.replace("_", " "), overflow="fold", no_wrap=column == "name")
     for row in rows:
-        table.add_row(*(str(row[column]) for column in shown))
+        table.add_row(*({True: "yes", False: ""}.get(row[column], row[column]) for column in shown))
     console = Console()
     console.print(table)
     console.print(hint, style="dim", highlight=False)

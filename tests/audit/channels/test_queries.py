@@ -32,7 +32,7 @@ def model(llama_folder: Path) -> Model:
 
 def ask(secret: str, *defences: str, model: Model | None = None, seed: int = 0) -> tuple[Recovery[Any], dict[str, Any]]:
     said = {"channel": "queries", "model": "m", "secret": secret, "defences": list(defences), "seed": seed}
-    return interrogate(Case(said), model, None, silent)
+    return interrogate(Case(said | {"attack": "default"}), model, silent)
 
 
 SECRETS = ("random:heads=2,width=8", "attention:layer=1", "output-layer")

@@ -110,7 +110,9 @@ class NuclearNormAttack:
         """Learn, and check on fresh sequences."""
         d = evidence.width
         if self.num_measurements > d * d:
-            raise InputError(f"num_measurements must be at most {d * d}, as many as W has entries")
+            raise InputError(
+                f"num_measurements must be at most {d * d}, as many as W has entries, got {self.num_measurements}"
+            )
         run = QueryRun(self.seed, progress, evidence=evidence, unknowns=d * d + d)
         return _learn(run, lambda v: self.weights(evidence, v, run.generator))
 
@@ -174,16 +176,16 @@ def least_nuclear_norm(
     gram = gram + _RIDGE * gram.diagonal().mean() * torch.eye(len(b)).to(gram)
     factor = torch.linalg.cholesky(gram)
 
-    def projected(Z: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
+    def project(Z: Float[Tensor, "d d"]) -> Float[Tensor, "d d"]:
         off = b - torch.einsum("kd,kd->k", X @ Z, Y)
         weights = torch.cholesky_solve(off[:, None], factor)
         return Z + (X * weights).T @ Y
 
-    Z = projected(X.new_zeros(X.shape[1], X.shape[1]))
+    Z = project(X.new_zeros(X.shape[1], X.shape[1]))
     shrinkage = _SHRINKAGE * torch.linalg.matrix_norm(Z, 2)
     P = Z
     for step in range(max_steps):
-        P = projected(Z)
+        P = project(Z)
         left, values, right = torch.linalg.svd(2 * P - Z, full_matrices=False)
         Q = (left * (values - shrinkage).clamp_min(0)) @ right
         Z = Z + Q - P

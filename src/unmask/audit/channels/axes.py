@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from unmask.attacks.table import Attack, Secret, attacks_of
+from unmask.attacks.table import DEFAULT, Secret, parse_attack
 from unmask.defences.table import parse_defence
 from unmask.errors import InputError
 
 NO_DEFENCE = "none"
-DEFAULT = "default"
 
 
 @dataclass(frozen=True)
@@ -54,17 +53,7 @@ def whole_number(least: int) -> Callable[[Any], int]:
 
 def attack_axis(channel: str, *secrets: Secret) -> Callable[[Any], str]:
     """'default', or an attack of the table that findings of the channel can score."""
-    known = [DEFAULT, *attacks_of(channel, *secrets)]
-
-    def read(value: Any) -> str:
-        if value == DEFAULT:
-            return DEFAULT
-        attack = Attack.parse(read_name(value))
-        if attack.name not in known:
-            raise InputError(f"expected one of {', '.join(known)}, got {value!r}")
-        return str(attack)
-
-    return read
+    return lambda value: str(parse_attack(read_name(value), channel, *secrets) or DEFAULT)
 
 
 def list_of_defences(parse: Callable[[str], Any]) -> Callable[[Any], list[str]]:

@@ -11,7 +11,7 @@ import torch
 from unmask.attacks.run import Progress, silent
 from unmask.audit.cases.case import Case
 from unmask.audit.cases.data import DataSet
-from unmask.audit.channels.axes import DEFAULT, Axis
+from unmask.audit.channels.axes import Axis
 from unmask.audit.findings.finding import Finding
 from unmask.models.adapter import Model
 from unmask.models.load import load_model
@@ -48,8 +48,3 @@ class ChannelAudit:
     run: Callable[[Case, WorkerContext], Finding]
     find_fault: Callable[[Spec], str | None]
     find_model_fault: Callable[[Spec, Model], str | None]
-
-
-def attack_of(case: Case) -> str | None:
-    """The attack that a case names; None for the one that fits."""
-    return None if case["attack"] == DEFAULT else str(case["attack"])

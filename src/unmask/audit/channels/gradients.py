@@ -10,20 +10,8 @@ import torch
 from unmask.attacks.recover import recover_text
 from unmask.attacks.table import Secret
 from unmask.audit.cases.case import Case
-from unmask.audit.channels.axes import (
-    DATA,
-    DEFAULT,
-    DEFENCES,
-    DTYPES,
-    MODELS,
-    SEEDS,
-    Axis,
-    attack_axis,
-    one_of,
-    read_name,
-    whole_number,
-)
-from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext, attack_of
+from unmask.audit.channels import axes
+from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext
 from unmask.audit.channels.text_scores import text_result
 from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.result import finding_of
@@ -31,19 +19,21 @@ from unmask.defences.table import parse_defence
 from unmask.evidence.gradients import Task
 from unmask.models.adapter import Model
 from unmask.observe import observe_update
+from unmask.protocols.client import usual_task
 from unmask.protocols.table import parse_protocol
 
 
 def read_task(value: Any) -> str:
     """A task, with hyphens or underscores."""
-    return one_of(DEFAULT, *(task.value for task in Task))(value.replace("-", "_") if isinstance(value, str) else value)
+    allowed = axes.one_of(axes.DEFAULT, *(task.value for task in Task))
+    return allowed(value.replace("-", "_") if isinstance(value, str) else value)
 
 
 def audit_gradients(case: Case, context: WorkerContext) -> Finding:
     """A client's texts, the update that the server sees, and what the server makes of it."""
     model = context.model(case["model"], case["dtype"])
     texts, others = context.data[case["data"]["name"]].draw(case["batch_size"], case["seed"])
-    task = case["task"] if case["task"] != DEFAULT else _natural_task(model)
+    task = case["task"] if case["task"] != axes.DEFAULT else usual_task(model).value
     seen = observe_update(
         model,
         texts,
@@ -54,7 +44,7 @@ def audit_gradients(case: Case, context: WorkerContext) -> Finding:
         task=task,
         seed=case["seed"],
     )
-    recovery = recover_text(seen.evidence, model, attack=attack_of(case), progress=context.progress)
+    recovery = recover_text(seen.evidence, model, attack=case["attack"], progress=context.progress)
     scores = text_result(recovery, texts, others, model)
     scores["metrics"]["cosine"] = seen.cosine
     if math.isfinite(seen.epsilon):
@@ -84,24 +74,18 @@ def find_model_fault(spec: Spec, model: Model) -> str | None:
     return None
 
 
-def _natural_task(model: Model) -> str:
-    """What a model is trained for as a rule: the next token where it can predict one, else classification."""
-    can_predict = model.causal and model.unembedding is not None
-    return (Task.NEXT_TOKEN if can_predict else Task.CLASSIFICATION).value
-
-
 GRADIENTS = ChannelAudit(
     axes={
-        "models": MODELS,
-        "dtypes": DTYPES,
-        "data": DATA,
-        "batch_sizes": Axis("batch_size", whole_number(1), (4,)),
-        "tasks": Axis("task", read_task, (DEFAULT,)),
-        "protocols": Axis("protocol", lambda value: str(parse_protocol(read_name(value))), ("fedsgd",)),
-        "clients": Axis("clients", whole_number(1), (1,)),
-        "defences": DEFENCES,
-        "attacks": Axis("attack", attack_axis("gradients", Secret.TEXTS, Secret.TOKENS), (DEFAULT,)),
-        "seeds": SEEDS,
+        "models": axes.MODELS,
+        "dtypes": axes.DTYPES,
+        "data": axes.DATA,
+        "batch_sizes": axes.Axis("batch_size", axes.whole_number(1), (4,)),
+        "tasks": axes.Axis("task", read_task, (axes.DEFAULT,)),
+        "protocols": axes.Axis("protocol", lambda value: str(parse_protocol(axes.read_name(value))), ("fedsgd",)),
+        "clients": axes.Axis("clients", axes.whole_number(1), (1,)),
+        "defences": axes.DEFENCES,
+        "attacks": axes.Axis("attack", axes.attack_axis("gradients", Secret.TEXTS, Secret.TOKENS), (axes.DEFAULT,)),
+        "seeds": axes.SEEDS,
     },
     run=audit_gradients,
     find_fault=find_fault,

@@ -10,19 +10,8 @@ import torch
 from unmask.attacks.recover import recover_text
 from unmask.attacks.table import Secret
 from unmask.audit.cases.case import Case
-from unmask.audit.channels.axes import (
-    DATA,
-    DEFAULT,
-    DEFENCES,
-    DTYPES,
-    MODELS,
-    SEEDS,
-    Axis,
-    attack_axis,
-    one_of,
-    whole_number,
-)
-from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext, attack_of
+from unmask.audit.channels import axes
+from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext
 from unmask.audit.channels.text_scores import text_result
 from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.result import finding_of
@@ -34,7 +23,7 @@ from unmask.protocols.hidden import observe_hidden
 
 def read_layer(value: Any) -> int | str:
     """The number of a layer, or 'last'."""
-    return "last" if value == "last" else whole_number(0)(value)
+    return "last" if value == "last" else axes.whole_number(0)(value)
 
 
 def audit_outputs(case: Case, context: WorkerContext) -> Finding:
@@ -46,7 +35,7 @@ def audit_outputs(case: Case, context: WorkerContext) -> Finding:
     generator = torch.Generator().manual_seed(case.seed)
     defences = [parse_defence(text) for text in case["defences"]]
     states = functools.reduce(lambda seen, defence: defend_states(seen, defence, generator), defences, states)
-    recovery = recover_text(states, model, attack=attack_of(case), progress=context.progress)
+    recovery = recover_text(states, model, attack=case["attack"], progress=context.progress)
     return finding_of(case, model, recovery, text_result(recovery, texts, others, model))
 
 
@@ -68,15 +57,15 @@ def find_model_fault(spec: Spec, model: Model) -> str | None:
 
 OUTPUTS = ChannelAudit(
     axes={
-        "models": MODELS,
-        "dtypes": DTYPES,
-        "data": DATA,
-        "batch_sizes": Axis("batch_size", whole_number(1), (1,)),
-        "layers": Axis("layer", read_layer, ("last",)),
-        "sites": Axis("site", one_of(*(site.value for site in Site)), (Site.STREAM.value,)),
-        "defences": DEFENCES,
-        "attacks": Axis("attack", attack_axis("outputs", Secret.TEXTS, Secret.TOKENS), (DEFAULT,)),
-        "seeds": SEEDS,
+        "models": axes.MODELS,
+        "dtypes": axes.DTYPES,
+        "data": axes.DATA,
+        "batch_sizes": axes.Axis("batch_size", axes.whole_number(1), (1,)),
+        "layers": axes.Axis("layer", read_layer, ("last",)),
+        "sites": axes.Axis("site", axes.one_of(*(site.value for site in Site)), (Site.STREAM.value,)),
+        "defences": axes.DEFENCES,
+        "attacks": axes.Axis("attack", axes.attack_axis("outputs", Secret.TEXTS, Secret.TOKENS), (axes.DEFAULT,)),
+        "seeds": axes.SEEDS,
     },
     run=audit_outputs,
     find_fault=find_fault,

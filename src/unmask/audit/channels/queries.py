@@ -9,11 +9,11 @@ import torch
 
 from unmask.attacks.recover import recover_weights
 from unmask.attacks.run import Progress
-from unmask.attacks.table import Attack, Secret
+from unmask.attacks.table import Attack, Secret, parse_attack
 from unmask.audit.cases.case import Case
 from unmask.audit.cases.secrets import QuerySecret, parse_secret
 from unmask.audit.channels.axes import DEFAULT, NO_DEFENCE, SEEDS, Axis, attack_axis, list_of_defences, read_name
-from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext, attack_of
+from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext
 from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.result import finding_of
 from unmask.defences.oracles import (
@@ -41,7 +41,7 @@ _PROMPTS_PER_WIDTH = 2.7
 def audit_queries(case: Case, context: WorkerContext) -> Finding:
     """Weights, a service that answers with them, and the weights that its answers give away."""
     model = context.model(case["model"]) if case["model"] else None
-    recovery, scores = interrogate(case, model, attack_of(case), context.progress)
+    recovery, scores = interrogate(case, model, context.progress)
     return finding_of(case, model, recovery, scores)
 
 
@@ -73,15 +73,13 @@ def find_model_fault(spec: Spec, model: Model) -> str | None:
     return None
 
 
-def interrogate(
-    case: Case, model: Model | None, attack: str | None, progress: Progress
-) -> tuple[Recovery[Any], dict[str, Any]]:
+def interrogate(case: Case, model: Model | None, progress: Progress) -> tuple[Recovery[Any], dict[str, Any]]:
     """Ask the service of a case until its weights are known or cannot be."""
     secret = parse_secret(case["secret"])
     defences = [_of_this_case(parse_oracle_defence(text), case) for text in case["defences"]]
     if secret.name == "output-layer":
         assert model is not None  # plans without a model are refused
-        return _output_layer(case, model, defences, attack, progress)
+        return _output_layer(case, model, defences, progress)
     heads = _secret_heads(secret, model, case["seed"])
     # Where waiting cuts batches, rows are computed one by one: the last digits must not depend on the clock.
     is_cut = any(defence.name == "rate" for defence in defences)
@@ -90,7 +88,7 @@ def interrogate(
         oracle = defence(oracle)
     try:
         width, seed = heads.v.shape[1], case["seed"]
-        recovery = recover_weights(oracle, width=width, attack=attack, progress=progress, seed=seed)
+        recovery = recover_weights(oracle, width=width, attack=case["attack"], progress=progress, seed=seed)
     except RateLimited:
         return _refuse("the service's limit on queries ended the attack"), _scores(0, 1.0, 0)
     score = score_heads(recovery.value, heads)
@@ -130,7 +128,7 @@ def _secret_heads(secret: QuerySecret, model: Model | None, seed: int) -> HeadWe
 
 
 def _output_layer(
-    case: Case, model: Model, defences: list[OracleDefence], attack: str | None, progress: Progress
+    case: Case, model: Model, defences: list[OracleDefence], progress: Progress
 ) -> tuple[Recovery[Any], dict[str, Any]]:
     """A language model's service that shows logits."""
     unembedding = model.unembedding
@@ -146,7 +144,9 @@ def _output_layer(
         shown = defend_logits(shown, defence)
     num_tokens = min(unembedding.shape[0], max(64, int(_TOKENS_PER_WIDTH * model.width)))
     fitting = {"num_tokens": num_tokens, "max_prompts": max(256, int(_PROMPTS_PER_WIDTH * model.width))}
-    run = Attack.parse(attack or "output-layer").make(**fitting, seed=case["seed"])
+    run = (parse_attack(case["attack"], "queries", Secret.OUTPUT_LAYER) or Attack("output-layer")).make(
+        **fitting, seed=case["seed"]
+    )
     recovery = run(LogitEvidence(FunctionLogitOracle(shown, unembedding.shape[0], "logits")), progress)
     found = recovery.value
     known = min(found.at_least or 0, model.width) / model.width

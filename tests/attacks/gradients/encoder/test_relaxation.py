@@ -157,7 +157,7 @@ def test_a_text_of_any_length_fills_every_position(problem):
     relaxation = relaxation_of(problem)
     for text in shapes_of_texts(problem):
         weights = weights_of(relaxation, as_places(problem.places, text))
-        torch.testing.assert_close(relaxation._fill @ weights, relaxation._filled)
+        torch.testing.assert_close(relaxation._fill @ weights, relaxation._fill_values)
 
 
 @torch.no_grad()
@@ -167,7 +167,7 @@ def test_a_pair_of_any_lengths_fills_every_position(pair_problem):
         text = (START, *[17] * first, END, *[250] * second, END)
         if len(text) <= longest:
             weights = weights_of(relaxation, as_places(pair_problem.places, text, pair_kinds(text)))
-            torch.testing.assert_close(relaxation._fill @ weights, relaxation._filled)
+            torch.testing.assert_close(relaxation._fill @ weights, relaxation._fill_values)
 
 
 @torch.no_grad()
@@ -179,7 +179,7 @@ def test_a_pair_of_any_lengths_fills_every_position(pair_problem):
 def test_what_is_no_text_does_not_fill(problem, tokens):
     relaxation = relaxation_of(problem)
     weights = weights_of(relaxation, as_places(problem.places, tokens))
-    assert float((relaxation._fill @ weights - relaxation._filled).abs().max()) > 0.5
+    assert float((relaxation._fill @ weights - relaxation._fill_values).abs().max()) > 0.5
 
 
 @torch.no_grad()
@@ -188,7 +188,7 @@ def test_two_tokens_at_one_position_do_not_fill(problem):
     text = as_places(problem.places, BATCH[0])
     other = as_places(problem.places, (START, 99))[1]
     weights = weights_of(relaxation, (*text, other))
-    assert float((relaxation._fill @ weights - relaxation._filled).abs().max()) > 0.5
+    assert float((relaxation._fill @ weights - relaxation._fill_values).abs().max()) > 0.5
 
 
 # ---- bounds

@@ -97,7 +97,7 @@ class Relaxation:
         return _FILL_WEIGHT * torch.cat(rows)
 
     @cached_property
-    def _filled(self) -> Float[Tensor, " p"]:
+    def _fill_values(self) -> Float[Tensor, " p"]:
         """What the rows of `_fill` give of a text: 1 for type 0, and 0 for a type that an end opened."""
         filled = torch.zeros_like(self._fill[:, 0])
         filled[: self.places.num_positions] = _FILL_WEIGHT
@@ -152,7 +152,7 @@ class Relaxation:
             residual, jacobian = rows.linearise_at(weights)
             unit = jacobian.norm() / len(weights) ** 0.5  # columns of norm 1 on average
             system = torch.cat([jacobian / unit, self._fill])
-            wanted = torch.cat([(jacobian @ weights - residual) / unit, self._filled])
+            wanted = torch.cat([(jacobian @ weights - residual) / unit, self._fill_values])
             aim = box_least_squares(system, wanted, weights, lower, upper)
             before = self._cost(residual / unit, weights)
             for halving in range(_HALVINGS):
@@ -166,7 +166,7 @@ class Relaxation:
                 return
 
     def _cost(self, residual: Float[Tensor, " m"], weights: Float[Tensor, " c"]) -> float:
-        return float(residual.square().sum() + (self._fill @ weights - self._filled).square().sum())
+        return float(residual.square().sum() + (self._fill @ weights - self._fill_values).square().sum())
 
     def rows(self, places: Sequence[int]) -> AttendingRows:
         """The rows of some places, attending to all chosen ones."""

@@ -107,15 +107,15 @@ def open_reader(
         return LogitReader(evidence, view.max_bias), list(tokens)
     tried, first = prompts[:_NUM_TRIED], tuple(tokens[: view.num_tokens])
 
-    def shown(bias: float) -> Tensor:
+    def find_shown(bias: float) -> Tensor:
         return ~evidence.ask([LogitQuestion(prompt, first, bias) for prompt in tried]).isnan().any(0)
 
-    best = shown(view.max_bias)
+    best = find_shown(view.max_bias)
     if int(best.sum()) < 2:
         return None
     bias = view.max_bias
     for _ in range(_NUM_HALVINGS):
-        if not torch.equal(shown(bias / 2), best):
+        if not torch.equal(find_shown(bias / 2), best):
             break
         bias /= 2
     anchor = first[int(best.nonzero()[0])]
