@@ -14,10 +14,10 @@ demo: .venv/.ok  ## all three channels on real weights, with defences, controls 
 	$(BIN)/unmask demo --out runs/demo
 
 quick: lint  ## style, types and the fast tests (about a minute on two cores)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile $(QUICK)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal $(QUICK)
 
 test: lint  ## style, types and the default tests (under 10 minutes on two cores)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 test-slow: lint  ## everything, the long statistics included
 	$(BIN)/pytest

@@ -20,6 +20,12 @@ import unmask
 from unmask.errors import UnknownModelError
 from unmask.models import Model, adapt
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on SmolLM2 run in a row, so that one worker loads and calibrates it, once."""
+    items.sort(key=lambda item: "smollm2" not in getattr(item, "fixturenames", ()))
+
+
 # Tests share these models: whoever changes a weight or a mode does it on a copy (`model.to()`).
 
 

@@ -395,21 +395,6 @@ def test_evidence_is_for_its_owner_alone(update):
     assert update.stat().st_mode & 0o077 == 0
 
 
-def test_two_processes_on_real_weights(smollm2, tmp_path):
-    """`smollm2` is asked for only to skip where it is not installed."""
-    wanted = ["The cat sat on my key.", "Wire 48,200 euros."]
-    texts, out = tmp_path / "texts.txt", tmp_path / "update.safetensors"
-    texts.write_text("\n".join(wanted))
-    keep = ("--keep", "layers.0.", "--keep", "layers.29.mlp.down_proj")
-    observed = process("observe", "gradients", "-m", "smollm2-135m", "-t", texts, "-o", out, "--json", *keep)
-    assert observed.code == DONE, observed.err
-    texts.unlink()
-    recovered = process("recover", "text", out, "-m", "smollm2-135m", "--json")
-    assert recovered.code == DONE, recovered.err
-    assert sorted(text["text"] for text in recovered.document["texts"]) == sorted(wanted)
-    assert all(text["certain"] for text in recovered.document["texts"])
-
-
 # ---- inconclusive
 
 

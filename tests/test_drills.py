@@ -1,7 +1,7 @@
 """The drills of docs/architecture.md, done for real: what an addition takes, in files, and that it is then everywhere.
 
-Each drill copies the package, adds the files of tests/drills/<drill> and the lines that the page shows, counts what it
-touched, and runs tests/drills/<drill>/show.py in a fresh process on the copy.
+On a copy of the package each drill adds the files of tests/drills/<drill> and the lines that the page shows; what it
+touched is counted. Then tests/drills/<drill>/show.py of all drills run in a fresh process on the copy.
 """
 
 from __future__ import annotations
@@ -63,34 +63,43 @@ def apply(title: str, folder: str, copy: Path) -> set[str]:
     return {str(path.relative_to(home)) for path in added} | set(changed)
 
 
-@pytest.mark.parametrize("title", COUNTS)
-def test_a_drill_takes_as_many_files_as_the_page_says(title, tmp_path):
-    folder, count = COUNTS[title]
-    copy = tmp_path / "src" / "unmask"
+@pytest.fixture(scope="module")
+def drilled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, set[str]]]:
+    """A copy of the package with all additions, and the files that each one touched."""
+    copy = tmp_path_factory.mktemp("drills") / "src" / "unmask"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    touched = apply(title, folder, copy)
-    assert len(touched - COMPUTES) == count, touched
+    return copy, {title: apply(title, folder, copy) for title, (folder, _) in COUNTS.items()}
+
+
+@pytest.mark.parametrize("title", COUNTS)
+def test_a_drill_takes_as_many_files_as_the_page_says(title, drilled):
+    copy, touched = drilled[0], drilled[1][title]
+    assert len(touched - COMPUTES) == COUNTS[title][1], touched
     for name in touched:
         module = f"unmask.{name.removesuffix('.py').replace('/', '.')}"
         source = (copy / name).read_text(encoding="utf-8")
         assert not layer_faults(source, module)
         assert not name.startswith("attacks/") or not fence_faults(source, module)
-    work = tmp_path / "work"
-    work.mkdir()
-    shown = run_fresh(copy.parent, DRILLS / folder / "show.py", work)
+
+
+def test_what_was_added_is_everywhere(drilled, tmp_path):
+    scripts = [DRILLS / folder / "show.py" for folder, _ in COUNTS.values()]
+    shown = run_fresh(drilled[0].parent, tmp_path, *scripts)
     assert shown.returncode == 0, shown.stderr[-3000:]
 
 
-def run_fresh(source: Path, script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script in a new process that imports unmask from a copy."""
+def run_fresh(source: Path, folder: Path, *scripts: Path) -> subprocess.CompletedProcess[str]:
+    """Run scripts in a new process that imports unmask from a copy."""
     environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), str(folder)]
+    lines = ["import runpy, sys", f"sys.argv[1:] = [{str(folder)!r}]"]
+    lines += [f"runpy.run_path({str(script)!r}, run_name='__main__')" for script in scripts]
+    command = [sys.executable, "-c", "; ".join(lines)]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def test_without_the_change_nothing_is_there(tmp_path):
     """The same demonstration on the package as it is fails: the drills show what they add."""
-    shown = run_fresh(PACKAGE.parent, DRILLS / "defence" / "show.py", tmp_path)
+    shown = run_fresh(PACKAGE.parent, tmp_path, DRILLS / "defence" / "show.py")
     assert shown.returncode != 0
     assert "assert" in shown.stderr
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 
 import unmask
@@ -89,6 +90,7 @@ def test_an_encoder_gives_up_the_words_that_were_masked(minilm, one_thread):
     assert all(text.certain for text in recovery.value.texts)
 
 
+@pytest.mark.slow
 def test_an_encoder_gives_up_texts_that_are_nearly_the_same(minilm, one_thread):
     """Equal words at equal positions, a text of one word and one that comes twice; in bfloat16 the words alone."""
     texts = ["The doctor said it is bad.", "The doctor said it is late.", "The nurse said it is late.", "Cancer"]

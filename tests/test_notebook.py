@@ -26,6 +26,7 @@ def test_it_is_stored_without_outputs():
     assert not any(cell.outputs or cell.execution_count for cell in cells)
 
 
+@pytest.mark.slow
 def test_it_keeps_its_promises(minilm, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     notebook = nbformat.read(NOTEBOOK, as_version=4)

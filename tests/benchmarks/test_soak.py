@@ -208,7 +208,7 @@ def test_damage_is_done_where_the_recipe_says(soak):
 
 # ---- a slice of the campaign; `make soak` runs all of it
 
-SLICE = {"gradients": 34, "encoders": 5, "states": 16, "controls": 16, "files": 32, "oracles": 12, "kills": 1}
+SLICE = {"gradients": 20, "encoders": 3, "states": 10, "controls": 8, "files": 20, "oracles": 8, "kills": 1}
 
 
 @pytest.mark.parametrize("name", SLICE)

@@ -97,6 +97,7 @@ def test_the_weights_of_the_service_are_recovered(undisturbed):
     assert document["queries"]["paid_now"] == document["queries"]["in_ledger"] <= document["queries"]["asked"]
 
 
+@pytest.mark.slow
 def test_failures_and_the_deaths_of_both_sides_change_nothing(tmp_path, undisturbed, num_all):
     bill = tmp_path / "bill"
     bill.touch()

@@ -301,6 +301,7 @@ def test_real_weights(minilm):
     assert 0 < private.epsilon < 10
 
 
+@pytest.mark.slow
 def test_real_weights_of_a_tied_decoder(smollm2):
     """SmolLM2: an embedding that is the output layer too, RMSNorm by functorch; two texts one by one, 3 GiB."""
     texts = ["The patient was discharged on Friday.", "Transfer it today, please."]

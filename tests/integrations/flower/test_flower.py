@@ -401,6 +401,7 @@ def folder():
         yield Path(name)
 
 
+@pytest.mark.slow
 def test_the_token_sets_of_flowers_own_clients(wheel, minilm, folder):
     """Flower's Hugging Face quick-start, as its package has it; the audit line is the only change.
 

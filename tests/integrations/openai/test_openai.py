@@ -99,6 +99,7 @@ def test_rounding_to_two_decimals_protects_nothing(small):
     assert recovery.value.hidden_size == WIDTH
 
 
+@pytest.mark.slow
 def test_smollm2_behind_a_server_has_width_576_by_full_logits(smollm2):
     with serving(smollm2, full_logits=True) as (client, _):
         # Started where the answer is expected, since a growing sample would be decomposed twelve times.

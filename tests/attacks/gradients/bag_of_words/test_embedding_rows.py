@@ -172,8 +172,17 @@ def test_defences_that_leave_zeros_zero_leave_the_tokens(minilm, defence):
     assert tokens(sent, minilm) == {token for text in SENTENCES for token in minilm.encode(text)}
 
 
-@pytest.mark.parametrize("sigma", [1e-5, 1e-3, 1e-1])
-@pytest.mark.parametrize("after", ["clip:norm=1", "topk:share=0.1", "topk:share=0.01", "random:share=0.01", "int8"])
+@pytest.mark.parametrize(
+    ("after", "sigma"),
+    [
+        ("clip:norm=1", 1e-3),
+        ("topk:share=0.1", 1e-5),
+        ("topk:share=0.01", 1e-3),
+        ("topk:share=0.01", 1e-1),
+        ("random:share=0.01", 1e-1),
+        ("int8", 1e-5),
+    ],
+)
 def test_noise_of_which_a_part_is_sent_yields_no_false_token(minilm, sigma, after):
     """Negative control: empty rows are what chance left of them."""
     evidence = observe_gradients(minilm, SENTENCES, task="classification", parameters=["embeddings.", "layer.0."])

@@ -177,7 +177,9 @@ def withheld(minilm: Model) -> GradientEvidence:
     return observe_gradients(minilm, SENTENCES, task="classification", parameters=parameters)
 
 
-@pytest.mark.parametrize("defence", ["noise:sigma=1e-4", "int8", "fp8"])
+@pytest.mark.parametrize(
+    "defence", ["noise:sigma=1e-4", *(pytest.param(x, marks=pytest.mark.slow) for x in ("int8", "fp8"))]
+)
 def test_real_weights_give_up_their_tokens(minilm, withheld, defence):
     """End to end; DAGER's own test finds no token from σ = 1e-10 on, a million times less."""
     sent = parse_defence(defence)(withheld, torch.Generator().manual_seed(0))

@@ -89,6 +89,7 @@ def test_a_down_projection_of_noise_with_true_tokens_certifies_nothing(batch):
     assert not recovery.value.certain
 
 
+@pytest.mark.slow
 def test_too_many_tokens_end_as_a_bag_of_words_with_guesses():
     """b ≈ 3.5 d leaves the soft score nothing to go by; what is not verified is not claimed."""
     model, texts = wide_gpt2(), zipf_texts(36, seed=3)

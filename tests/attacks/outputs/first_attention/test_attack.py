@@ -146,6 +146,7 @@ def test_real_weights_in_bfloat16(smollm2):
     assert text.tokens[:num_certain] == tuple(tokens[:num_certain])
 
 
+@pytest.mark.slow
 def test_noise_on_real_weights(smollm2):
     evidence = observed(smollm2, [smollm2.encode(LETTER)[:4]])
     shuffled = evidence.states.flip(-1)

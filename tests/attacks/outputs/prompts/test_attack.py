@@ -132,7 +132,7 @@ def sentence(smollm2: Model) -> list[int]:
 
 def test_smollm2_random_tokens(smollm2):
     tokens = torch.randint(0, smollm2.vocab_size, (12,), generator=torch.Generator().manual_seed(3)).tolist()
-    assert_exact(PromptAttack()(observe_hidden(smollm2, [tokens], layer=6), smollm2), [tokens])
+    assert_exact(PromptAttack()(observe_hidden(smollm2, [tokens]), smollm2), [tokens])
 
 
 def test_tokens_that_smollm2_never_learned(smollm2):

@@ -106,6 +106,7 @@ def test_real_weights(minilm, layer):
     assert sorted(text.tokens for text in recovery.value.certain) == expected
 
 
+@pytest.mark.slow
 def test_real_weights_last_layer(minilm):
     """What sentence embeddings are averaged from; what is certain is right."""
     evidence = observe_hidden(minilm, SENTENCES, site=Site.FINAL_NORM)
