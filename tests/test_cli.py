@@ -216,6 +216,7 @@ def test_a_reader_that_stops_is_no_mistake(arguments):
     assert (code, complaint) == (DONE, "")
 
 
+@pytest.mark.slow
 def test_a_recovery_that_nobody_reads_ends_as_it_would_have(folder, update):
     code, complaint = read_nothing("recover", "text", update, "-m", folder)
     assert code == DONE, complaint

@@ -35,6 +35,7 @@ def test_a_decoder_gives_up_eight_texts_exactly(smollm2, tmp_path: Path):
     assert score.num_false == 0
 
 
+@pytest.mark.slow
 def test_a_decoder_gives_up_texts_that_it_classifies(smollm2):
     texts = TEXTS[8:12]
     evidence = unmask.observe_gradients(smollm2, texts, task="classification", parameters=ENDS_OF_SMOLLM2)
@@ -43,6 +44,7 @@ def test_a_decoder_gives_up_texts_that_it_classifies(smollm2):
     assert {text.text for text in recovery.value.certain} == set(texts)
 
 
+@pytest.mark.slow
 def test_an_encoder_gives_up_eight_texts_exactly_without_its_embedding(minilm, one_thread):
     """A client that freezes its embeddings: block 0's gradients tell every token, and where it stands."""
     texts = TEXTS[:8]

@@ -127,6 +127,7 @@ def test_encoders(benchmark, tmp_path, capsys):
     assert row["ours"][benchmark.WHOLE]["false_certain"] == 0
 
 
+@pytest.mark.slow
 def test_noise_is_met_with_swept_tolerances(benchmark, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(benchmark, "word_salad", lambda *_, **__: [[START, 10, 11, 12, END], [START, 20, 21, 22, END]])
     rows = run(benchmark, tmp_path / "out.json", "--only", "noise", "--sigmas", "0", "1e-6")

@@ -80,6 +80,7 @@ def exact_arguments(data: Path, out: Path, *more: str) -> list[str]:
     return [*wanted, "--data", str(data / "cola.tsv"), "--out", str(out), *more]
 
 
+@pytest.mark.slow
 def test_exact_texts_of_every_pooling_and_update(benchmark, data, tmp_path, capsys):
     out = tmp_path / "exact.jsonl"
     benchmark.main(exact_arguments(data, out))

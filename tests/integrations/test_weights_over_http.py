@@ -124,6 +124,7 @@ def test_failures_and_the_deaths_of_both_sides_change_nothing(tmp_path, undistur
     assert score.num_missing == score.num_extra == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_asks_only_what_it_never_heard(tmp_path, service, num_all):
     learner, before = Learner(service.url, tmp_path), service.num_answered
     with learner.start() as killed:

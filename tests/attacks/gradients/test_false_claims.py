@@ -58,6 +58,7 @@ def small_llama() -> Model:
 # ---- continuations that the model is sure of
 
 
+@pytest.mark.slow
 def test_a_text_does_not_end_where_the_model_is_sure_of_what_follows(smollm2):
     """A text cut before a token that the model is sure of ('recreat|es') used to be a second, certain text."""
     lines = [SURE, "The biopsy was positive."]

@@ -184,6 +184,7 @@ class Killer:
             os.kill(working[0].pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_driver_and_a_killed_worker_lose_and_repeat_nothing(plan, whole, tmp_path):
     out = tmp_path / "out"
     process, family = start(plan, out), []

@@ -177,9 +177,10 @@ def withheld(minilm: Model) -> GradientEvidence:
     return observe_gradients(minilm, SENTENCES, task="classification", parameters=parameters)
 
 
-@pytest.mark.parametrize(
-    "defence", ["noise:sigma=1e-4", *(pytest.param(x, marks=pytest.mark.slow) for x in ("int8", "fp8"))]
-)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8")]
+
+
+@pytest.mark.parametrize("defence", ["noise:sigma=1e-4", *SLOW])
 def test_real_weights_give_up_their_tokens(minilm, withheld, defence):
     """End to end; DAGER's own test finds no token from σ = 1e-10 on, a million times less."""
     sent = parse_defence(defence)(withheld, torch.Generator().manual_seed(0))
@@ -194,6 +195,7 @@ def test_real_weights_give_up_their_tokens(minilm, withheld, defence):
         assert not Dager()(sent, minilm).value.token_set
 
 
+@pytest.mark.slow
 def test_the_whole_attack_calls_nothing_certain(minilm, withheld):
     sent = parse_defence("noise:sigma=1e-4")(withheld, torch.Generator().manual_seed(1))
     recovery = recover_text(sent, minilm)
@@ -202,6 +204,7 @@ def test_the_whole_attack_calls_nothing_certain(minilm, withheld):
     assert not recovery.value.certain
 
 
+@pytest.mark.slow
 def test_noise_of_the_same_norm_on_real_weights_is_not_applicable(minilm, withheld):
     recovery = BagOfWordsAttack()(
         replace(withheld, gradients=noise(withheld, torch.Generator().manual_seed(0))), minilm

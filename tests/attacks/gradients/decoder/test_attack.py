@@ -266,7 +266,7 @@ def test_one_to_twenty_four_texts(family, num_texts, request):
     assert_exact(attack(model, texts), texts)
 
 
-@sample("family, task", product(["gpt2", "llama"], TASKS), [("gpt2", "next_token"), ("llama", "classification")])
+@sample("family, task", product(["gpt2", "llama"], TASKS), [("gpt2", "next_token")])
 def test_a_long_text(family, task):
     rng = random.Random(0)
     model = wide_model(family, 320)
@@ -330,8 +330,8 @@ def run_random_batches(num_batches: int, seed: int) -> list[str]:
     return faults
 
 
-def test_twenty_random_batches_are_all_exact():
-    assert not run_random_batches(20, seed=0)
+def test_ten_random_batches_are_all_exact():
+    assert not run_random_batches(10, seed=0)
 
 
 @pytest.mark.slow
@@ -483,19 +483,18 @@ def test_a_span_with_one_free_direction_gives_no_false_certainty(decoder, task):
 def test_a_client_in_bfloat16_gives_its_words_and_no_false_text(family, task, request):
     model = request.getfixturevalue(family)
     rng = random.Random(6)
-    for _ in range(3):
-        texts = random_texts(rng, 30, model.vocab_size, longest=9)
-        evidence = observe_gradients(model.to(dtype=torch.bfloat16), texts, task=task)
-        assert evidence.compute_dtype is torch.bfloat16
-        recovery = recover_text(evidence, model)
-        assert_nothing_false(recovery, texts)
-        seen = {token for text in texts for token in (text[:-1] if task == "next_token" else text)}
-        everything = {token for text in texts for token in text}
-        if recovery.status.conclusive:
-            words = recovery.value.token_set
-            # bfloat16 keeps 8 bits: a word whose gradient is 2⁻⁸ of the largest may drown, one in twenty at most.
-            assert len(words & everything) >= 0.95 * len(words)
-            assert len(words & seen) >= 0.95 * len(seen)
+    texts = random_texts(rng, 30, model.vocab_size, longest=9)
+    evidence = observe_gradients(model.to(dtype=torch.bfloat16), texts, task=task)
+    assert evidence.compute_dtype is torch.bfloat16
+    recovery = recover_text(evidence, model)
+    assert_nothing_false(recovery, texts)
+    seen = {token for text in texts for token in (text[:-1] if task == "next_token" else text)}
+    everything = {token for text in texts for token in text}
+    if recovery.status.conclusive:
+        words = recovery.value.token_set
+        # bfloat16 keeps 8 bits: a word whose gradient is 2⁻⁸ of the largest may drown, one in twenty at most.
+        assert len(words & everything) >= 0.95 * len(words)
+        assert len(words & seen) >= 0.95 * len(seen)
 
 
 @sample("family, task", product(WIDE, TASKS), [("wide_gpt2", "next_token"), ("wide_llama", "classification")])

@@ -192,7 +192,7 @@ def test_a_single_word_under_any_seed(tiny_bert, seed):
     assert_exact(attacked(tiny_bert, texts, replace(ATTACK, seed=seed)), texts)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.lists(st.integers(10, 15), min_size=1, max_size=6), min_size=1, max_size=5),
     pooling=st.sampled_from(POOLINGS),
@@ -446,6 +446,7 @@ def test_it_is_the_default_for_encoders(minilm):
     assert replace(recovery, cost=again.cost) == again
 
 
+@pytest.mark.slow
 def test_an_update_that_was_rounded_claims_nothing_false(minilm):
     """A client in bfloat16: rows are some 1e-2 outside of the spans, where no gap is left."""
     client = minilm.to(dtype=torch.bfloat16)

@@ -62,6 +62,7 @@ def test_blocks_that_do_not_exist_are_refused(model):
         invert_stack(model, torch.ones(2, 64), top=9)
 
 
+@pytest.mark.slow
 def test_real_weights_are_honest(smollm2):
     """Two trained blocks: whatever is claimed is right, and nothing is called recovered on a residual alone."""
     tokens = smollm2.encode("Stock fell")

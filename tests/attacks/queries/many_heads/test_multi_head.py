@@ -43,6 +43,7 @@ def test_eight_heads_of_width_64_with_hardly_more_queries_than_unknowns():
     assert recovery.cost.queries == sum(details[part] for part in parts)
 
 
+@pytest.mark.slow
 def test_eight_heads_of_width_64_in_float32():
     recovery = check(random_head(64, num_heads=8), 2e-4, dtype=torch.float32)
     assert recovery.certificate.details[PER_UNKNOWN] <= 1.25

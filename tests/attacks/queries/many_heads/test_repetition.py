@@ -68,6 +68,7 @@ def test_heads_that_noise_hides_are_never_claimed():
     assert recovery.status is Status.NOTHING_FOUND or score.worst_W_error < 0.1
 
 
+@pytest.mark.slow
 def test_an_oracle_that_is_no_attention_is_refused():
     weights = random_head(4).v[0]
     evidence = OracleEvidence(FunctionOracle(lambda X: (X.sum(1) @ weights).abs() + X[:, -1] @ weights), 4)

@@ -56,6 +56,7 @@ def test_section_4_1_network_64_256():
     assert queries_each(found, 64 * 256) < 1.8
 
 
+@pytest.mark.slow
 def test_biases_784_32():
     found, score = recovered(random_layers(784, 32, biases=True))
     assert score.function_error < 1e-8
