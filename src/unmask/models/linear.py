@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,12 +28,16 @@ class LinearLayer:
 
     parameter: str
     stored_transposed: bool
-    columns: tuple[int, int] | None = None
+    columns: Sequence[int] | None = None  # a range where they lie side by side
 
     def orient(self, stored: Tensor) -> Float[Tensor, "d_in d_out"]:
         """A weight or gradient as (d_in, d_out), whatever the family stores."""
         whole = stored.T if self.stored_transposed else stored
-        return whole if self.columns is None else whole[:, slice(*self.columns)]
+        if self.columns is None:
+            return whole
+        if isinstance(self.columns, range):
+            return whole[:, self.columns.start : self.columns.stop]
+        return whole[:, list(self.columns)]
 
 
 @dataclass(frozen=True)
