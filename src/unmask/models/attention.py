@@ -5,9 +5,37 @@ Notation: h query heads in g groups of r = h/g, e a head's width; o = h·e, head
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """From queries and keys to scores: scale·q·k, bounded by `softcap`·tanh(·/softcap), plus what positions add.
+
+    `sinks` are the scores of reading nothing, one a head.
+    """
+
+    scale: float
+    softcap: float | None = None
+    has_bias: bool = False
+    sinks: tuple[float, ...] | None = None
+
+    def bound(self, scores: Tensor) -> Tensor:
+        """Scores that no query can exceed."""
+        return scores if self.softcap is None else self.softcap * (scores / self.softcap).tanh()
+
+    def weights(self, scores: Float[Tensor, "*n j"], head_axis: int) -> Float[Tensor, "*n j"]:
+        """The softmax over keys; what goes to a sink is left out."""
+        if self.sinks is None:
+            return scores.softmax(-1)
+        shape = [1] * scores.dim()
+        shape[head_axis] = len(self.sinks)
+        sink = scores.new_tensor(self.sinks).view(shape).expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
 
 
 def attend(
@@ -15,14 +43,17 @@ def attend(
     keys: Float[Tensor, "*batch j g e"],
     values: Float[Tensor, "*batch j g e"],
     visible: Bool[Tensor, "*batch q j"],
-    scale: float,
+    rule: Scores,
+    bias: Float[Tensor, "h q j"] | None = None,
 ) -> Float[Tensor, "*batch q o"]:
     """What every query reads from the keys that it may see."""
     repeats = queries.shape[-2] // keys.shape[-2]
     keys, values = (part.repeat_interleave(repeats, dim=-2) for part in (keys, values))
-    scores = torch.einsum("...qhe,...jhe->...hqj", queries, keys) * scale
+    scores = rule.bound(torch.einsum("...qhe,...jhe->...hqj", queries, keys) * rule.scale)
+    scores = scores if bias is None else scores + bias
     scores = scores.masked_fill(~visible[..., None, :, :], torch.finfo(scores.dtype).min)
-    return torch.einsum("...hqj,...jhe->...qhe", scores.softmax(-1), values).flatten(-2)
+    weights = rule.weights(scores, head_axis=-3)
+    return torch.einsum("...hqj,...jhe->...qhe", weights, values).flatten(-2)
 
 
 def attend_behind(
@@ -31,12 +62,15 @@ def attend_behind(
     own_values: Float[Tensor, "c g e"],
     keys: Float[Tensor, "s j g e"],
     values: Float[Tensor, "s j g e"],
-    scale: float,
+    rule: Scores,
+    bias: Float[Tensor, "h j"] | None = None,
 ) -> Float[Tensor, "s c o"]:
     """What each of c candidates reads behind each of s prefixes: the prefix, and itself, with one softmax over both."""
-    grouped = queries.unflatten(1, (own_keys.shape[1], -1)) * scale
+    grouped = queries.unflatten(1, (own_keys.shape[1], -1)) * rule.scale
     before = torch.einsum("cgre,sjge->scgrj", grouped, keys)
     itself = torch.einsum("cgre,cge->cgr", grouped, own_keys).expand(len(keys), -1, -1, -1)
-    weights = torch.cat([before, itself[..., None]], dim=-1).softmax(-1)
+    scores = rule.bound(torch.cat([before, itself[..., None]], dim=-1))
+    scores = scores if bias is None else scores + bias.unflatten(0, (own_keys.shape[1], -1))
+    weights = rule.weights(scores.flatten(2, 3), head_axis=-2).view_as(scores)
     mixed = torch.einsum("scgrj,sjge->scgre", weights[..., :-1], values)
     return (mixed + weights[..., -1:] * own_values[:, :, None]).flatten(2)

@@ -30,6 +30,11 @@ class LinearLayer:
     stored_transposed: bool
     columns: Sequence[int] | None = None  # a range where they lie side by side
 
+    @property
+    def module(self) -> str:
+        """The layer's name."""
+        return self.parameter.rpartition(".")[0]
+
     def orient(self, stored: Tensor) -> Float[Tensor, "d_in d_out"]:
         """A weight or gradient as (d_in, d_out), whatever the family stores."""
         whole = stored.T if self.stored_transposed else stored
@@ -47,8 +52,12 @@ class TokenHead:
     features: Callable[[Tensor], Tensor]
     embedding: Float[Tensor, "vocab d"]
     bias: Float[Tensor, " vocab"] | None = None
+    scale: float = 1.0
+    softcap: float | None = None
 
     def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n vocab"]:
         """Logits of each row."""
         logits = self.features(states) @ self.embedding.T
-        return logits if self.bias is None else logits + self.bias
+        logits = logits if self.bias is None else logits + self.bias
+        logits = logits if self.scale == 1 else logits * self.scale
+        return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()

@@ -6,24 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from unmask.errors import InputError, UnmaskError, UnsupportedModelError
 from unmask.models.adapter import Model
-from unmask.models.bert import Bert
 from unmask.models.catalog import load_pretrained
-from unmask.models.gpt2 import GPT2
-from unmask.models.llama import Llama
 from unmask.models.peft_adapters import Adapters, split_adapters
-
-# transformers' `model_type` → adapter. The only place that knows a family's name.
-FAMILIES: dict[str, type[Model]] = {
-    "gpt2": GPT2,
-    "llama": Llama,
-    "mistral": Llama,
-    "qwen2": Llama,
-    "bert": Bert,
-}
-
 
 def load_model(
     source: str | Path | Any,
@@ -46,19 +34,27 @@ def load_model(
 
 def adapt(hf: Any, tokenizer: Any = None) -> Model:
     """The adapter of a transformers model, or of the base of a PEFT model."""
-    hf, adapters = split_adapters(hf)
-    model_type = getattr(getattr(hf, "config", None), "model_type", None)
-    if model_type not in FAMILIES:
-        seen = f"a model of type '{model_type}'" if model_type else f"an object of type {type(hf).__name__}"
+    hf, adapters = split_adapters(unwrap(hf))
+    if not isinstance(getattr(hf, "config", None), transformers.PreTrainedConfig):
         raise UnsupportedModelError(
-            f"{seen} has no adapter. Supported families are {', '.join(sorted(FAMILIES))}. "
-            "docs/adding-a-model.md says how to add one in about 60 lines."
+            f"an object of type {type(hf).__name__} is no transformers model; give one, or the name of a folder"
         )
-    model = FAMILIES[model_type](hf, tokenizer)
+    model = Model(hf, tokenizer)
     if adapters is not None:
         named = {model.canonical_name(name): factor for name, factor in adapters.factors.items()}
         model.adapters = Adapters(named, adapters.scale)
     return model
+
+
+def unwrap(hf: Any) -> Any:
+    """The model inside wrappers: data-parallel ones, and compiled ones."""
+    while True:
+        inner = getattr(hf, "_orig_mod", None)
+        if inner is None and type(hf).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+            inner = hf.module
+        if inner is None:
+            return hf
+        hf = inner
 
 
 def require_model(model: Any, error: type[UnmaskError] = InputError) -> None:

@@ -27,7 +27,7 @@ class Kind(Enum):
     ATTENTION = "attention"  # all of it in one call
 
 
-_KINDS: Mapping[Any, Kind] = {
+KINDS: Mapping[Any, Kind] = {
     **dict.fromkeys([torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm], Kind.PRODUCT),
     **dict.fromkeys([torch.baddbmm, Tensor.baddbmm], Kind.PRODUCT),
     **dict.fromkeys([torch.softmax, Tensor.softmax, functional.softmax], Kind.SOFTMAX),
@@ -98,7 +98,7 @@ class Operations(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation; keep it if attention is made of such."""
-        output, kind = func(*args, **(kwargs or {})), _KINDS.get(func)
+        output, kind = func(*args, **(kwargs or {})), KINDS.get(func)
         if kind is not None:
             operands = tuple(each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor))
             self.record.operations.append(Operation(kind, self.record.tick(), operands, kwargs or {}, output))

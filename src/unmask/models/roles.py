@@ -24,12 +24,18 @@ STREAM, ATTENTION, MLP = "stream", "attention", "mlp"  # rows of a block that ar
 
 @dataclass(frozen=True)
 class Heads:
-    """The operands of one softmax: queries (batch, h, n, e), keys and values (batch, g, n, e), and the mixed values."""
+    """The operands of one softmax: queries (batch, h, n, e), keys and values (batch, g, n, e), and the mixed values.
+
+    `scores` (batch, h, n, m) are what the softmax is given, m = n + 1 where every query may also read nothing (a sink);
+    `softcap` is the largest score where a tanh bounds them.
+    """
 
     queries: Tensor
     keys: Tensor
     values: Tensor
     mixed: Tensor
+    scores: Tensor
+    softcap: float | None
     start: int
     end: int
 
@@ -43,6 +49,15 @@ class MlpCore:
 
 
 @dataclass(frozen=True)
+class MlpSum:
+    """The sum that the MLP's output is added to, in units of it: `factor` times the sum goes through modules `behind`."""
+
+    input: Sum
+    factor: float
+    behind: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class BlockLayout:
     """Where a block keeps what: names of modules below it, and how rows flow between them."""
 
@@ -53,6 +68,8 @@ class BlockLayout:
     mlp: MlpCore | None
     output: Sum | None
     flow: RowFlow
+    attention_sum: Sum | None = None  # all that later rows depend on behind attention; None where the stream goes round it
+    mlp_sum: MlpSum | None = None
     num_heads: int = 0
     num_key_value_heads: int = 0
     head_width: int = 0
@@ -90,9 +107,9 @@ class _Finder:
         linear |= down
         output = find_sum(self.block.output, self.known)  # type: ignore[arg-type]
         shape = (0, 0, 0) if heads is None else (heads.queries.shape[1], heads.keys.shape[1], heads.queries.shape[3])
-        return BlockLayout(
-            linear, module, attention_input, mlp_input, core, output, RowFlow(dict(self.steps)), *shape
-        )
+        flow = RowFlow(dict(self.steps))
+        sums = _attention_sum(flow, mlp_input, output), _mlp_sum(flow, output)
+        return BlockLayout(linear, module, attention_input, mlp_input, core, output, flow, *sums, *shape)
 
     # ---- attention
 
@@ -227,6 +244,40 @@ class _Finder:
         )
 
 
+def _attention_sum(flow: RowFlow, mlp_input: Sum | None, output: Sum | None) -> Sum | None:
+    """The stream with attention added once, if nothing behind it depends on anything else; in parallel, the output."""
+    if mlp_input is None or output is None:
+        return None
+    names = {*_sources(mlp_input, flow.steps), *_sources(output, flow.steps)}
+    sums = [mlp_input, output, *(flow.steps[name] for name in names if name in flow.steps)]
+    parts = [{n: c for n, c in each.factors.items() if n in (STREAM, ATTENTION)} for each in sums]
+    parts = [part for part in parts if part]
+    if all(part == parts[0] and part.get(ATTENTION) == 1 and STREAM in part for part in parts):
+        return Sum(parts[0])
+    if ATTENTION not in _sources(mlp_input, flow.steps) and output.factors.get(ATTENTION) == 1:
+        return None  # in parallel with the MLP: its sum is the whole block's, which `_mlp_sum` has
+    return None
+
+
+def _mlp_sum(flow: RowFlow, output: Sum | None) -> MlpSum | None:
+    """The sum that holds the MLP's output, if all that leaves the block goes through it."""
+    if output is None:
+        return None
+    behind: list[str] = []
+    while MLP not in output.factors:
+        if len(output.factors) != 1:
+            return None  # the stream goes round it
+        ((name, factor),) = output.factors.items()
+        if factor != 1 or name not in flow.steps:
+            return None
+        behind.insert(0, name)
+        output = flow.steps[name]
+    if len(output.factors) == 1:
+        return None
+    factor = output.factors[MLP]
+    return MlpSum(Sum({name: c / factor for name, c in output.factors.items()}), factor, tuple(behind))
+
+
 def find_heads(record: Record, block: Call) -> list[Heads]:
     """The operands of every softmax in a block, in order."""
     rows = block.input
@@ -235,9 +286,7 @@ def find_heads(record: Record, block: Call) -> list[Heads]:
     found = []
     for index, operation in enumerate(operations):
         if operation.kind is Kind.ATTENTION:
-            q, k, v = operation.operands[:3]
-            mixed = operation.output
-            found.append(Heads(q, k, v, mixed.transpose(1, 2), operation.start, operation.start))
+            found.append(_of_one_call(operation))
         elif operation.kind is Kind.SOFTMAX and operation.operands[0].dim() >= 3:
             heads = _around(operation, operations[:index], operations[index + 1 :], len(rows))
             found += [] if heads is None else [heads]
@@ -259,7 +308,32 @@ def _around(softmax: Operation, before: Sequence[Operation], after: Sequence[Ope
     v = heads(last.operands[-1])
     mixed = heads(last.output).transpose(1, 2)
     k, v = _merge_groups(k.transpose(-1, -2), v)
-    return Heads(q, k, v, mixed, first.start, last.start)
+    scores = heads(softmax.operands[0])
+    between = (each for each in before if each.kind is Kind.TANH and first.start < each.start)
+    bounded = next((heads(each.output) for each in between if each.output.numel() == scores.numel()), None)
+    softcap = None if bounded is None else find_bound(scores, bounded)
+    return Heads(q, k, v, mixed, scores, softcap, first.start, last.start)
+
+
+def find_bound(bounded: Tensor, tangents: Tensor) -> float:
+    """c in c·tanh(·), given some of its values (others are masked)."""
+    return float((bounded.detach().double() / tangents.detach().double())[tangents != 0].median())
+
+
+def _of_one_call(attention: Operation) -> Heads:
+    """All of attention in one call: its scores are made again."""
+    q, k, v = attention.operands[:3]
+    k, v = _merge_groups(k, v)
+    scale = attention.options.get("scale") or q.shape[-1] ** -0.5
+    scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2) * scale
+    mask = attention.options.get("attn_mask")
+    mask = attention.operands[3] if mask is None and len(attention.operands) > 3 else mask
+    if attention.options.get("is_causal"):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        lowest = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask, lowest) if mask.dtype is torch.bool else scores + mask
+    return Heads(q, k, v, attention.output.transpose(1, 2), scores, None, attention.start, attention.start)
 
 
 def _merge_groups(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,128 @@
+"""Queries, keys and values of any block, made by the model's own attention module.
+
+The module is called as the model itself would call it at these positions, and stopped at its softmax: rotations, norms
+of queries and keys, groups and whatever a family adds are then in its queries and keys. With what arguments it is called
+is asked of the body: its blocks are skipped, and tell what they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from unmask.models.record import KINDS, Kind, hook_before
+
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+class _Told(Exception):  # noqa: N818 — not an error: the pass has told what was asked
+    """What was wanted is known; the rest of the pass is left out."""
+
+
+class _StopAtSoftmax(TorchFunctionMode):
+    """Keeps the operands of the products around the next softmax, then ends the pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[tuple[Tensor, ...]] = []
+        self.is_behind = False
+        self.heads: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, or end the pass where values are mixed."""
+        kind = KINDS.get(func)
+        tensors = tuple(each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor))
+        if kind is Kind.ATTENTION:
+            self.heads = tensors[0], tensors[1], tensors[2]
+            raise _Told
+        if kind is Kind.PRODUCT and self.is_behind:
+            queries, keys = self.products[-1][-2:]
+            self.heads = queries, keys.transpose(-1, -2), tensors[-1]
+            raise _Told
+        if kind is Kind.PRODUCT:
+            self.products.append(tensors)
+        if kind is Kind.SOFTMAX and self.products:
+            self.is_behind = True
+        return func(*args, **(kwargs or {}))
+
+
+def read_heads(
+    attention: nn.Module, where: int | str, arguments: Arguments, rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (N, h, e) that an attention module makes of rows (N, d), each a text of its own."""
+    mode = _StopAtSoftmax()
+    given, options = replace_rows(arguments, where, rows[:, None])
+    try:
+        with mode:
+            attention(*given, **options)
+    except _Told:
+        pass
+    assert mode.heads is not None  # the same module told them when the model was asked
+    return tuple(part.reshape(len(rows), -1, part.shape[-1]) for part in mode.heads)  # type: ignore[return-value]
+
+
+def block_arguments(
+    body: Any, blocks: Sequence[nn.Module], returned: Sequence[Any], run: Callable[[], Any]
+) -> list[Arguments]:
+    """What each block is given when something is run; the blocks themselves are skipped."""
+    calls: list[Arguments] = []
+
+    def skip(*given: Any, **options: Any) -> Any:
+        calls.append((given, options))
+        if len(calls) == len(blocks):
+            raise _Told
+        hidden = given[0] if given else options["hidden_states"]
+        rest = returned[len(calls) - 1]
+        return hidden if rest is None else (hidden, *rest)
+
+    with _replaced(set(blocks), skip):
+        try:
+            run()
+        except _Told:
+            pass
+    return calls
+
+
+def module_arguments(block: nn.Module, module: nn.Module, arguments: Arguments) -> Arguments:
+    """What a module inside a block is given when the block is called."""
+    seen: list[Arguments] = []
+
+    def stop(_: nn.Module, given: Any, options: Any) -> None:
+        seen.append((given, options))
+        raise _Told
+
+    with hook_before(module, stop):
+        try:
+            block(*arguments[0], **arguments[1])
+        except _Told:
+            pass
+    return seen[0]
+
+
+def replace_rows(arguments: Arguments, where: int | str, rows: Tensor) -> Arguments:
+    """The same arguments, with other rows."""
+    given, options = arguments
+    if isinstance(where, int):
+        return (*given[:where], rows, *given[where + 1 :]), options
+    return given, {**options, where: rows}
+
+
+@contextmanager
+def _replaced(modules: set[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
+    """Modules that run something else for a while."""
+    before = {module: module.__dict__.get("forward") for module in modules}
+    for module in modules:
+        module.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module, own in before.items():
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own  # type: ignore[method-assign]
