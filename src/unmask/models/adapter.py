@@ -17,11 +17,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from unmask.errors import InputError
-from unmask.models.attention import Scores, attend
+from unmask.models.attention import Scores, attend, attend_behind
 from unmask.models.attention_calls import Arguments, block_arguments, module_arguments, read_heads, replace_rows
 from unmask.models.fingerprint import copy_module, fingerprint_of
 from unmask.models.layernorm_sum import LayerNormOfSum
-from unmask.models.layout import POSITION, TOKEN, TYPE, BlockPlace, ModelLayout, ask_bias, ask_model
+from unmask.models.layout import POSITION, TOKEN, TYPE, BlockPlace, ModelLayout, ask_bias, ask_model, no_cache
 from unmask.models.linear import LinearLayer, Role, TokenHead
 from unmask.models.peft_adapters import Adapters
 from unmask.models.record import first_tensor, input_of
@@ -123,6 +123,10 @@ class Model(Vocabulary):
     def num_key_value_heads(self) -> int:
         """Number of key/value heads; fewer than query heads under grouped-query attention."""
         return self._place(0).layout.num_key_value_heads
+
+    @property
+    def _head_counts(self) -> tuple[int, int, int]:
+        return self.num_heads, self.num_key_value_heads, self.num_key_value_heads
 
     @property
     def head_width(self) -> int:
@@ -340,8 +344,11 @@ class Model(Vocabulary):
         place = self._place(block)
         assert place.layout.attention is not None
         name, where = place.layout.attention
+        if not rows.numel():
+            return tuple(rows.new_zeros(*rows.shape[:-1], n, self.head_width) for n in self._head_counts)  # type: ignore[return-value]
         asked = positions.flatten()
-        asked = asked[:1] if len(asked) and bool((asked == asked[0]).all()) else asked
+        if not self.scores(block).has_bias and bool((asked == asked[0]).all()):
+            asked = asked[:1]  # one text's arguments fit all of them
         arguments = self._attention_arguments(block, asked)
         q, k, v = read_heads(self._module(block, name), where, arguments, rows.flatten(0, -2))
         repeats = k.shape[1] // place.layout.num_key_value_heads
@@ -353,7 +360,7 @@ class Model(Vocabulary):
         if key not in self._arguments:
             if len(self._arguments) >= _KEPT:
                 self._arguments.clear()
-            inputs: dict[str, Any] = {"input_ids": torch.zeros_like(positions)[:, None]}
+            inputs: dict[str, Any] = {"input_ids": torch.zeros_like(positions)[:, None], **no_cache(self.body)}
             if self.layout.takes_positions:
                 inputs["position_ids"] = positions[:, None]
             blocks, returned = [self._block(i) for i in range(self.num_blocks)], [p.returned for p in self.layout.blocks]
@@ -389,6 +396,20 @@ class Model(Vocabulary):
         bias = None if bias is None else bias[:, keys.shape[-3] - queries.shape[-3] :]
         return attend(queries, keys, values, allowed, self.scores(block), bias)
 
+    def mix_behind(
+        self,
+        block: int,
+        queries: Float[Tensor, "c h e"],
+        own_keys: Float[Tensor, "c g e"],
+        own_values: Float[Tensor, "c g e"],
+        keys: Float[Tensor, "s j g e"],
+        values: Float[Tensor, "s j g e"],
+    ) -> Float[Tensor, "s c o"]:
+        """What each of c candidates reads behind each of s prefixes: the prefix, and itself."""
+        bias = self.score_bias(block, keys.shape[1] + 1)
+        bias = None if bias is None else bias[:, -1]
+        return attend_behind(queries, own_keys, own_values, keys, values, self.scores(block), bias)
+
     def score_bias(self, block: int, length: int) -> Float[Tensor, "h length length"] | None:
         """What positions add to the scores of a block (ALiBi, relative positions); None where they add nothing."""
         if not self.scores(block).has_bias:
@@ -409,6 +430,11 @@ class Model(Vocabulary):
     def after_attention(self, block: int, states: Float[Tensor, "*n d"], mixed: Float[Tensor, "*n o"]) -> Attended:
         """The block's rows behind its output projection, given the mixed values that enter it."""
         return Attended(states, self._apply(block, Role.ATTENTION_OUT, mixed))
+
+    def carries_all(self, role: Role, block: int) -> bool:
+        """Whether all that later rows depend on is the sum that a layer's output is added to."""
+        layout = self._place(block).layout
+        return (layout.attention_sum if role is Role.ATTENTION_OUT else layout.mlp_sum) is not None
 
     def attention_sum(self, block: int, attended: Attended) -> Float[Tensor, "*n d"]:
         """All that later rows depend on, behind attention, with what attention adds in it once."""

@@ -101,10 +101,11 @@ def _inputs(hf: Any) -> dict[str, Any]:
     draw = torch.randperm(len(usual), generator=torch.Generator().manual_seed(0))[: _TEXTS * _LENGTH]
     tokens = torch.tensor([usual[index] for index in draw.tolist()]).view(_TEXTS, _LENGTH)
     inputs: dict[str, Any] = {"input_ids": tokens.to(embedding.weight.device)}
-    return inputs | _no_cache(hf)
+    return inputs | no_cache(hf)
 
 
-def _no_cache(hf: Any) -> dict[str, Any]:
+def no_cache(hf: Any) -> dict[str, Any]:
+    """The option that keeps a model from filling a cache, where it has one."""
     return {"use_cache": False} if "use_cache" in inspect.signature(hf.forward).parameters else {}
 
 
@@ -282,7 +283,7 @@ def ask_bias(body: Any, block: nn.Module, layout: ModelLayout, index: int, lengt
     rule = layout.blocks[index].scores
     assert rule is not None
     tokens = torch.arange(length, device=next(body.parameters()).device)[None] % body.get_input_embeddings().weight.shape[0]
-    record = record_pass(body, input_ids=tokens, **_no_cache(body))
+    record = record_pass(body, input_ids=tokens, **no_cache(body))
     call = [each for each in record.calls if each.module is block][0]
     heads = find_heads(record, call)[0]
     q, k = heads.queries.detach(), heads.keys.detach()

@@ -118,4 +118,4 @@ def _mlp_hidden(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
 
 def _next_attention_input(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
     attended = model.after_attention(0, states, mixed)
-    return model.attention_input(1, model.after_mlp(0, attended, model.mlp_hidden(0, attended)))
+    return model.attention_input(1, model.after_mlp(0, attended))

@@ -32,8 +32,6 @@ from torch.func import vjp, vmap
 
 from unmask.errors import InputError
 from unmask.models.adapter import Model
-from unmask.models.attention import attend_behind
-from unmask.models.linear import Role
 
 
 @dataclass(frozen=True)
@@ -105,9 +103,7 @@ class BlockStep:
     def run(self, rows: Float[Tensor, "k d"]) -> BlockOutput:
         """What leaves the block, and each candidate's keys and values."""
         attended = self._attend(rows)
-        stream = self.model.after_attention(self.block, rows, attended.mixed)
-        outputs = self.model.after_mlp(self.block, stream, self.model.mlp_hidden(self.block, stream))
-        return BlockOutput(outputs, attended.keys, attended.values)
+        return BlockOutput(self._leave(rows, attended.mixed), attended.keys, attended.values)
 
     @torch.no_grad()
     def attend(self, rows: Float[Tensor, "k d"]) -> AttentionStep:
@@ -123,28 +119,20 @@ class BlockStep:
 
     def jacobian(self, row: Float[Tensor, " d"]) -> Float[Tensor, "d d"]:
         """∂φ/∂x at one row: entry (i, j) is the derivative of output i by input j."""
-        model, block = self.model, self.block
-        down, out = (self._weight(role) for role in (Role.MLP_OUT, Role.ATTENTION_OUT))
-        x = row.detach()[None]
-        with torch.no_grad():
-            stream = model.after_attention(block, x, self._attend(x).mixed)
-        upper = pull_back(lambda rows: model.mlp_hidden(block, rows), stream, down.T)
-        upper.diagonal().add_(1)
-        return upper + pull_back(lambda rows: self._attend(rows).mixed, x, upper @ out.T)
+        every = torch.eye(len(row), dtype=row.dtype, device=row.device)
+        return pull_back(lambda rows: self._leave(rows, self._attend(rows).mixed), row.detach()[None], every)
+
+    def _leave(self, rows: Tensor, mixed: Tensor) -> Tensor:
+        """What leaves the block, given what attention read."""
+        return self.model.after_mlp(self.block, self.model.after_attention(self.block, rows, mixed))
 
     def _attend(self, rows: Tensor) -> AttentionStep:
         """Scores against the shared prefix and against the row itself, one softmax over both."""
         model, prefix = self.model, self.prefix
         positions = torch.full((len(rows),), self.position, device=rows.device)
         heads, keys, values = model.queries_keys_values(self.block, model.attention_input(self.block, rows), positions)
-        scale = model.scores_scale(self.block)
-        mixed = attend_behind(heads, keys, values, prefix.keys[None], prefix.values[None], scale)[0]
+        mixed = model.mix_behind(self.block, heads, keys, values, prefix.keys[None], prefix.values[None])[0]
         return AttentionStep(mixed, keys, values)
-
-    def _weight(self, role: Role) -> Tensor:
-        weight = self.model.weight(role, self.block)
-        assert weight is not None  # every family has both projections
-        return weight.detach()
 
 
 def pull_back(

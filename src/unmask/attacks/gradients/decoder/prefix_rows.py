@@ -11,7 +11,6 @@ from torch import Tensor
 
 from unmask.attacks.gradients.sites import RowsOf
 from unmask.models.adapter import Model
-from unmask.models.attention import attend_behind
 
 
 @dataclass(frozen=True)
@@ -78,14 +77,8 @@ class Growth:
         step = self._prefixes_at_once(len(following), prefixes.tokens.shape[1])
         for begin in range(0, len(prefixes), step):
             chunk = slice(begin, begin + step)
-            mixed = attend_behind(
-                following.queries,
-                following.keys,
-                following.values,
-                prefixes.keys[chunk],
-                prefixes.values[chunk],
-                self.model.scores_scale(0),
-            )
+            own = following.queries, following.keys, following.values
+            mixed = self.model.mix_behind(0, *own, prefixes.keys[chunk], prefixes.values[chunk])
             yield begin, self.rows_of(self.model, following.states.expand(len(mixed), -1, -1), mixed)
 
     def extend(

@@ -79,7 +79,7 @@ def highest_layer(evidence: GradientEvidence, model: Model) -> Top | None:
     for block in reversed(range(model.num_blocks)):
         for role in (Role.MLP_OUT, Role.ATTENTION_OUT):
             gradient = evidence.linear(model, role, block)
-            if gradient is not None:
+            if gradient is not None and model.carries_all(role, block):
                 return Top(block, role, gradient)
     return None
 
@@ -173,9 +173,9 @@ def _run(model: Model, texts: Sequence[TextInput], top: Top) -> tuple[Tensor, Te
         tokens, mask, num_blocks=block, positions=positions, types=types if has_types else None
     )[-1]
     mixed = model.mixed_values(block, stream, positions, mask)
-    if top.role is Role.ATTENTION_OUT:
-        return mixed, model.attention_sum(block, stream, mixed)
     attended = model.after_attention(block, stream, mixed)
+    if top.role is Role.ATTENTION_OUT:
+        return mixed, model.attention_sum(block, attended)
     hidden = model.mlp_hidden(block, attended)
     return hidden, model.mlp_sum(block, attended, hidden)
 

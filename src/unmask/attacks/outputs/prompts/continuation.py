@@ -88,8 +88,7 @@ class Continuation:
             longer = prefix.extend(keys, values)
             allowed = torch.ones(len(tokens), len(longer), dtype=torch.bool, device=x.device).tril(len(prefix))
             mixed = self.model.mix(block, queries[None], longer.keys[None], longer.values[None], allowed[None])[0]
-            x = self.model.after_attention(block, x, mixed)
-            x = self.model.after_mlp(block, x, self.model.mlp_hidden(block, x))
+            x = self.model.after_mlp(block, self.model.after_attention(block, x, mixed))
             prefixes.append(longer)
         return self.read(x), tuple(prefixes)
 
