@@ -477,13 +477,24 @@ class Model(Vocabulary):
         """The stream that leaves a block; `hidden` if it is known already."""
         layout = self._place(block).layout
         if Role.MLP_OUT in layout.linear:
-            added = self._apply(block, Role.MLP_OUT, self.mlp_hidden(block, attended) if hidden is None else hidden)
+            added = self.mlp_output(block, self.mlp_hidden(block, attended) if hidden is None else hidden)
         else:  # a mixture of experts: run as it is
             assert layout.mlp is not None
             rows = self.mlp_input(block, attended)
             flat = rows.flatten(0, -2)[None] if rows.dim() != 3 else rows
             added = first_tensor(self._module(block, layout.mlp.module or "")(flat)).reshape(rows.shape)  # type: ignore[union-attr]
-        return self._rows(block, layout.output, {STREAM: attended.stream, ATTENTION: attended.added, MLP: added})
+        return self.leave_block(block, attended, added)
+
+    def mlp_output(self, block: int, hidden: Float[Tensor, "*n f"]) -> Float[Tensor, "*n d"]:
+        """What the down projection puts out."""
+        return self._apply(block, Role.MLP_OUT, hidden)
+
+    def leave_block(
+        self, block: int, attended: Attended, added: Float[Tensor, "*n d"]
+    ) -> Float[Tensor, "*n d"]:
+        """The stream that leaves a block, given what its MLP puts out."""
+        given = {STREAM: attended.stream, ATTENTION: attended.added, MLP: added}
+        return self._rows(block, self._place(block).layout.output, given)
 
     def after_last_sum(self, sums: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """What the head sees, given the `mlp_sum` of the last block."""

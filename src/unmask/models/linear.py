@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -58,6 +59,15 @@ class TokenHead:
     def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n vocab"]:
         """Logits of each row."""
         logits = self.features(states) @ self.embedding.T
-        logits = logits if self.bias is None else logits + self.bias
-        logits = logits if self.scale == 1 else logits * self.scale
+        return self.bounded(logits if self.bias is None else logits + self.bias)
+
+    def bounded(self, outputs: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
+        """Logits, given what the output layer puts out."""
+        logits = outputs if self.scale == 1 else outputs * self.scale
         return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
+
+    def slopes(self, logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
+        """How fast logits grow with what the output layer puts out."""
+        if self.softcap is None:
+            return torch.full_like(logits, self.scale)
+        return self.scale * (1 - (logits / self.softcap).square())

@@ -71,8 +71,7 @@ def last_down_projection(evidence: GradientEvidence, model: Model) -> tuple[Floa
     """The gradient that tells endings, if the update holds it, and its name."""
     last = model.num_blocks - 1
     layer = model.linear(Role.MLP_OUT, last)
-    assert layer is not None  # every family has a down projection
-    return evidence.linear(model, Role.MLP_OUT, last), layer.parameter
+    return evidence.linear(model, Role.MLP_OUT, last), "" if layer is None else layer.parameter
 
 
 def endings_at_leaves(model: Model, leaves: Sequence[Node]) -> list[TextEnding]:
@@ -119,10 +118,9 @@ def endings_of_next_token(
     `equal` maps a token that stands for several in the search to all of them.
     """
     own = [u for u, node in enumerate(rows.nodes) if not is_repetition(model, node)]
-    known = LastBlockRows([rows.nodes[u] for u in own], rows.hidden[own], rows.states[own])
+    known = rows[own]
     arrived, foreign = arriving_gradients(known.hidden, gradient)
-    assert model.token_head is not None  # next-token evidence comes from a model with a language head
-    reader = LabelReader(model.token_head, known, arrived, foreign, generator, memory_budget_bytes)
+    reader = LabelReader(model, known, arrived, foreign, generator, memory_budget_bytes)
     labels = reader.labels()
     weights = [weight for found in labels for weight in found.weights.values()]
     unit = unit_weight(weights)

@@ -8,7 +8,9 @@ Notation: as in `endings.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +19,7 @@ from torch import Tensor
 from unmask.attacks.gradients.decoder.last_block_rows import LastBlockRows
 from unmask.attacks.gradients.decoder.prefix_search import Node
 from unmask.linalg.subspace import column_span
-from unmask.models.linear import TokenHead
+from unmask.models.adapter import Model
 
 _SKETCH = 32  # random directions that rank all labels of the vocabulary before a few are tested exactly
 _FINALISTS = 8
@@ -56,16 +58,17 @@ class LabelReader:
 
     def __init__(
         self,
-        head: TokenHead,
+        model: Model,
         rows: LastBlockRows,
         arrived: Float[Tensor, "n d"],
         foreign: Float[Tensor, "d r"],
         generator: torch.Generator,
         memory_budget_bytes: int,
     ) -> None:
-        self.head = head
-        self.embedding = head.embedding.detach()
-        self.states = rows.states.to(self.embedding)
+        assert model.token_head is not None  # next-token evidence comes from a model with a language head
+        self.model, self.head, self.rows = model, model.token_head, rows
+        self.embedding = self.head.embedding.detach()
+        self.added = model.mlp_output(model.num_blocks - 1, rows.hidden)
         self.foreign = foreign.to(self.embedding)
         self.arrived = self._without_foreign(arrived.to(self.embedding))
         sizes = self.arrived.norm(dim=1)
@@ -91,7 +94,7 @@ class LabelReader:
         silent = sorted(self.silent)
         found: dict[int, int | None] = {}
         for chunk in _chunks(silent, self.nodes_at_once):
-            likeliest = self._probabilities(self.states[chunk]).argmax(1)
+            likeliest = self._logits(chunk).argmax(1)
             sizes = weight * self._directions(torch.tensor(chunk), likeliest.cpu()).norm(dim=1)
             for u, label, size in zip(chunk, likeliest.tolist(), sizes.tolist(), strict=True):
                 found[u] = label if size <= _SURE * self.threshold else None
@@ -120,16 +123,28 @@ class LabelReader:
     def _mean_embeddings(self, memory_budget_bytes: int) -> Float[Tensor, "n d"]:
         """μ_u, in chunks of prefixes: probabilities over the vocabulary are the widest rows of all."""
         step = max(1, memory_budget_bytes // (12 * len(self.embedding)))
-        chunks = self.states.split(step)
-        return torch.cat([self._probabilities(chunk) @ self.embedding for chunk in chunks])
+        means = []
+        for chunk in _chunks(list(range(len(self.added))), step):
+            logits = self._logits(chunk)
+            means.append((logits.softmax(-1) * self.head.slopes(logits)) @ self.embedding)
+        return torch.cat(means)
 
-    def _probabilities(self, states: Float[Tensor, "u d"]) -> Float[Tensor, "u vocab"]:
-        return self.head.logits(states).softmax(-1)
+    def _logits(self, nodes: list[int]) -> Float[Tensor, "u vocab"]:
+        outputs = self._features(nodes)(self.added[nodes]) @ self.embedding.T
+        return self.head.bounded(outputs if self.head.bias is None else outputs + self.head.bias)
+
+    def _features(self, nodes: Any) -> Callable[[Tensor], Tensor]:
+        """What the output layer is given at some prefixes, as a function of what the down projection adds there."""
+        last, attended = self.model.num_blocks - 1, self.rows.attended[nodes]
+        return lambda added: self.head.features(self.model.leave_block(last, attended, added))
 
     def _directions(self, nodes: Tensor, labels: Tensor) -> Float[Tensor, "e d"]:
         """Jᵤᵀ(μ_u − e_y) of pairs (u, y): what one occurrence of y behind u sends to u."""
-        pull = self.means[nodes] - self.embedding[labels]
-        backward = torch.func.vjp(self.head.features, self.states[nodes])[1]
+        features, backward = torch.func.vjp(self._features(nodes), self.added[nodes])
+        named = self.embedding[labels]
+        outputs = (features * named).sum(-1, keepdim=True)
+        outputs = outputs if self.head.bias is None else outputs + self.head.bias[labels][:, None]
+        pull = self.means[nodes] - self.head.slopes(self.head.bounded(outputs)) * named
         return self._without_foreign(backward(pull)[0])
 
     def _read(self, u: int) -> Labels:
@@ -157,19 +172,18 @@ class LabelReader:
 
     def _rank(self, nodes: list[int], rests: Float[Tensor, "u d"], num_labels: int) -> Int[Tensor, "u y"]:
         """The labels whose directions are most parallel to each rest, judged in a random sketch of 32 dimensions."""
-        states = self.states[nodes]
-        pushed = torch.stack(
-            [self._push_forward(states, direction) for direction in self.sketch], dim=1
-        )  # (u, sketch, d)
+        pushed = torch.stack([self._push_forward(nodes, way) for way in self.sketch], dim=1)  # (u, sketch, d)
         means = torch.einsum("ud,usd->us", self.means[nodes], pushed)
-        candidates = means[:, None] - torch.einsum("vd,usd->uvs", self.embedding, pushed)
+        slopes = self.head.slopes(self._logits(nodes))[..., None]
+        candidates = means[:, None] - slopes * torch.einsum("vd,usd->uvs", self.embedding, pushed)
         wanted = rests.to(self.sketch) @ self.sketch.T
         cosine = torch.einsum("uvs,us->uv", candidates, wanted) / candidates.norm(dim=-1).clamp_min(1e-30)
         return cosine.topk(min(num_labels, cosine.shape[1])).indices
 
-    def _push_forward(self, states: Float[Tensor, "u d"], direction: Float[Tensor, " d"]) -> Float[Tensor, "u d"]:
-        """J_u·s: how the head's features move when the stream moves along s."""
-        return torch.func.jvp(self.head.features, (states,), (direction.expand_as(states).contiguous(),))[1]
+    def _push_forward(self, nodes: list[int], direction: Float[Tensor, " d"]) -> Float[Tensor, "u d"]:
+        """J_u·s: how the head's features move when what is added moves along s."""
+        added = self.added[nodes]
+        return torch.func.jvp(self._features(nodes), (added,), (direction.expand_as(added).contiguous(),))[1]
 
 
 def _fit(directions: Float[Tensor, "e d"], delta: Float[Tensor, " d"]) -> tuple[Tensor, Tensor]:

@@ -11,23 +11,26 @@ from torch import Tensor
 
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
 from unmask.attacks.gradients.sites import RowsOf
-from unmask.models.adapter import Model
+from unmask.models.adapter import Attended, Model
 
 
 @dataclass(frozen=True)
 class LastBlockRows:
-    """For every prefix: the input of the last block's down projection, and the stream that the block puts out."""
+    """For every prefix: the last block's rows behind attention, and the input of its down projection."""
 
     nodes: list[Node]
     hidden: Float[Tensor, "n f"]
-    states: Float[Tensor, "n d"]
+    attended: Attended
+
+    def __getitem__(self, chosen: list[int]) -> LastBlockRows:
+        return LastBlockRows([self.nodes[u] for u in chosen], self.hidden[chosen], self.attended[chosen])
 
 
 @torch.no_grad()
 def last_block_rows(model: Model, forest: Forest, memory_budget_bytes: int) -> LastBlockRows:
     """Send every leaf through the model and keep each prefix's rows once."""
-    nodes, (hidden, states) = _gather(model, forest.leaves, memory_budget_bytes, _last_block)
-    return LastBlockRows(nodes, hidden, states)
+    nodes, (hidden, stream, added) = _gather(model, forest.leaves, memory_budget_bytes, _last_block)
+    return LastBlockRows(nodes, hidden, Attended(stream, added))
 
 
 @torch.no_grad()
@@ -79,12 +82,11 @@ def _batch(model: Model, leaves: list[Node]) -> tuple[Tensor, Tensor, Tensor]:
     return tokens.to(model.device), mask.to(model.device), positions.to(model.device)
 
 
-def _last_block(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def _last_block(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     last = model.num_blocks - 1
     stream = model.hidden_states(tokens, mask, num_blocks=last, positions=positions)[-1]
     attended = model.after_attention(last, stream, model.mixed_values(last, stream, positions, mask))
-    hidden = model.mlp_hidden(last, attended)
-    return hidden, model.after_mlp(last, attended, hidden)
+    return model.mlp_hidden(last, attended), attended.stream, attended.added
 
 
 def _chunks(model: Model, leaves: list[Node], memory_budget_bytes: int) -> list[list[Node]]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_tied
 from unmask.evidence.gradients import GradientEvidence
-from unmask.models.adapter import Model
+from unmask.models.adapter import Attended, Model
 from unmask.models.linear import Role
 from unmask.protocols.replay import Agreement, agree, only_trainable, tolerance_of
 
@@ -149,12 +149,20 @@ def _send_down(
 
 def down_inputs(model: Model, text: TextInput, block: int) -> Float[Tensor, "n f"]:
     """The input of a block's down projection at every token of a text."""
-    return _run(model, [text], Top(block, Role.MLP_OUT, torch.zeros(0)))[0][0]
+    return model.mlp_hidden(block, _attend(model, [text], block)[1])[0]
 
 
 def _run(model: Model, texts: Sequence[TextInput], top: Top) -> tuple[Tensor, Tensor]:
     """The input of a layer at every token, and what its output adds up to with the stream beside it."""
-    block = top.block
+    mixed, attended = _attend(model, texts, top.block)
+    if top.role is Role.ATTENTION_OUT:
+        return mixed, model.attention_sum(top.block, attended)
+    hidden = model.mlp_hidden(top.block, attended)
+    return hidden, model.mlp_sum(top.block, attended, hidden)
+
+
+def _attend(model: Model, texts: Sequence[TextInput], block: int) -> tuple[Tensor, Attended]:
+    """A block's mixed values and its rows behind attention, at every token."""
     length = max(len(text.tokens) for text in texts)
     tokens, types = torch.zeros(2, len(texts), length, dtype=torch.long, device=model.device)
     mask = torch.zeros(len(texts), length, dtype=torch.bool, device=model.device)
@@ -173,11 +181,7 @@ def _run(model: Model, texts: Sequence[TextInput], top: Top) -> tuple[Tensor, Te
         tokens, mask, num_blocks=block, positions=positions, types=types if has_types else None
     )[-1]
     mixed = model.mixed_values(block, stream, positions, mask)
-    attended = model.after_attention(block, stream, mixed)
-    if top.role is Role.ATTENTION_OUT:
-        return mixed, model.attention_sum(block, attended)
-    hidden = model.mlp_hidden(block, attended)
-    return hidden, model.mlp_sum(block, attended, hidden)
+    return mixed, model.after_attention(block, stream, mixed)
 
 
 def _chunks(
