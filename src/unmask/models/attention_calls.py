@@ -1,17 +1,16 @@
 """Queries, keys and values of any block, made by the model's own attention module.
 
 The module is called as the model itself would call it at these positions, and stopped at its softmax: rotations, norms
-of queries and keys, groups and whatever a family adds are then in its queries and keys. With what arguments it is called
-is asked of the body: its blocks are skipped, and tell what they were given.
+of queries and keys, groups and whatever a family adds are then in them. With what arguments it is called is asked of the
+body: its blocks are skipped, and tell what they were given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -80,11 +79,8 @@ def block_arguments(
         rest = returned[len(calls) - 1]
         return hidden if rest is None else (hidden, *rest)
 
-    with _replaced(set(blocks), skip):
-        try:
-            run()
-        except _Told:
-            pass
+    with _replaced(set(blocks), skip), suppress(_Told):
+        run()
     return calls
 
 
@@ -96,11 +92,8 @@ def module_arguments(block: nn.Module, module: nn.Module, arguments: Arguments) 
         seen.append((given, options))
         raise _Told
 
-    with hook_before(module, stop):
-        try:
-            block(*arguments[0], **arguments[1])
-        except _Told:
-            pass
+    with hook_before(module, stop), suppress(_Told):
+        block(*arguments[0], **arguments[1])
     return seen[0]
 
 

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from unmask.errors import UnsupportedModelError
 from unmask.models.attention import Scores
 from unmask.models.record import Call, Kind, Record, record_pass
-from unmask.models.roles import STREAM, BlockLayout, Heads, find_bound, find_heads, find_layout, is_same
+from unmask.models.roles import STREAM, BlockLayout, find_layout, is_same
+from unmask.models.softmaxes import find_bound, find_heads, find_scores, is_causal
 from unmask.models.wiring import RowFlow, Sum, find_sum
 
 TOKEN, POSITION, TYPE = "token", "position", "type"  # rows of the embedding that are looked up
 _TEXTS, _LENGTH = 2, 7
-_CLOSE = 1e-3  # relative: what a right layout leaves in bfloat16, and a wrong one never
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ def _inputs(hf: Any) -> dict[str, Any]:
     embedding = hf.get_input_embeddings()
     if embedding is None or getattr(embedding, "weight", None) is None:
         raise UnsupportedModelError(f"{type(hf).__name__} has no token embedding, so there is no text to recover")
-    special = {value for name, value in vars(hf.config).items() if name.endswith("_token_id") and isinstance(value, int)}
+    special = {
+        value for name, value in vars(hf.config).items() if name.endswith("_token_id") and isinstance(value, int)
+    }
     usual = [token for token in range(embedding.weight.shape[0]) if token not in special]
     draw = torch.randperm(len(usual), generator=torch.Generator().manual_seed(0))[: _TEXTS * _LENGTH]
     tokens = torch.tensor([usual[index] for index in draw.tolist()]).view(_TEXTS, _LENGTH)
@@ -123,7 +125,7 @@ class _Reader:
         heads = find_heads(self.record, self.blocks[0])
         final, flow = self._final()
         return ModelLayout(
-            causal=_is_causal(heads[0]),
+            causal=is_causal(heads[0]),
             embedding=self._embedding(),
             blocks=places,
             final=final,
@@ -136,7 +138,7 @@ class _Reader:
     def _find_blocks(self) -> list[Call]:
         """Calls of the members of the outermost list of modules that attention happens in."""
         attended = [each for each in self.record.operations if each.kind in (Kind.SOFTMAX, Kind.ATTENTION)]
-        for name, modules in self.body.named_modules():
+        for _name, modules in self.body.named_modules():
             if not isinstance(modules, nn.ModuleList):
                 continue
             calls = [call for call in self.record.calls if any(call.module is member for member in modules)]
@@ -152,7 +154,9 @@ class _Reader:
         layout = find_layout(self.record, call)
         heads = find_heads(self.record, call)
         returned = call.returned[1:] if isinstance(call.returned, (tuple, list)) else None
-        return BlockPlace(self.body_names[call.module], rows, returned, layout, find_scores(heads[0]) if heads else None)
+        return BlockPlace(
+            self.body_names[call.module], rows, returned, layout, find_scores(heads[0]) if heads else None
+        )
 
     # ---- embedding
 
@@ -247,7 +251,9 @@ class _Reader:
         last = self.blocks[-1]
         late = (self.body_names.get(call.module) for call in self.record.calls if call.start > last.end)
         children = {name.partition(".")[0] for name in late if name}
-        return tuple(sorted(f"{name}." for name in children if not any(f"{step}.".startswith(f"{name}.") for step in flow.steps)))
+        return tuple(
+            sorted(f"{name}." for name in children if not any(f"{step}.".startswith(f"{name}.") for step in flow.steps))
+        )
 
 
 def _look_up(table: Any, rows: Tensor | None) -> list[int] | None:
@@ -272,49 +278,17 @@ def _spread(rows: Tensor | None) -> Tensor:
     return rows.reshape(-1, _LENGTH, rows.shape[-1]).expand(_TEXTS, -1, -1)
 
 
-def _is_causal(heads: Heads) -> bool:
-    """Whether no query reads a later key."""
-    later = torch.ones(_LENGTH, _LENGTH, dtype=torch.bool, device=heads.scores.device).triu(1)
-    return bool((heads.scores[0, 0, :, :_LENGTH][later] < torch.finfo(heads.scores.dtype).min / 4).all())
-
-
 def ask_bias(body: Any, block: nn.Module, layout: ModelLayout, index: int, length: int) -> Tensor:
     """What a block's scores have beyond queries and keys, in a text of some length (h, length, length)."""
     rule = layout.blocks[index].scores
     assert rule is not None
-    tokens = torch.arange(length, device=next(body.parameters()).device)[None] % body.get_input_embeddings().weight.shape[0]
+    tokens = (
+        torch.arange(length, device=next(body.parameters()).device)[None] % body.get_input_embeddings().weight.shape[0]
+    )
     record = record_pass(body, input_ids=tokens, **no_cache(body))
-    call = [each for each in record.calls if each.module is block][0]
+    call = next(each for each in record.calls if each.module is block)
     heads = find_heads(record, call)[0]
     q, k = heads.queries.detach(), heads.keys.detach()
     products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)
     added = (heads.scores.detach()[..., :length] - rule.bound(rule.scale * products))[0]
     return added.masked_fill(heads.scores[0, ..., :length] < torch.finfo(added.dtype).min / 4, 0.0)
-
-
-def find_scores(heads: Heads) -> Scores | None:
-    """The rule from queries and keys to scores: a scale, a bound, what is added by position; None if there is none.
-
-    What is added does not depend on the text, so it cancels between two texts, and leaves the scale.
-    """
-    q, k = heads.queries.detach().double(), heads.keys.detach().double()
-    products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)
-    scores = heads.scores.detach().double()
-    sinks = None
-    if scores.shape[-1] == products.shape[-1] + 1:
-        sinks, scores = scores[0, :, 0, -1], scores[..., :-1]
-    visible = (scores > torch.finfo(heads.scores.dtype).min / 4).all(0)
-    raw = scores
-    if heads.softcap is not None:
-        raw = heads.softcap * torch.atanh((scores / heads.softcap).clamp(-1 + 1e-12, 1 - 1e-12))
-    moved, wanted = (products[0] - products[1])[visible], (raw[0] - raw[1])[visible]
-    scale = float((moved @ wanted) / (moved @ moved).clamp_min(1e-300))
-    if float((scale * moved - wanted).norm()) > _CLOSE * max(float(wanted.norm()), 1e-12):
-        return None
-    for plain in (q.shape[-1] ** -0.5, 1.0, float(f"{scale:.4g}")):
-        if abs(plain - scale) <= 1e-4 * abs(scale):
-            scale = plain
-            break
-    added = (raw[0] - scale * products[0])[visible]
-    has_bias = float(added.abs().max()) > _CLOSE * max(1.0, float(raw[0][visible].abs().max()))
-    return Scores(scale, heads.softcap, has_bias, None if sinks is None else tuple(sinks.tolist()))

@@ -13,6 +13,7 @@ from unmask.models.adapter import Model
 from unmask.models.catalog import load_pretrained
 from unmask.models.peft_adapters import Adapters, split_adapters
 
+
 def load_model(
     source: str | Path | Any,
     *,
@@ -50,7 +51,11 @@ def unwrap(hf: Any) -> Any:
     """The model inside wrappers: data-parallel ones, and compiled ones."""
     while True:
         inner = getattr(hf, "_orig_mod", None)
-        if inner is None and type(hf).__name__ in ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"):
+        if inner is None and type(hf).__name__ in (
+            "DataParallel",
+            "DistributedDataParallel",
+            "FullyShardedDataParallel",
+        ):
             inner = hf.module
         if inner is None:
             return hf

@@ -1,10 +1,10 @@
 """The roles of a block's layers, read off one recorded pass: no family is named, no module is known by its name.
 
-    attention inputs   the layers that feed the queries, keys and values of the softmax (by their gradients)
-    output projection  the first layer behind it that is given the mixed values
-    down projection    the layer whose output the block adds to the stream at last
-    MLP inputs         the layers between, that share one input
-    all other rows     sums of earlier ones (`wiring.py`)
+attention inputs   the layers that feed the queries, keys and values of the softmax (by their gradients)
+output projection  the first layer behind it that is given the mixed values
+down projection    the layer whose output the block adds to the stream at last
+MLP inputs         the layers between, that share one input
+all other rows     sums of earlier ones (`wiring.py`)
 """
 
 from __future__ import annotations
@@ -16,28 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from unmask.models.linear import LinearLayer, Role
-from unmask.models.record import Call, Kind, Operation, Record
+from unmask.models.record import Call, Record
+from unmask.models.softmaxes import Heads, find_heads
 from unmask.models.wiring import RowFlow, Sum, find_sum
 
 STREAM, ATTENTION, MLP = "stream", "attention", "mlp"  # rows of a block that are given, not computed by its steps
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The operands of one softmax: queries (batch, h, n, e), keys and values (batch, g, n, e), and the mixed values.
-
-    `scores` (batch, h, n, m) are what the softmax is given, m = n + 1 where every query may also read nothing (a sink);
-    `softcap` is the largest score where a tanh bounds them.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    mixed: Tensor
-    scores: Tensor
-    softcap: float | None
-    start: int
-    end: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +33,7 @@ class MlpCore:
 
 @dataclass(frozen=True)
 class MlpSum:
-    """The sum that the MLP's output is added to, in units of it: `factor` times the sum goes through modules `behind`."""
+    """The sum that the MLP's output is added to, with factor 1; `factor` times it goes through the modules `behind`."""
 
     input: Sum
     factor: float
@@ -68,7 +51,9 @@ class BlockLayout:
     mlp: MlpCore | None
     output: Sum | None
     flow: RowFlow
-    attention_sum: Sum | None = None  # all that later rows depend on behind attention; None where the stream goes round it
+    attention_sum: Sum | None = (
+        None  # all that later rows depend on behind attention; None where the stream goes round it
+    )
     mlp_sum: MlpSum | None = None
     num_heads: int = 0
     num_key_value_heads: int = 0
@@ -220,7 +205,12 @@ class _Finder:
     def _add_steps(self, until: int, after: int = 0) -> None:
         """Modules without layers of their own whose input is a sum of known rows."""
         for call in self.calls:
-            if not after < call.start < until or is_linear(call.module) or _is_idle(call) or self._name(call) in self.steps:
+            if (
+                not after < call.start < until
+                or is_linear(call.module)
+                or _is_idle(call)
+                or self._name(call) in self.steps
+            ):
                 continue
             if call.input is None or call.output is None or call.output.shape[:-1] != call.input.shape[:-1]:
                 continue
@@ -276,75 +266,6 @@ def _mlp_sum(flow: RowFlow, output: Sum | None) -> MlpSum | None:
         return None
     factor = output.factors[MLP]
     return MlpSum(Sum({name: c / factor for name, c in output.factors.items()}), factor, tuple(behind))
-
-
-def find_heads(record: Record, block: Call) -> list[Heads]:
-    """The operands of every softmax in a block, in order."""
-    rows = block.input
-    assert rows is not None
-    operations = [each for each in record.operations if block.holds(each)]
-    found = []
-    for index, operation in enumerate(operations):
-        if operation.kind is Kind.ATTENTION:
-            found.append(_of_one_call(operation))
-        elif operation.kind is Kind.SOFTMAX and operation.operands[0].dim() >= 3:
-            heads = _around(operation, operations[:index], operations[index + 1 :], len(rows))
-            found += [] if heads is None else [heads]
-    return found
-
-
-def _around(softmax: Operation, before: Sequence[Operation], after: Sequence[Operation], batch: int) -> Heads | None:
-    """The products before and behind a softmax over keys."""
-    num_queries = softmax.operands[0].shape[-2]
-    first = next((each for each in reversed(before) if each.kind is Kind.PRODUCT), None)
-    last = next((each for each in after if each.kind is Kind.PRODUCT), None)
-    if first is None or last is None or first.output.shape[-2] != num_queries:
-        return None
-
-    def heads(part: Tensor) -> Tensor:
-        return part if part.dim() == 4 else part.unflatten(0, (batch, -1))
-
-    q, k = (heads(part) for part in first.operands[-2:])
-    v = heads(last.operands[-1])
-    mixed = heads(last.output).transpose(1, 2)
-    k, v = _merge_groups(k.transpose(-1, -2), v)
-    scores = heads(softmax.operands[0])
-    between = (each for each in before if each.kind is Kind.TANH and first.start < each.start)
-    bounded = next((heads(each.output) for each in between if each.output.numel() == scores.numel()), None)
-    softcap = None if bounded is None else find_bound(scores, bounded)
-    return Heads(q, k, v, mixed, scores, softcap, first.start, last.start)
-
-
-def find_bound(bounded: Tensor, tangents: Tensor) -> float:
-    """c in c·tanh(·), given some of its values (others are masked)."""
-    return float((bounded.detach().double() / tangents.detach().double())[tangents != 0].median())
-
-
-def _of_one_call(attention: Operation) -> Heads:
-    """All of attention in one call: its scores are made again."""
-    q, k, v = attention.operands[:3]
-    k, v = _merge_groups(k, v)
-    scale = attention.options.get("scale") or q.shape[-1] ** -0.5
-    scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2) * scale
-    mask = attention.options.get("attn_mask")
-    mask = attention.operands[3] if mask is None and len(attention.operands) > 3 else mask
-    if attention.options.get("is_causal"):
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if mask is not None:
-        lowest = torch.finfo(scores.dtype).min
-        scores = scores.masked_fill(~mask, lowest) if mask.dtype is torch.bool else scores + mask
-    return Heads(q, k, v, attention.output.transpose(1, 2), scores, None, attention.start, attention.start)
-
-
-def _merge_groups(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values once for each group of heads that share them."""
-    for groups in range(1, k.shape[1]):
-        repeats, rest = divmod(k.shape[1], groups)
-        if not rest and all(
-            torch.equal(part, part[:, ::repeats].repeat_interleave(repeats, dim=1)) for part in (k, v)
-        ):
-            return k[:, ::repeats], v[:, ::repeats]
-    return k, v
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """How rows flow from module to module: each input is a sum of earlier rows with constant factors.
 
 A residual stream, a scaled embedding, a multiplier on what a block adds, norms before or behind: all of it is
-Σ cᵢ·rowsᵢ, and the factors are found by least squares over what one pass recorded. So no family's order is written down.
+Σ cᵢ·rowsᵢ, and the factors are found by least squares over what one pass recorded. No family's order is written down.
 """
 
 from __future__ import annotations

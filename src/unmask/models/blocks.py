@@ -1,0 +1,227 @@
+"""The blocks of a model as functions of rows: its own modules, and the sums between them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unmask.models.attention import Scores, attend, attend_behind
+from unmask.models.attention_calls import Arguments, block_arguments, module_arguments, read_heads, replace_rows
+from unmask.models.first_inputs import FirstInputs
+from unmask.models.layout import ask_bias, no_cache
+from unmask.models.linear import Role
+from unmask.models.record import first_tensor, input_of
+from unmask.models.roles import ATTENTION, MLP, STREAM
+from unmask.shapes import MaskBatch, States, TokenBatch
+
+_KEPT = 16  # sets of positions whose arguments are kept
+
+
+@dataclass(frozen=True)
+class Attended:
+    """A block's rows behind attention: the stream that entered the block, and what attention adds to it."""
+
+    stream: Float[Tensor, "*n d"]
+    added: Float[Tensor, "*n d"]
+
+    def __getitem__(self, index: Any) -> Attended:
+        return Attended(self.stream[index], self.added[index])
+
+
+class Blocks(FirstInputs):
+    """Attention and MLP of every block; leading axes of rows are free."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._arguments: dict[tuple[int, ...], list[Arguments]] = {}
+        self._biases: dict[int, Tensor] = {}
+
+    # ---- attention
+
+    def queries_keys_values(
+        self, block: int, rows: Float[Tensor, "*n d"], positions: Int[Tensor, "*n"]
+    ) -> tuple[Float[Tensor, "*n h e"], Float[Tensor, "*n g e"], Float[Tensor, "*n g e"]]:
+        """Heads of queries, keys and values, with whatever the model does to them before its softmax."""
+        place = self._place(block)
+        assert place.layout.attention is not None
+        name, where = place.layout.attention
+        if not rows.numel():
+            return tuple(
+                rows.new_zeros(*rows.shape[:-1], n, self.head_width)
+                for n in (self.num_heads, self.num_key_value_heads, self.num_key_value_heads)
+            )  # type: ignore[return-value]
+        asked = positions.flatten()
+        if not self.scores(block).has_bias and bool((asked == asked[0]).all()):
+            asked = asked[:1]  # one text's arguments fit all of them
+        arguments = self._attention_arguments(block, asked)
+        q, k, v = read_heads(self._module(block, name), where, arguments, rows.flatten(0, -2))
+        repeats = k.shape[1] // place.layout.num_key_value_heads
+        return tuple(part.unflatten(0, rows.shape[:-1]) for part in (q, k[:, ::repeats], v[:, ::repeats]))  # type: ignore[return-value]
+
+    def _attention_arguments(self, block: int, positions: Int[Tensor, " n"]) -> Arguments:
+        """What a block's attention module is given at some positions, each in a text of its own."""
+        key = tuple(positions.tolist())
+        if key not in self._arguments:
+            if len(self._arguments) >= _KEPT:
+                self._arguments.clear()
+            inputs: dict[str, Any] = {"input_ids": torch.zeros_like(positions)[:, None], **no_cache(self.body)}
+            if self.layout.takes_positions:
+                inputs["position_ids"] = positions[:, None]
+            blocks, returned = (
+                [self._block(i) for i in range(self.num_blocks)],
+                [p.returned for p in self.layout.blocks],
+            )
+            with torch.no_grad():
+                self._arguments[key] = block_arguments(self.body, blocks, returned, lambda: self.body(**inputs))
+        place = self._place(block)
+        given = self._arguments[key][block]
+        nothing = torch.zeros(len(positions), 1, self.width, dtype=self.dtype, device=self.device)
+        module = self._module(block, place.layout.attention[0])  # type: ignore[index]
+        with torch.no_grad():
+            return module_arguments(self._block(block), module, replace_rows(given, place.rows, nothing))
+
+    def scores(self, block: int) -> Scores:
+        """How scores of a block are made."""
+        found = self._place(block).scores
+        assert found is not None
+        return found
+
+    def scores_scale(self, block: int) -> float:
+        """The factor on query·key before the softmax."""
+        return self.scores(block).scale
+
+    def mix(
+        self,
+        block: int,
+        queries: Float[Tensor, "*batch q h e"],
+        keys: Float[Tensor, "*batch j g e"],
+        values: Float[Tensor, "*batch j g e"],
+        allowed: Bool[Tensor, "*batch q j"],
+    ) -> Float[Tensor, "*batch q o"]:
+        """Attention output before the output projection, heads side by side; the queries are those of the last keys."""
+        bias = self.score_bias(block, keys.shape[-3])
+        bias = None if bias is None else bias[:, keys.shape[-3] - queries.shape[-3] :]
+        return attend(queries, keys, values, allowed, self.scores(block), bias)
+
+    def mix_behind(
+        self,
+        block: int,
+        queries: Float[Tensor, "c h e"],
+        own_keys: Float[Tensor, "c g e"],
+        own_values: Float[Tensor, "c g e"],
+        keys: Float[Tensor, "s j g e"],
+        values: Float[Tensor, "s j g e"],
+    ) -> Float[Tensor, "s c o"]:
+        """What each of c candidates reads behind each of s prefixes: the prefix, and itself."""
+        bias = self.score_bias(block, keys.shape[1] + 1)
+        bias = None if bias is None else bias[:, -1]
+        return attend_behind(queries, own_keys, own_values, keys, values, self.scores(block), bias)
+
+    def score_bias(self, block: int, length: int) -> Float[Tensor, "h length length"] | None:
+        """What positions add to the scores of a block (ALiBi, relative positions); None where they add nothing."""
+        if not self.scores(block).has_bias:
+            return None
+        known = self._biases.get(block)
+        if known is None or known.shape[-1] < length:
+            known = self._biases[block] = ask_bias(self.body, self._block(block), self.layout, block, 2 * length)
+        return known[:, :length, :length]
+
+    def mixed_values(
+        self, block: int, states: States, positions: TokenBatch, mask: MaskBatch
+    ) -> Float[Tensor, "batch length o"]:
+        """The rows that enter a block's output projection."""
+        rows = self.attention_input(block, states)
+        queries, keys, values = self.queries_keys_values(block, rows, positions)
+        return self.mix(block, queries, keys, values, self.visible_keys(mask))
+
+    def visible_keys(self, mask: MaskBatch) -> Bool[Tensor, "batch length length"]:
+        """Which key each query may see: real tokens, and under a causal mask no later ones."""
+        length = mask.shape[1]
+        allowed = mask[:, None, :].expand(-1, length, -1)
+        if self.causal:
+            allowed = allowed & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+        return allowed
+
+    def after_attention(self, block: int, states: Float[Tensor, "*n d"], mixed: Float[Tensor, "*n o"]) -> Attended:
+        """The block's rows behind its output projection, given the mixed values that enter it."""
+        return Attended(states, self._apply(block, Role.ATTENTION_OUT, mixed))
+
+    # ---- the MLP
+
+    def mlp_input(self, block: int, attended: Attended) -> Float[Tensor, "*n d"]:
+        """What the MLP's first projections see."""
+        wanted = self._place(block).layout.mlp_input
+        return self._rows(block, wanted, {STREAM: attended.stream, ATTENTION: attended.added})
+
+    def mlp_hidden(self, block: int, attended: Attended) -> Float[Tensor, "*n f"]:
+        """The input of the MLP's down projection."""
+        layout, rows = self._place(block).layout, self.mlp_input(block, attended)
+        assert layout.mlp is not None
+        if layout.mlp.module is None:
+            for name in layout.mlp.chain:
+                rows = self._module(block, name)(rows)
+            return rows
+        mlp, down = self._module(block, layout.mlp.module), layout.linear[Role.MLP_OUT]
+        flat = rows.flatten(0, -2)[None] if rows.dim() != 3 else rows
+        # A module may ask for rows that it adds behind the down projection, where it is stopped.
+        needed = sum(each.default is each.empty for each in inspect.signature(mlp.forward).parameters.values())
+        hidden = input_of(self._module(block, down.module), lambda: mlp(*[flat] * max(1, needed)))
+        return hidden.reshape(*rows.shape[:-1], hidden.shape[-1])
+
+    def mlp_output(self, block: int, hidden: Float[Tensor, "*n f"]) -> Float[Tensor, "*n d"]:
+        """What the down projection puts out."""
+        return self._apply(block, Role.MLP_OUT, hidden)
+
+    def after_mlp(
+        self, block: int, attended: Attended, hidden: Float[Tensor, "*n f"] | None = None
+    ) -> Float[Tensor, "*n d"]:
+        """The stream that leaves a block; `hidden` if it is known already."""
+        layout = self._place(block).layout
+        if Role.MLP_OUT in layout.linear:
+            added = self.mlp_output(block, self.mlp_hidden(block, attended) if hidden is None else hidden)
+        else:  # a mixture of experts: run as it is
+            assert layout.mlp is not None
+            rows = self.mlp_input(block, attended)
+            flat = rows.flatten(0, -2)[None] if rows.dim() != 3 else rows
+            added = first_tensor(self._module(block, layout.mlp.module or "")(flat)).reshape(rows.shape)  # type: ignore[union-attr]
+        return self.leave_block(block, attended, added)
+
+    def leave_block(self, block: int, attended: Attended, added: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """The stream that leaves a block, given what its MLP puts out."""
+        given = {STREAM: attended.stream, ATTENTION: attended.added, MLP: added}
+        return self._rows(block, self._place(block).layout.output, given)
+
+    def block_forward(self, block: int, states: States, positions: TokenBatch, mask: MaskBatch) -> States:
+        """One block of the residual stream."""
+        return self.after_mlp(
+            block, self.after_attention(block, states, self.mixed_values(block, states, positions, mask))
+        )
+
+    # ---- sums that all later rows depend on
+
+    def carries_all(self, role: Role, block: int) -> bool:
+        """Whether all that later rows depend on is the sum that a layer's output is added to."""
+        layout = self._place(block).layout
+        return (layout.attention_sum if role is Role.ATTENTION_OUT else layout.mlp_sum) is not None
+
+    def attention_sum(self, block: int, attended: Attended) -> Float[Tensor, "*n d"]:
+        """All that later rows depend on, behind attention, with what attention adds in it once."""
+        found = self._place(block).layout.attention_sum
+        assert found is not None
+        return self._rows(block, found, {STREAM: attended.stream, ATTENTION: attended.added})
+
+    def mlp_sum(self, block: int, attended: Attended, hidden: Float[Tensor, "*n f"]) -> Float[Tensor, "*n d"]:
+        """All that later rows depend on, behind the MLP, with what the down projection adds in it once."""
+        layout = self._place(block).layout
+        assert layout.mlp_sum is not None
+        given = {STREAM: attended.stream, ATTENTION: attended.added, MLP: self._apply(block, Role.MLP_OUT, hidden)}
+        return self._rows(block, layout.mlp_sum.input, given)
+
+    def _apply(self, block: int, role: Role, rows: Tensor) -> Tensor:
+        """A linear layer's output."""
+        return self._module(block, self._place(block).layout.linear[role].module)(rows)

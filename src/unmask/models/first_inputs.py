@@ -1,0 +1,127 @@
+"""What enters block 0: a function of token, position and type alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from unmask.models.layernorm_sum import LayerNormOfSum
+from unmask.models.layout import POSITION, TOKEN, TYPE
+from unmask.models.parts import Parts
+from unmask.models.roles import STREAM
+from unmask.models.wiring import Sum
+
+_ROWS_AT_ONCE = 16384  # of a vocabulary
+
+
+class FirstInputs(Parts):
+    """The embedding, and what the first block's attention sees of it."""
+
+    def embed(
+        self, tokens: Int[Tensor, "*n"], positions: Int[Tensor, "*n"], types: Int[Tensor, "*n"] | None = None
+    ) -> Float[Tensor, "*n d"]:
+        """The residual stream that enters block 0; `types` where the family tells two texts of a pair apart."""
+        layout, find = self.layout.embedding, self.body.get_submodule
+        rows = {TOKEN: find(layout.token)(tokens)}
+        if layout.position is not None:
+            rows[POSITION] = nn.functional.embedding(positions + layout.offset, find(layout.position).weight)
+        if layout.type is not None:
+            kinds = torch.zeros_like(tokens) if types is None else types
+            rows[TYPE] = nn.functional.embedding(kinds, find(layout.type).weight)
+        return layout.flow.evaluate(layout.output, rows, find)
+
+    def attention_input(self, block: int, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """What the query, key and value projections of a block see."""
+        return self._rows(block, self._place(block).layout.attention_input, {STREAM: states})
+
+    def first_input(
+        self, tokens: Int[Tensor, "*n"], positions: Int[Tensor, "*n"], types: Int[Tensor, "*n"] | None = None
+    ) -> Float[Tensor, "*n d"]:
+        """The attention input of block 0: a function of token, position and type alone."""
+        return self.attention_input(0, self.embed(tokens, positions, types))
+
+    def first_input_parts(
+        self, tokens: Int[Tensor, " t"], num_positions: int
+    ) -> tuple[Float[Tensor, "t d"], Float[Tensor, "p d"], Float[Tensor, " d"]]:
+        """What every first input is a combination of: rows of tokens, of learned positions, and the norm's shift."""
+        summed = self.first_input_sum(tokens)
+        if summed is not None:
+            return summed.parts(num_positions)
+        words = self.first_input(tokens, torch.zeros_like(tokens))
+        return words, words.new_zeros(0, words.shape[1]), words.new_zeros(words.shape[1])
+
+    def project_first_inputs(
+        self, matrix: Float[Tensor, "d k"], positions: Sequence[int]
+    ) -> Iterator[Float[Tensor, "vocab k"]]:
+        """x(t, p)·M of every token t, one position after the other."""
+        summed = self.first_input_sum()
+        if summed is not None:
+            yield from summed.project_positions(matrix, positions)
+            return
+        everyone = torch.arange(self.vocab_size, device=self.device)
+        for position in positions:
+            parts = []
+            for some in everyone.split(_ROWS_AT_ONCE):
+                rows = self.first_input(some, torch.full_like(some, position))
+                parts.append(rows @ matrix.to(rows))
+            yield torch.cat(parts)
+
+    def first_input_sum(self, tokens: Int[Tensor, " t"] | None = None) -> LayerNormOfSum | None:
+        """First inputs of type 0 as the norm of a sum, of all tokens or of some; None where they are not that."""
+        norm, layout = self._first_norm, self.layout.embedding
+        if norm is None or layout.position is None:
+            return None
+        words = self.body.get_submodule(layout.token)
+        rows = words.weight if tokens is None else words.weight[tokens]
+        if layout.type is not None:
+            rows = rows + self.body.get_submodule(layout.type).weight[0]
+        return LayerNormOfSum(rows, self.body.get_submodule(layout.position).weight[layout.offset :], norm)
+
+    @cached_property
+    def _first_norm(self) -> nn.LayerNorm | None:
+        """The LayerNorm of token + position (+ type) that first inputs are, where they are that and nothing else."""
+        embedding, block = self.layout.embedding, self._place(0).layout
+        summed = {TOKEN, POSITION} | ({TYPE} if embedding.type is not None else set())
+        if block.attention_input == Sum({STREAM: 1.0}):
+            flow, output, find = embedding.flow, embedding.output, self.body.get_submodule
+            inner = set(output.factors)
+            (name,) = inner if len(inner) == 1 else ("",)
+            given = flow.steps.get(name)
+        elif block.attention_input is not None and set(embedding.output.factors) == summed:
+            (name,) = block.attention_input.factors if len(block.attention_input.factors) == 1 else ("",)
+            find = self._block(0).get_submodule
+            given = embedding.output if block.flow.steps.get(name) == Sum({STREAM: 1.0}) else None
+        else:
+            return None
+        if given is None or set(given.factors) != summed or set(given.factors.values()) != {1.0}:
+            return None
+        norm = find(name)
+        return norm if isinstance(norm, nn.LayerNorm) and norm.bias is not None else None
+
+    # ---- pairs of texts
+
+    @property
+    def token_type_differences(self) -> Float[Tensor, "k d"]:
+        """What token types but 0 add to a first input, up to the norm's scale; no row where there is one type."""
+        kind, norm = self.layout.embedding.type, self._first_norm
+        if kind is None or norm is None:
+            return self.parameter(self.token_embedding).new_zeros(0, self.width)
+        kinds = self.body.get_submodule(kind).weight
+        rows = kinds[1:] - kinds[0]
+        return norm.weight * (rows - rows.mean(1, keepdim=True))
+
+    @property
+    def token_type_directions(self) -> Float[Tensor, "k d"]:
+        """All that first inputs of other types than 0 hold beyond those of type 0, as rows."""
+        norm = self._first_norm
+        if self.num_token_types < 2 or norm is None:
+            return torch.zeros(0, self.width, dtype=self.dtype, device=self.device)
+        return torch.cat([self.token_type_differences, norm.bias[None]]).detach()
+
+    def _rows(self, block: int, wanted: Sum | None, given: dict[str, Tensor]) -> Tensor:
+        assert wanted is not None
+        return self._place(block).layout.flow.evaluate(wanted, given, self._block(block).get_submodule)

@@ -1,0 +1,181 @@
+"""Where a model keeps what: sizes, parameters by canonical name, and the linear layers by their roles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from unmask.models.layout import BlockPlace, ModelLayout, ask_model
+from unmask.models.linear import LinearLayer, Role
+from unmask.models.peft_adapters import Adapters
+from unmask.models.vocabulary import Vocabulary
+
+_NO_LIMIT = 2048  # positions of models that name no limit
+
+
+class Parts(Vocabulary):
+    """The parts of a transformer.
+
+    Names of parameters are those of the bare transformer, without the prefix that a task's head adds
+    ('transformer.h.0…' → 'h.0…'), so evidence from a classifier fits a language model of the same body.
+    """
+
+    def __init__(
+        self, hf: Any, tokenizer: Any = None, adapters: Adapters | None = None, layout: ModelLayout | None = None
+    ) -> None:
+        self.hf = hf
+        self.tokenizer = tokenizer
+        self.adapters = adapters  # LoRA factors of a PEFT model; no part of the weights here
+        self.body: Any = hf.base_model
+        self.config: Any = hf.config
+        self.layout = ask_model(hf, self.body) if layout is None else layout
+
+    @property
+    def family(self) -> str:
+        """Its kind, as transformers calls it."""
+        return str(self.config.model_type)
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one."""
+        return self.layout.causal
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether positions are rows of a table that are added to tokens."""
+        return self.layout.embedding.position is not None
+
+    @property
+    def token_embedding(self) -> str:
+        """Name of the token embedding's parameter."""
+        return f"{self.layout.embedding.token}.weight"
+
+    @property
+    def position_embedding(self) -> str | None:
+        """Name of the position embedding's parameter, where positions are learned."""
+        name = self.layout.embedding.position
+        return None if name is None else f"{name}.weight"
+
+    def _place(self, block: int) -> BlockPlace:
+        return self.layout.blocks[block]
+
+    def _block(self, block: int) -> Any:
+        return self.body.get_submodule(self._place(block).name)
+
+    def _module(self, block: int, name: str) -> nn.Module:
+        return self._block(block).get_submodule(name)
+
+    # ---- sizes
+
+    @property
+    def width(self) -> int:
+        """Width d of the residual stream."""
+        return int(self.config.hidden_size)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of transformer blocks."""
+        return len(self.layout.blocks)
+
+    @property
+    def num_heads(self) -> int:
+        """Number of query heads."""
+        return self._place(0).layout.num_heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Number of key/value heads; fewer than query heads under grouped-query attention."""
+        return self._place(0).layout.num_key_value_heads
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return self._place(0).layout.head_width
+
+    @property
+    def max_positions(self) -> int:
+        """The longest text that the model takes; of a sliding window, the longest that fits into it."""
+        if self.learned_positions:
+            rows = self.parameter(self.position_embedding or "").shape[0]
+            return int(rows) - self.layout.embedding.offset
+        limits = (getattr(self.config, name, None) for name in ("max_position_embeddings", "n_positions", "seq_length"))
+        longest = next((int(limit) for limit in limits if isinstance(limit, int)), _NO_LIMIT)
+        slides = getattr(self.config, "use_sliding_window", True)
+        window = getattr(self.config, "sliding_window", None) if slides else None
+        local = getattr(self.config, "local_attention", None)
+        windows = [window, None if local is None else local // 2]
+        return min([longest, *(int(each) for each in windows if each)])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.parameter(self.token_embedding).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
+        return self.parameter(self.token_embedding).dtype
+
+    @property
+    def num_token_types(self) -> int:
+        """How many token types a pair of texts may use; 1 where the family has none."""
+        kind = self.layout.embedding.type
+        return 1 if kind is None else int(self.body.get_submodule(kind).weight.shape[0])
+
+    # ---- parameters
+
+    def canonical_name(self, name: str) -> str:
+        """A parameter's name without the prefix of the task's model around the body."""
+        prefix = f"{self.hf.base_model_prefix}."
+        return name[len(prefix) :] if self.body is not self.hf and name.startswith(prefix) else name
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters by canonical name; tied ones once."""
+        for name, parameter in self.hf.named_parameters():
+            yield self.canonical_name(name), parameter
+
+    def parameter(self, name: str) -> Tensor:
+        """A parameter by canonical name."""
+        owner = self.body if self.body is not self.hf and not name.startswith(self._head_names) else self.hf
+        return owner.get_parameter(name)
+
+    @property
+    def _head_names(self) -> tuple[str, ...]:
+        prefix = self.hf.base_model_prefix
+        return tuple(f"{name}." for name, _ in self.hf.named_children() if name != prefix)
+
+    def weight(self, role: Role, block: int) -> Float[Tensor, "d_in d_out"] | None:
+        """A linear layer's weight as (d_in, d_out)."""
+        layer = self.linear(role, block)
+        return None if layer is None else layer.orient(self.parameter(layer.parameter))
+
+    def linear(self, role: Role, block: int) -> LinearLayer | None:
+        """Where a linear layer lives; None where the model has none (a gate), shares it, or none was found."""
+        place = self._place(block)
+        layer = place.layout.linear.get(role)
+        if layer is None or self._is_shared(block):
+            return None
+        return replace(layer, parameter=f"{place.name}.{layer.parameter}")
+
+    def _is_shared(self, block: int) -> bool:
+        """Whether other blocks have the same weights: their gradients come in one sum."""
+        return sum(place.name == self._place(block).name for place in self.layout.blocks) > 1
+
+    @property
+    def unembedding(self) -> Float[Tensor, "vocab d"] | None:
+        """Weights of the output layer over the vocabulary; None where the model has no language head."""
+        head = self.hf.get_output_embeddings()
+        return None if head is None else head.weight
+
+    @property
+    def unembedding_name(self) -> str | None:
+        """Canonical name of the output layer's parameter; the token embedding's when they are tied."""
+        weight = self.unembedding
+        if weight is None:
+            return None
+        return next(name for name, parameter in self.named_parameters() if parameter is weight)
