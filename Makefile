@@ -16,7 +16,7 @@ demo: .venv/.ok  ## all three channels on real weights, with defences, controls 
 quick: lint  ## style, types and the fast tests (about a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal $(QUICK)
 
-test: lint  ## style, types and the default tests (under 10 minutes on two cores)
+test: lint  ## style, types and the default tests (11 minutes on two cores of a Neoverse-N1)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 test-slow: lint  ## everything, the long statistics included

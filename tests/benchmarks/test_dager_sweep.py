@@ -47,6 +47,7 @@ def test_a_rank_that_the_papers_cut_spoils_is_recovered_by_another_margin(model)
     assert {text.tokens for text in tuned.value.certain} == set(map(tuple, texts))
 
 
+@pytest.mark.slow
 def test_tuned_tolerances_read_through_noise_that_the_defaults_do_not(model):
     texts = batch(2, 6)
     evidence = noisy(observe(model, texts), 1e-7)

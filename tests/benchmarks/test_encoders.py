@@ -185,6 +185,7 @@ def test_products_are_counted_as_algorithm_3_checks_them(benchmark, model, lengt
     assert counted.tally.needed == counted.tally.checked == checked[-1]
 
 
+@pytest.mark.slow
 def test_algorithm_3_is_measured_or_bounded_and_never_both(benchmark, tmp_path, capsys):
     out = tmp_path / "dager.jsonl"
     wanted = ["--mode", "against-dager", "--rows", "minilm", "--distinct", "--texts", "2", "--lengths", "5"]

@@ -112,6 +112,7 @@ def test_noise_holds_no_gate_over_texts_that_nobody_looked_for(call, model, tmp_
     assert found.control["metrics"]["exact_texts"] == 1
 
 
+@pytest.mark.slow
 def test_with_a_sufficient_defence_a_gate_on_tokens_is_held(call, real, tmp_path):
     rest = 'defences = ["noise:sigma=1e-2"]\ngates = ["token_recall < 0.9"]'
     plan = real(rest)

@@ -33,7 +33,9 @@ TIMEOUT_SECONDS = 60
 @pytest.fixture(scope="module", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test sees the user's cache or asks the hub."""
-    cache = tmp_path_factory.mktemp("cache")
+    cache, converted = tmp_path_factory.mktemp("cache"), cache_folder()
+    if converted.is_dir():  # what was converted before need not be converted again
+        shutil.copytree(converted, cache / "models")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNMASK_CACHE", str(cache))
         patch.setenv("HF_HUB_OFFLINE", "1")

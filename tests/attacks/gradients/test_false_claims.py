@@ -87,6 +87,7 @@ def test_local_steps_are_read(minilm):
 # ---- runs of a leading token
 
 
+@pytest.mark.slow
 def test_run_lengths_are_not_traded_between_texts(smollm2):
     """'111 Main' and '1111 people' used to be certain, though run lengths can be traded between texts."""
     lines = ["111 Main Street", "1111 people came", "11 Main", "11111 people"]
@@ -266,6 +267,7 @@ def test_a_last_token_under_the_tolerance_of_local_training_stays_open():
 # ---- tasks that nobody stated
 
 
+@pytest.mark.slow
 def test_labels_of_several_clients_are_no_counts():
     """One label of three predictions weighs as much as two of six: it used to make a text occur twice."""
     model = adapt(random_model(transformers.BertForMaskedLM, bert_config()), word_tokenizer())

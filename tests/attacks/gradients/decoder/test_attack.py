@@ -284,6 +284,7 @@ def test_a_text_that_fills_every_position(tiny_gpt2, wide_gpt2):
     assert_exact(attack(model, texts), texts)
 
 
+@pytest.mark.slow
 @sample("task", TASKS, ["next_token"])
 def test_the_width_of_gpt2(task):
     model = wide_model("gpt2", 768, vocab=5000, num_heads=12, length=64)

@@ -68,6 +68,7 @@ def test_a_definite_layer_of_32_tokens_is_recovered(family, sharpness):
     assert relative_error(recovery.value.X, X) <= RIGHT
 
 
+@pytest.mark.slow
 def test_256_tokens_are_recovered_without_matrices():
     evidence, X = random_layer("pd", 256, 128, 3.0)
     recovery = AttentionAttack(num_large_starts=24)(evidence)

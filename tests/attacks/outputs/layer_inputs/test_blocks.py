@@ -40,6 +40,7 @@ def assert_inverts(model: Model, tolerance: float) -> list[float]:
     return errors
 
 
+@pytest.mark.slow
 def test_twelve_blocks_of_gpt2():
     errors = assert_inverts(gpt2(96, 12, 4), 1e-10)
     assert errors[-1] < 1e3 * errors[0]  # errors grow by a small factor a block

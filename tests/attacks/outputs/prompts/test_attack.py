@@ -130,11 +130,13 @@ def sentence(smollm2: Model) -> list[int]:
     return smollm2.encode(SENTENCE)
 
 
+@pytest.mark.slow
 def test_smollm2_random_tokens(smollm2):
     tokens = torch.randint(0, smollm2.vocab_size, (12,), generator=torch.Generator().manual_seed(3)).tolist()
     assert_exact(PromptAttack()(observe_hidden(smollm2, [tokens], layer=2), smollm2), [tokens])
 
 
+@pytest.mark.slow
 def test_tokens_that_smollm2_never_learned(smollm2):
     """'every token proven by its own state', and 0 of 2 texts true."""
     texts = ["<file_sep>def f(x): return x", "PlaneProtection of the old bridge", "The key is under the pot."]

@@ -98,7 +98,8 @@ def test_other_evidence_is_refused(tiny_bert, tiny_gpt2):
     assert EncoderPromptAttack()(mean, tiny_bert).status is Status.NOT_APPLICABLE
 
 
-@pytest.mark.parametrize("layer", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [1, 4])
 def test_real_weights(minilm, layer):
     recovery = EncoderPromptAttack()(observe_hidden(minilm, SENTENCES, layer=layer), minilm)
     assert recovery.status is Status.RECOVERED, recovery.reason

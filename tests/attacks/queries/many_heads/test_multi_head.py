@@ -34,6 +34,7 @@ def check(heads, allowed, **options):
 # The sizes that the learner is for
 
 
+@pytest.mark.slow
 def test_eight_heads_of_width_64_with_hardly_more_queries_than_unknowns():
     recovery = check(random_head(64, num_heads=8), 1e-11)
     details = recovery.certificate.details

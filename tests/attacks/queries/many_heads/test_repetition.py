@@ -46,6 +46,7 @@ def test_two_heads_in_float32():
     assert recovery.certificate.details["estimated_error"] == pytest.approx(score.worst_W_error, rel=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_heads", [1, 2])
 def test_two_decimals_leave_the_error_that_is_announced(num_heads):
     recovery, score = scored(random_head(8, num_heads=num_heads, seed=2), after=rounded(2))
