@@ -16,9 +16,8 @@ from unmask.attacks.table import DEFAULT, Attack
 from unmask.audit.cases.case import Case
 from unmask.audit.channels.table import CHANNEL_AUDITS
 from unmask.errors import UnmaskError
-from unmask.models.adapter import Model
 from unmask.models.catalog import CATALOG, is_offline, list_models, resolve
-from unmask.models.load import adapt
+from unmask.models.outline import Outline, outline_of
 from unmask.specs import split_text
 
 # Protocol → the package that it needs, and the extra that brings it.
@@ -28,7 +27,7 @@ _EXTRAS: Mapping[str, tuple[str, str]] = {"dpsgd": ("opacus", "dp"), "lora": ("p
 def find_problems(cases: Sequence[Case], engine: str = "local") -> dict[str, list[str]]:
     """Sentences about what cannot run, each with the ids of its cases; empty where nothing is known to be wrong."""
     problems: dict[str, list[str]] = {}
-    outlines: dict[str, Model | str | None] = {}
+    outlines: dict[str, Outline | str | None] = {}
     for case in cases:
         name = case["model"]
         if name and name not in outlines:
@@ -49,7 +48,7 @@ def _missing_extra(case: Case) -> str | None:
     return f"the protocol '{protocol}' needs {package}, which is not installed; run: pip install 'unmask[{extra}]'"
 
 
-def _outline(name: str) -> Model | str | None:
+def _outline(name: str) -> Outline | str | None:
     """The model without its weights; why it cannot load; or None where that shows only when it is converted."""
     try:
         listing = next((entry for entry in list_models() if entry.name == name), None)
@@ -60,7 +59,7 @@ def _outline(name: str) -> Model | str | None:
         source = resolve(name)
         if isinstance(source, Path) and not any(source.glob("*.safetensors")):
             return f"the folder {source} has no weights; expected *.safetensors"
-        return adapt(_build(source))
+        return outline_of(_build(source))
     except UnmaskError as error:
         return str(error)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
@@ -83,7 +82,7 @@ def _build(source: Path | str) -> Any:
         return transformers.AutoModel.from_config(config, trust_remote_code=False)
 
 
-def _model_problem(case: Case, model: Model | str | None) -> str | None:
+def _model_problem(case: Case, model: Outline | str | None) -> str | None:
     """What a case asks of its model, and the model lacks."""
     if model is None or isinstance(model, str):
         return model

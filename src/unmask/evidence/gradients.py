@@ -164,9 +164,12 @@ class GradientEvidence:
         refuse_weights(self.gradients, {**weights, **self.adapters})
 
     def linear(self, model: Model, role: Role, block: int) -> Float[Tensor, "d_in d_out"] | None:
-        """The gradient of a linear layer as (d_in, d_out); None if the update does not hold it or it is zero."""
+        """The gradient of a linear layer as (d_in, d_out); None if the update does not hold it or it is zero.
+
+        Of weights that blocks share there is only the sum of all blocks' gradients: None as well.
+        """
         layer = model.linear(role, block)
-        if layer is None or layer.parameter not in self.gradients:
+        if layer is None or layer.parameter not in self.gradients or model.is_shared(block):
             return None
         gradient = layer.orient(self.gradients[layer.parameter])
         return gradient if bool(gradient.any()) else None

@@ -1,8 +1,8 @@
 """Queries, keys and values of any block, made by the model's own attention module.
 
 The module is called as the model itself would call it at these positions, and stopped at its softmax: rotations, norms
-of queries and keys, groups and whatever a family adds are then in them. With what arguments it is called is asked of the
-body: its blocks are skipped, and tell what they were given.
+of queries and keys, groups and whatever a family adds are then in them. With what arguments it is called is asked of
+the body: its blocks are skipped, and tell what they were given.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read_heads(
     except _Told:
         pass
     assert mode.heads is not None  # the same module told them when the model was asked
-    return tuple(part.reshape(len(rows), -1, part.shape[-1]) for part in mode.heads)  # type: ignore[return-value]
+    return tuple(part.reshape(len(rows), -1, part.shape[-1]).to(rows) for part in mode.heads)  # type: ignore[return-value]
 
 
 def block_arguments(
@@ -70,10 +70,11 @@ def block_arguments(
 ) -> list[Arguments]:
     """What each block is given when something is run; the blocks themselves are skipped."""
     calls: list[Arguments] = []
+    num_kept = sum(not isinstance(block, nn.Identity) for block in blocks)  # a copy may have its first blocks alone
 
     def skip(*given: Any, **options: Any) -> Any:
         calls.append((given, options))
-        if len(calls) == len(blocks):
+        if len(calls) == num_kept:
             raise _Told
         hidden = given[0] if given else options["hidden_states"]
         rest = returned[len(calls) - 1]

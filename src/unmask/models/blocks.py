@@ -128,7 +128,9 @@ class Blocks(FirstInputs):
             return None
         known = self._biases.get(block)
         if known is None or known.shape[-1] < length:
-            known = self._biases[block] = ask_bias(self.body, self._block(block), self.layout, block, 2 * length)
+            known = self._biases[block] = ask_bias(
+                self.body, self._block(block), self.layout, block, min(2 * length, self.max_positions)
+            )
         return known[:, :length, :length]
 
     def mixed_values(
@@ -167,7 +169,7 @@ class Blocks(FirstInputs):
                 rows = self._module(block, name)(rows)
             return rows
         mlp, down = self._module(block, layout.mlp.module), layout.linear[Role.MLP_OUT]
-        flat = rows.flatten(0, -2)[None] if rows.dim() != 3 else rows
+        flat = rows if rows.dim() == 3 else rows.reshape(1, -1, rows.shape[-1])
         # A module may ask for rows that it adds behind the down projection, where it is stopped.
         needed = sum(each.default is each.empty for each in inspect.signature(mlp.forward).parameters.values())
         hidden = input_of(self._module(block, down.module), lambda: mlp(*[flat] * max(1, needed)))
@@ -187,7 +189,7 @@ class Blocks(FirstInputs):
         else:  # a mixture of experts: run as it is
             assert layout.mlp is not None
             rows = self.mlp_input(block, attended)
-            flat = rows.flatten(0, -2)[None] if rows.dim() != 3 else rows
+            flat = rows if rows.dim() == 3 else rows.reshape(1, -1, rows.shape[-1])
             added = first_tensor(self._module(block, layout.mlp.module or "")(flat)).reshape(rows.shape)  # type: ignore[union-attr]
         return self.leave_block(block, attended, added)
 

@@ -82,12 +82,17 @@ class ModelLayout:
 
 def ask_model(hf: Any, body: Any) -> ModelLayout:
     """Run a model once, and find its parts."""
-    training = hf.training
+    training = {module: module.training for module in hf.modules()}
     hf.eval()
+    inputs = _inputs(hf)
     try:
-        record = record_pass(hf, **_inputs(hf))
+        record = record_pass(hf, **inputs)
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UnsupportedModelError(f"{type(hf).__name__} could not be run on two short texts: {reason}") from error
     finally:
-        hf.train(training)
+        for module, mode in training.items():
+            module.training = mode
     return _Reader(hf, body, record).layout()
 
 
@@ -285,7 +290,7 @@ def ask_bias(body: Any, block: nn.Module, layout: ModelLayout, index: int, lengt
     tokens = (
         torch.arange(length, device=next(body.parameters()).device)[None] % body.get_input_embeddings().weight.shape[0]
     )
-    record = record_pass(body, input_ids=tokens, **no_cache(body))
+    record = record_pass(body, block, input_ids=tokens, **no_cache(body))
     call = next(each for each in record.calls if each.module is block)
     heads = find_heads(record, call)[0]
     q, k = heads.queries.detach(), heads.keys.detach()

@@ -13,6 +13,8 @@ from unmask.models.adapter import Model
 from unmask.models.catalog import load_pretrained
 from unmask.models.peft_adapters import Adapters, split_adapters
 
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
+
 
 def load_model(
     source: str | Path | Any,
@@ -51,11 +53,7 @@ def unwrap(hf: Any) -> Any:
     """The model inside wrappers: data-parallel ones, and compiled ones."""
     while True:
         inner = getattr(hf, "_orig_mod", None)
-        if inner is None and type(hf).__name__ in (
-            "DataParallel",
-            "DistributedDataParallel",
-            "FullyShardedDataParallel",
-        ):
+        if inner is None and type(hf).__name__ in _WRAPPERS:
             inner = hf.module
         if inner is None:
             return hf

@@ -155,14 +155,12 @@ class Parts(Vocabulary):
         return None if layer is None else layer.orient(self.parameter(layer.parameter))
 
     def linear(self, role: Role, block: int) -> LinearLayer | None:
-        """Where a linear layer lives; None where the model has none (a gate), shares it, or none was found."""
+        """Where a linear layer lives; None where the model has none (a gate), or none was found."""
         place = self._place(block)
         layer = place.layout.linear.get(role)
-        if layer is None or self._is_shared(block):
-            return None
-        return replace(layer, parameter=f"{place.name}.{layer.parameter}")
+        return None if layer is None else replace(layer, parameter=f"{place.name}.{layer.parameter}")
 
-    def _is_shared(self, block: int) -> bool:
+    def is_shared(self, block: int) -> bool:
         """Whether other blocks have the same weights: their gradients come in one sum."""
         return sum(place.name == self._place(block).name for place in self.layout.blocks) > 1
 

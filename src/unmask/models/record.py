@@ -7,7 +7,7 @@ that nothing need be known of the family: a module's input that equals another o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -105,8 +105,8 @@ class Operations(TorchFunctionMode):
         return output
 
 
-def record_pass(hf: nn.Module, **inputs: Any) -> Record:
-    """Run a model once, and write down what happens."""
+def record_pass(hf: nn.Module, last: nn.Module | None = None, **inputs: Any) -> Record:
+    """Run a model once, and write down what happens; with `last`, until that module has run."""
     record, running = Record(), []
     names = {module: name for name, module in hf.named_modules()}
 
@@ -121,11 +121,13 @@ def record_pass(hf: nn.Module, **inputs: Any) -> Record:
         if made is not None and made.is_floating_point() and not made.requires_grad and made.is_leaf:
             made.requires_grad_()  # weights that are frozen start no graph
         call.end, call.returned, call.output = record.tick(), returned, _keep(made)
+        if module is last:
+            raise _Reached
 
     hooks = [module.register_forward_pre_hook(begin, with_kwargs=True) for module in names]
     hooks += [module.register_forward_hook(finish, with_kwargs=True) for module in names]
     try:
-        with Operations(record), torch.enable_grad():
+        with Operations(record), torch.enable_grad(), suppress(_Reached):
             hf(**inputs)
     finally:
         for hook in hooks:

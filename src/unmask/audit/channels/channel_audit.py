@@ -15,6 +15,7 @@ from unmask.audit.channels.axes import Axis
 from unmask.audit.findings.finding import Finding
 from unmask.models.adapter import Model
 from unmask.models.load import load_model
+from unmask.models.outline import Outline
 
 Spec = Mapping[str, Any]
 
@@ -47,4 +48,4 @@ class ChannelAudit:
     axes: Mapping[str, Axis]
     run: Callable[[Case, WorkerContext], Finding]
     find_fault: Callable[[Spec], str | None]
-    find_model_fault: Callable[[Spec, Model], str | None]
+    find_model_fault: Callable[[Spec, Outline], str | None]

@@ -17,7 +17,7 @@ from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.result import finding_of
 from unmask.defences.table import parse_defence
 from unmask.evidence.gradients import Task
-from unmask.models.adapter import Model
+from unmask.models.outline import Outline
 from unmask.observe import observe_update
 from unmask.protocols.client import usual_task
 from unmask.protocols.table import parse_protocol
@@ -64,13 +64,13 @@ def find_fault(spec: Spec) -> str | None:
     return None
 
 
-def find_model_fault(spec: Spec, model: Model) -> str | None:
+def find_model_fault(spec: Spec, model: Outline) -> str | None:
     """A task that the model cannot be trained for."""
     name, task = spec["model"], spec["task"]
-    if task == Task.NEXT_TOKEN.value and (not model.causal or model.unembedding is None):
+    if task == Task.NEXT_TOKEN.value and (not model.causal or not model.has_language_head):
         return f"'{name}' cannot be trained for next_token: it is no causal model with a language head"
-    if task == Task.MASKED_TOKEN.value and (model.causal or model.token_head is None):
-        return f"'{name}' cannot be trained for masked_token: it is no encoder with a language head"
+    if task == Task.MASKED_TOKEN.value and model.causal:
+        return f"'{name}' cannot be trained for masked_token: it is no encoder"
     return None
 
 

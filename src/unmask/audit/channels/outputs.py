@@ -17,7 +17,7 @@ from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.result import finding_of
 from unmask.defences.table import defend_states, parse_defence
 from unmask.evidence.outputs import Site
-from unmask.models.adapter import Model
+from unmask.models.outline import Outline
 from unmask.protocols.hidden import observe_hidden
 
 
@@ -45,7 +45,7 @@ def find_fault(spec: Spec) -> str | None:
     return f"the defence '{withheld[0]}' has no meaning for states, which have no names" if withheld else None
 
 
-def find_model_fault(spec: Spec, model: Model) -> str | None:
+def find_model_fault(spec: Spec, model: Outline) -> str | None:
     """A layer that the model lacks."""
     layer, site = spec["layer"], Site(spec["site"])
     last = model.num_blocks - (site is Site.ATTENTION)

@@ -30,6 +30,7 @@ from unmask.evidence.oracles import FunctionOracle, Oracle
 from unmask.linalg.heads import HeadWeights, canonical_heads
 from unmask.models.adapter import Model
 from unmask.models.heads import layer_heads
+from unmask.models.outline import Outline
 from unmask.recovery import Certificate, Cost, Recovery, Status
 from unmask.scores.weights import score_heads, score_up_to_linear_map
 
@@ -60,13 +61,13 @@ def find_fault(spec: Spec) -> str | None:
     return None
 
 
-def find_model_fault(spec: Spec, model: Model) -> str | None:
+def find_model_fault(spec: Spec, model: Outline) -> str | None:
     """A secret that the model does not have."""
     try:
         secret = parse_secret(spec["secret"])
     except InputError as error:
         return str(error)
-    if secret.name == "output-layer" and model.unembedding is None:
+    if secret.name == "output-layer" and not model.has_language_head:
         return f"'{spec['model']}' predicts no tokens, so it has no output layer to hide"
     if secret.settings.get("layer", 0) >= model.num_blocks:
         return f"'{secret}' is a layer that '{spec['model']}' lacks: it has {model.num_blocks} blocks, from 0 on"

@@ -59,7 +59,7 @@ class EncoderPromptAttack:
         run = Run(progress=progress)
         if model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
             return refuse_states(run, evidence, model, "bidirectional")
-        templates = encoder_templates_for(model, evidence.layer, progress)
+        templates = encoder_templates_for(model, evidence.layer, evidence.site is Site.FINAL_NORM, progress)
         reader = EncoderReader(self, model, templates, direct_metric(templates.states), equal_tokens(model))
         error = computing_error(model, evidence.compute_dtype, evidence.layer) + _storing_error(evidence.states.dtype)
         texts = []
@@ -144,6 +144,7 @@ class _Search:
         places = self.position + torch.arange(texts.shape[1], device=texts.device)
         for part in texts.split(max(1, _ROWS // texts.shape[1])):
             seen = model.hidden_states(part, num_blocks=layer, positions=places.expand_as(part))[layer]
+            seen = model.final_norm(seen) if self.reader.templates.normed else seen
             distances = (seen - self.states).norm(dim=2) / self.states.norm(dim=1).clamp_min(1e-30)
             yield from map(_Guess, part, seen, distances)
 

@@ -43,17 +43,21 @@ class EncoderTemplates:
     """The states expected of tokens, and which tokens can hardly be told from thousands of others."""
 
     layer: int
+    normed: bool  # states are seen behind the model's final norm
     states: TokenStates
     crowded: Bool[Tensor, " vocab"]
 
 
-def encoder_templates_for(model: Model, layer: int, progress: Progress = silent) -> EncoderTemplates:
+def encoder_templates_for(
+    model: Model, layer: int, normed: bool = False, progress: Progress = silent
+) -> EncoderTemplates:
     """The templates of a layer, fitted once and kept while the model lives."""
-    return compute_once(model, ("encoder templates", layer), lambda: measure_encoder_templates(model, layer, progress))
+    key = "encoder templates", layer, normed
+    return compute_once(model, key, lambda: measure_encoder_templates(model, layer, normed, progress))
 
 
 @torch.no_grad()
-def measure_encoder_templates(model: Model, layer: int, progress: Progress = silent) -> EncoderTemplates:
+def measure_encoder_templates(model: Model, layer: int, normed: bool, progress: Progress = silent) -> EncoderTemplates:
     """Fit a layer's states over random texts of several lengths."""
     everyone = torch.arange(model.vocab_size, device=model.device)
     features = model.embed(everyone, torch.zeros_like(everyone))
@@ -64,9 +68,10 @@ def measure_encoder_templates(model: Model, layer: int, progress: Progress = sil
         texts = random_texts(model, length, generator)
         inner = slice(1, -1)  # frames are known; where there are none, two tokens a text are lost
         tokens.append(texts[:, inner].flatten())
-        states.append(model.hidden_states(texts, num_blocks=layer)[layer][:, inner].flatten(0, 1))
+        seen = model.hidden_states(texts, num_blocks=layer)[layer][:, inner].flatten(0, 1)
+        states.append(model.final_norm(seen) if normed else seen)
     fitted = fit_states(features, torch.cat(tokens), torch.cat(states))
-    return EncoderTemplates(layer, fitted, crowded_tokens(features))
+    return EncoderTemplates(layer, normed, fitted, crowded_tokens(features))
 
 
 def random_texts(model: Model, length: int, generator: torch.Generator) -> TokenBatch:

@@ -139,7 +139,7 @@ class CandidateRows:
             states, first = templates.in_context.seen, templates.alone.seen
             sink = (_all_means(first).mean(0) - _all_means(states).mean(0)).double()
         else:
-            states = encoder_templates_for(model, layer, progress).states
+            states = encoder_templates_for(model, layer, progress=progress).states
         table = _all_means(states)
         return cls._whiten(table, table.double().mean(0), states.spread().double(), sink)
 
