@@ -123,7 +123,7 @@ def differentiable_state(text: Continuation, x: Tensor) -> Tensor:
         allowed = torch.ones(1, 1, len(longer), dtype=torch.bool, device=x.device)
         mixed = model.mix(block, queries[None], longer.keys[None], longer.values[None], allowed)[0]
         rows = model.after_attention(block, rows, mixed)
-        rows = model.after_mlp(block, rows, model.mlp_hidden(block, rows))
+        rows = model.after_mlp(block, rows)
     return text.read(rows)[0]
 
 

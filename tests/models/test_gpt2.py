@@ -45,5 +45,5 @@ def test_parity_does_not_depend_on_the_head(head):
 
 def test_query_key_and_value_do_not_overlap_and_cover_the_parameter(tiny_gpt2):
     columns = [tiny_gpt2.linear(role, 1).columns for role in (Role.QUERY, Role.KEY, Role.VALUE)]
-    assert columns == [(0, 64), (64, 128), (128, 192)]
+    assert columns == [range(64), range(64, 128), range(128, 192)]
     assert tiny_gpt2.parameter("h.1.attn.c_attn.weight").shape[1] == 192

@@ -15,12 +15,13 @@ def test_what_is_stored_as_d_out_d_in_is_turned():
 
 
 def test_columns_are_those_of_the_output():
-    assert torch.equal(LinearLayer("w", False, (1, 3)).orient(STORED), STORED[:, 1:3])
-    assert torch.equal(LinearLayer("w", True, (0, 2)).orient(STORED), STORED.T[:, :2])
+    assert torch.equal(LinearLayer("w", False, range(1, 3)).orient(STORED), STORED[:, 1:3])
+    assert torch.equal(LinearLayer("w", True, range(2)).orient(STORED), STORED.T[:, :2])
+    assert torch.equal(LinearLayer("w", False, (0, 3)).orient(STORED), STORED[:, [0, 3]])
 
 
 def test_it_is_a_view_so_that_gradients_are_not_copied():
-    oriented = LinearLayer("w", True, (0, 2)).orient(STORED)
+    oriented = LinearLayer("w", True, range(2)).orient(STORED)
     assert oriented.data_ptr() == STORED.data_ptr()
 
 

@@ -18,7 +18,7 @@ def test_it_is_what_the_model_adds_to_the_stream(tiny_gpt2, tiny_llama, tiny_qwe
         projection = OutputProjection.of(precise, 1)
         mixed = mixed_rows(projection)
         stream = torch.zeros(7, model.width, dtype=torch.float64)
-        assert torch.allclose(projection(mixed), precise.after_attention(1, stream, mixed), atol=1e-12)
+        assert torch.allclose(projection(mixed), precise.after_attention(1, stream, mixed).added, atol=1e-12)
 
 
 def test_it_can_be_undone_where_it_is_invertible(tiny_gpt2):

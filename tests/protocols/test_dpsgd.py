@@ -90,7 +90,7 @@ def test_classification_without_noise_is_fedsgd(tiny, side):
     model = tiny.to(dtype=torch.float64)
     update = observe_dpsgd(model, TEXTS, noise_multiplier=0, max_grad_norm=1e6, **options)
     expected = observe_gradients(model, TEXTS, **options).gradients
-    tolerance = FLOAT32_INSIDE if tiny.family == "llama" else FLOAT64_PARITY
+    tolerance = FLOAT32_INSIDE if tiny.family in ("llama", "qwen2", "mistral") else FLOAT64_PARITY
     assert worst_error(update.evidence.gradients, expected) < tolerance
 
 

@@ -49,13 +49,17 @@ class Model(Blocks):
 
     def after_last_sum(self, sums: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """What the head sees, given the `mlp_sum` of the last block."""
+        return self.final_norm(self.after_sum(sums))
+
+    def after_sum(self, sums: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """The stream that leaves the last block, given its `mlp_sum`."""
         last = self.num_blocks - 1
         found = self._place(last).layout.mlp_sum
         assert found is not None
         rows = sums * found.factor if found.factor != 1 else sums
         for name in found.behind:
             rows = self._module(last, name)(rows)
-        return self.final_norm(rows)
+        return rows
 
     @property
     def token_head(self) -> TokenHead | None:

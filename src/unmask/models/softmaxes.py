@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unmask.models.attention import Scores
 from unmask.models.record import Call, Kind, Operation, Record
+from unmask.models.wiring import plain_number
 
 _CLOSE = 1e-3  # relative: what a right rule leaves in bfloat16, and a wrong one never
 
@@ -96,7 +97,7 @@ def _merge_groups(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def find_bound(bounded: Tensor, tangents: Tensor) -> float:
     """c in c·tanh(·), given some of its values (others are masked)."""
-    return float((bounded.detach().double() / tangents.detach().double())[tangents != 0].median())
+    return plain_number(float((bounded.detach().double() / tangents.detach().double())[tangents != 0].median()))
 
 
 def is_causal(heads: Heads) -> bool:
@@ -125,10 +126,7 @@ def find_scores(heads: Heads) -> Scores | None:
     scale = float((moved @ wanted) / (moved @ moved).clamp_min(1e-300))
     if float((scale * moved - wanted).norm()) > _CLOSE * max(float(wanted.norm()), 1e-12):
         return None
-    for plain in (q.shape[-1] ** -0.5, 1.0, float(f"{scale:.4g}")):
-        if abs(plain - scale) <= 1e-4 * abs(scale):
-            scale = plain
-            break
+    scale = plain_number(scale / q.shape[-1] ** -0.5) * q.shape[-1] ** -0.5
     added = (raw[0] - scale * products[0])[visible]
     has_bias = float(added.abs().max()) > _CLOSE * max(1.0, float(raw[0][visible].abs().max()))
     return Scores(scale, heads.softcap, has_bias, None if sinks is None else tuple(sinks.tolist()))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
 
 _CLOSE = 1e-4  # relative: a float32 pass rounds to 1e-6, and what is left out is of the order of one
+_LARGEST = 512  # denominator of a ratio that is meant
 _SMALL = 1e-4  # relative: parts of a sum below it are none
 _ROUNDING = 1e-6  # relative: what a float32 pass leaves of the right sum
 
@@ -50,11 +52,17 @@ def find_sum(wanted: Tensor, known: Mapping[str, Tensor]) -> Sum | None:
     if not kept or error > _CLOSE:
         return None
     for name, factor in kept.items():
-        for plain in (float(f"{factor:.3g}"), math.copysign(math.sqrt(round(factor * factor)), factor)):
-            if _error(y, same, {**kept, name: plain}) <= max(2 * error, _ROUNDING):
-                kept[name] = plain
-                break
+        plain = plain_number(factor, 1e-4)
+        if _error(y, same, {**kept, name: plain}) <= max(2 * error, _ROUNDING):
+            kept[name] = plain
     return Sum(kept)
+
+
+def plain_number(measured: float, tolerance: float = 1e-6) -> float:
+    """The number that was meant: one with few digits, a ratio, or the root of one; else the measured one."""
+    near = [float(f"{measured:.3g}"), float(Fraction(measured).limit_denominator(_LARGEST))]
+    near.append(math.copysign(math.sqrt(Fraction(measured * measured).limit_denominator(_LARGEST)), measured))
+    return next((plain for plain in near if abs(plain - measured) <= tolerance * abs(measured)), measured)
 
 
 def _fit(y: Tensor, rows: Mapping[str, Tensor]) -> dict[str, float]:

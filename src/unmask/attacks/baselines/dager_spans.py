@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.evidence.gradients import GradientEvidence
-from unmask.models.adapter import LinearLayer, Model, Role
+from unmask.models.adapter import Model
+from unmask.models.linear import LinearLayer, Role
 from unmask.shapes import Basis, TokenBatch
 
 _RANK_BLOCKS = 10  # the official code takes the largest rank of the first ten blocks for all of them

@@ -31,9 +31,9 @@ def forest_of(leaves: tuple[tuple[int, ...], ...]) -> Forest:
 def test_rows_are_what_transformers_feeds_the_last_down_projection(decoder, budget):
     rows = last_block_rows(decoder, forest_of(TEXTS), budget)
     assert set(rows.nodes) == set(forest_of(TEXTS).nodes)
-    assert len(rows.nodes) == len(set(rows.nodes)) == len(rows.hidden) == len(rows.states)
+    assert len(rows.nodes) == len(set(rows.nodes)) == len(rows.hidden) == len(rows.added)
     parameter = decoder.linear(Role.MLP_OUT, decoder.num_blocks - 1).parameter
-    for (_, tokens), hidden, state in zip(rows.nodes, rows.hidden, rows.states, strict=True):
+    for (_, tokens), hidden, state in zip(rows.nodes, rows.hidden, rows.leave(slice(None), rows.added), strict=True):
         alone = torch.tensor([tokens])
         expected = layer_inputs(decoder, alone, parameter)[0, -1]
         torch.testing.assert_close(hidden, expected, atol=FLOAT32_PARITY, rtol=FLOAT32_PARITY)

@@ -44,7 +44,7 @@ def observed(
         mask[index, begin : begin + len(text)] = True
     positions = torch.arange(length).expand_as(tokens)
     stream = client.embed(tokens, positions)
-    output = client.after_attention(0, torch.zeros_like(stream), client.mixed_values(0, stream, positions, mask))
+    output = client.after_attention(0, torch.zeros_like(stream), client.mixed_values(0, stream, positions, mask)).added
     return HiddenEvidence((output * mask[..., None]).to(dtype), mask, 0, model.fingerprint(), Site.ATTENTION)
 
 

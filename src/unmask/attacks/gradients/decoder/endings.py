@@ -120,7 +120,8 @@ def endings_of_next_token(
     own = [u for u, node in enumerate(rows.nodes) if not is_repetition(model, node)]
     known = rows[own]
     arrived, foreign = arriving_gradients(known.hidden, gradient)
-    reader = LabelReader(model, known, arrived, foreign, generator, memory_budget_bytes)
+    assert model.token_head is not None  # next-token evidence comes from a model with a language head
+    reader = LabelReader(model.token_head, known, arrived, foreign, generator, memory_budget_bytes)
     labels = reader.labels()
     weights = [weight for found in labels for weight in found.weights.values()]
     unit = unit_weight(weights)

@@ -19,7 +19,7 @@ from torch import Tensor
 from unmask.attacks.gradients.decoder.last_block_rows import LastBlockRows
 from unmask.attacks.gradients.decoder.prefix_search import Node
 from unmask.linalg.subspace import column_span
-from unmask.models.adapter import Model
+from unmask.models.linear import TokenHead
 
 _SKETCH = 32  # random directions that rank all labels of the vocabulary before a few are tested exactly
 _FINALISTS = 8
@@ -58,17 +58,16 @@ class LabelReader:
 
     def __init__(
         self,
-        model: Model,
+        head: TokenHead,
         rows: LastBlockRows,
         arrived: Float[Tensor, "n d"],
         foreign: Float[Tensor, "d r"],
         generator: torch.Generator,
         memory_budget_bytes: int,
     ) -> None:
-        assert model.token_head is not None  # next-token evidence comes from a model with a language head
-        self.model, self.head, self.rows = model, model.token_head, rows
+        self.head, self.leave = head, rows.leave
         self.embedding = self.head.embedding.detach()
-        self.added = model.mlp_output(model.num_blocks - 1, rows.hidden)
+        self.added = rows.added.to(self.embedding)
         self.foreign = foreign.to(self.embedding)
         self.arrived = self._without_foreign(arrived.to(self.embedding))
         sizes = self.arrived.norm(dim=1)
@@ -135,8 +134,7 @@ class LabelReader:
 
     def _features(self, nodes: Any) -> Callable[[Tensor], Tensor]:
         """What the output layer is given at some prefixes, as a function of what the down projection adds there."""
-        last, attended = self.model.num_blocks - 1, self.rows.attended[nodes]
-        return lambda added: self.head.features(self.model.leave_block(last, attended, added))
+        return lambda added: self.head.features(self.leave(nodes, added))
 
     def _directions(self, nodes: Tensor, labels: Tensor) -> Float[Tensor, "e d"]:
         """Jᵤᵀ(μ_u − e_y) of pairs (u, y): what one occurrence of y behind u sends to u."""

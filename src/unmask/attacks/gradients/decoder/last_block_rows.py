@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -16,21 +17,35 @@ from unmask.models.adapter import Attended, Model
 
 @dataclass(frozen=True)
 class LastBlockRows:
-    """For every prefix: the last block's rows behind attention, and the input of its down projection."""
+    """For every prefix: the input of the last block's down projection, its output, and the stream that it leads to.
+
+    `leave(rows, added)` is the stream that leaves the block at some rows, as a function of what is added there.
+    """
 
     nodes: list[Node]
     hidden: Float[Tensor, "n f"]
-    attended: Attended
+    added: Float[Tensor, "n d"]
+    leave: Callable[[Any, Tensor], Tensor]
 
     def __getitem__(self, chosen: list[int]) -> LastBlockRows:
-        return LastBlockRows([self.nodes[u] for u in chosen], self.hidden[chosen], self.attended[chosen])
+        own = torch.tensor(chosen, dtype=torch.long, device=self.hidden.device)
+
+        def leave(rows: Any, added: Tensor) -> Tensor:
+            return self.leave(own[rows], added)
+
+        return LastBlockRows([self.nodes[u] for u in chosen], self.hidden[own], self.added[own], leave)
 
 
 @torch.no_grad()
 def last_block_rows(model: Model, forest: Forest, memory_budget_bytes: int) -> LastBlockRows:
     """Send every leaf through the model and keep each prefix's rows once."""
     nodes, (hidden, stream, added) = _gather(model, forest.leaves, memory_budget_bytes, _last_block)
-    return LastBlockRows(nodes, hidden, Attended(stream, added))
+    last, attended = model.num_blocks - 1, Attended(stream, added)
+
+    def leave(rows: Any, added: Tensor) -> Tensor:
+        return model.leave_block(last, attended[rows], added)
+
+    return LastBlockRows(nodes, hidden, model.mlp_output(last, hidden), leave)
 
 
 @torch.no_grad()

@@ -32,7 +32,6 @@ from unmask.attacks.gradients.encoder.position_candidates import PositionCandida
 from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
-from unmask.models.linear import TokenHead
 
 _LOUD = 10.0  # roundings: a row at which more arrives was predicted
 _FAR_FROM_WRONG = 0.1  # of δ: a wrong label leaves 0.3 and more
@@ -86,9 +85,10 @@ def read_originals(
     if not bool(loud.any()) or bool(loud[in_frame].any()):
         return "the gradient that arrives at the last block is not that of predicted tokens"
     chosen = loud.nonzero()[:, 0]
-    head = _head_after_last_norm(model)
+    head = model.token_head
+    assert head is not None  # every encoder has one: its own, or its embeddings
     nodes: list[Node] = [(int(i), (0,)) for i in chosen]  # rows by themselves: none continues another
-    known = LastBlockRows(nodes, hidden[chosen], rows[chosen])
+    known = LastBlockRows(nodes, hidden[chosen], rows[chosen], lambda _, sums: model.after_sum(sums))
     labels = LabelReader(head, known, arrived[chosen], foreign, generator, _MEMORY_BUDGET_BYTES).labels()
     read = {i: _lenient(found, float(roundings[i])) for i, found in zip(chosen.tolist(), labels, strict=True)}
     return _originals(problem, texts, read)
@@ -120,13 +120,6 @@ def _in_roundings(
     sizes = arrived.norm(dim=1) / spread
     smallest = torch.finfo(arrived.dtype).eps * float(sizes.max())
     return sizes / sizes[in_frame].max().clamp_min(max(smallest, 1e-300))
-
-
-def _head_after_last_norm(model: Model) -> TokenHead:
-    """The head as a function of what the down projection adds to: the block's norm comes first."""
-    head = model.token_head
-    assert head is not None  # every encoder has one: its own, or its embeddings
-    return TokenHead(lambda sums: head.features(model.after_last_sum(sums)), head.embedding, head.bias)
 
 
 def _lenient(found: Labels, roundings: float) -> Labels:
