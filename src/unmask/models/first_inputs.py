@@ -72,55 +72,56 @@ class FirstInputs(Parts):
 
     def first_input_sum(self, tokens: Int[Tensor, " t"] | None = None) -> LayerNormOfSum | None:
         """First inputs of type 0 as the norm of a sum, of all tokens or of some; None where they are not that."""
-        norm, layout = self._first_norm, self.layout.embedding
-        if norm is None or layout.position is None:
+        path, layout = self._first_path, self.layout.embedding
+        if path is None or layout.position is None:
             return None
         words = self.body.get_submodule(layout.token)
         rows = words.weight if tokens is None else words.weight[tokens]
         if layout.type is not None:
             rows = rows + self.body.get_submodule(layout.type).weight[0]
-        return LayerNormOfSum(rows, self.body.get_submodule(layout.position).weight[layout.offset :], norm)
+        return LayerNormOfSum(rows, self.body.get_submodule(layout.position).weight[layout.offset :], *path)
 
     @cached_property
-    def _first_norm(self) -> nn.LayerNorm | None:
-        """The LayerNorm of token + position (+ type) that first inputs are, where they are that and nothing else."""
+    def _first_path(self) -> tuple[nn.LayerNorm, nn.Linear | None] | None:
+        """The LayerNorm, and the projection behind it, that lead from the sum of embeddings to first inputs.
+
+        None where something else happens on the way: there first inputs are asked for one by one.
+        """
         embedding, block = self.layout.embedding, self._place(0).layout
-        summed = {TOKEN, POSITION} | ({TYPE} if embedding.type is not None else set())
-        if block.attention_input == Sum({STREAM: 1.0}):
-            flow, output, find = embedding.flow, embedding.output, self.body.get_submodule
-            inner = set(output.factors)
-            (name,) = inner if len(inner) == 1 else ("",)
-            given = flow.steps.get(name)
-        elif block.attention_input is not None and set(embedding.output.factors) == summed:
-            (name,) = block.attention_input.factors if len(block.attention_input.factors) == 1 else ("",)
-            find = self._block(0).get_submodule
-            given = embedding.output if block.flow.steps.get(name) == Sum({STREAM: 1.0}) else None
-        else:
+        summed = {TOKEN, POSITION, TYPE} if embedding.type is not None else {TOKEN, POSITION}
+        modules: list[nn.Module] = []
+        parts = ((block.attention_input, block.flow, self._block(0), {STREAM}),)
+        for wanted, flow, owner, start in (*parts, (embedding.output, embedding.flow, self.body, summed)):
+            while wanted is not None and set(wanted.factors) != start:
+                name = next(iter(wanted.factors))
+                modules.insert(0, owner.get_submodule(name) if name in flow.steps else nn.Identity())
+                wanted = flow.steps.get(name) if len(wanted.factors) == 1 and wanted.factors[name] == 1 else None
+            if wanted is None or set(wanted.factors.values()) != {1.0}:
+                return None
+        norm, *rest = modules or [None]
+        if not isinstance(norm, nn.LayerNorm) or norm.bias is None or len(rest) > 1:
             return None
-        if given is None or set(given.factors) != summed or set(given.factors.values()) != {1.0}:
-            return None
-        norm = find(name)
-        return norm if isinstance(norm, nn.LayerNorm) and norm.bias is not None else None
+        projection = rest[0] if rest else None
+        return (norm, projection) if isinstance(projection, nn.Linear | None) else None
 
     # ---- pairs of texts
 
     @property
     def token_type_differences(self) -> Float[Tensor, "k d"]:
         """What token types but 0 add to a first input, up to the norm's scale; no row where there is one type."""
-        kind, norm = self.layout.embedding.type, self._first_norm
-        if kind is None or norm is None:
-            return self.parameter(self.token_embedding).new_zeros(0, self.width)
-        kinds = self.body.get_submodule(kind).weight
-        rows = kinds[1:] - kinds[0]
-        return norm.weight * (rows - rows.mean(1, keepdim=True))
+        summed = self.first_input_sum()
+        if summed is None or self.layout.embedding.type is None:
+            return torch.zeros(0, self.width, dtype=self.dtype, device=self.device)
+        kinds = self.body.get_submodule(self.layout.embedding.type).weight
+        return summed.scale_rows(kinds[1:] - kinds[0])
 
     @property
     def token_type_directions(self) -> Float[Tensor, "k d"]:
         """All that first inputs of other types than 0 hold beyond those of type 0, as rows."""
-        norm = self._first_norm
-        if self.num_token_types < 2 or norm is None:
+        summed = self.first_input_sum()
+        if self.num_token_types < 2 or summed is None:
             return torch.zeros(0, self.width, dtype=self.dtype, device=self.device)
-        return torch.cat([self.token_type_differences, norm.bias[None]]).detach()
+        return torch.cat([self.token_type_differences, summed.shift[None]]).detach()
 
     def _rows(self, block: int, wanted: Sum | None, given: dict[str, Tensor]) -> Tensor:
         assert wanted is not None

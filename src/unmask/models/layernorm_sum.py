@@ -28,24 +28,35 @@ class LayerNormOfSum:
     tokens: Float[Tensor, "vocab d"]
     positions: Float[Tensor, "positions d"]
     norm: nn.LayerNorm
+    projection: nn.Linear | None = None  # behind the norm, where embeddings are narrower than the stream
 
     def parts(self, num_positions: int) -> tuple[Float[Tensor, "t d"], Float[Tensor, "p d"], Float[Tensor, " d"]]:
         """Vectors that every x(t, p) is a combination of: g∘w̄_t, g∘p̄_p and β."""
-        words, places = self.tokens, self.positions[:num_positions]
-        scaled = (self.norm.weight * (rows - rows.mean(1, keepdim=True)) for rows in (words, places))
-        return *scaled, self.norm.bias  # type: ignore[return-value]
+        return self.scale_rows(self.tokens), self.scale_rows(self.positions[:num_positions]), self.shift
+
+    def scale_rows(self, rows: Float[Tensor, "n w"]) -> Float[Tensor, "n d"]:
+        """g∘w̄ of rows that are summed, and what the projection makes of it."""
+        scaled = self.norm.weight * (rows - rows.mean(1, keepdim=True))
+        return scaled if self.projection is None else scaled @ self.projection.weight.T
+
+    @property
+    def shift(self) -> Float[Tensor, " d"]:
+        """β, and what the projection makes of it."""
+        return self.norm.bias if self.projection is None else self.projection(self.norm.bias)
 
     def project_positions(
         self, matrix: Float[Tensor, "d k"], positions: Sequence[int]
     ) -> Iterator[Float[Tensor, "vocab k"]]:
         """x(t, p)·M of every token, one position after the other."""
         matrix = matrix.to(self.tokens)
+        constant = self.shift @ matrix
+        if self.projection is not None:
+            matrix = self.projection.weight.T @ matrix
         d, k = matrix.shape
         scaled = self.norm.weight[:, None] * matrix
         mean = torch.full((d, 1), 1 / d).to(matrix)
         token_table, means = (self.tokens @ torch.cat([scaled - scaled.mean(0), mean], dim=1)).split([k, 1], dim=1)
         token_variances = self.tokens.norm(dim=1, keepdim=True).square() / d - means.square()
-        constant = self.norm.bias @ matrix
         for begin in range(0, len(positions), _POSITIONS_AT_ONCE):
             chosen = self.positions[list(positions[begin : begin + _POSITIONS_AT_ONCE])]
             chosen = chosen - chosen.mean(1, keepdim=True)

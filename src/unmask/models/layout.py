@@ -80,6 +80,7 @@ class ModelLayout:
     takes_positions: bool
 
 
+@torch.enable_grad()
 def ask_model(hf: Any, body: Any) -> ModelLayout:
     """Run a model once, and find its parts."""
     training = {module: module.training for module in hf.modules()}

@@ -64,8 +64,10 @@ def set_up(
 ) -> Problem | str:
     """The problem, or why it cannot be set up."""
     frame_tokens = frame_tokens or model.frame_tokens
-    if model.causal or model.position_embedding is None or frame_tokens is None:
+    if model.causal or frame_tokens is None:
         return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the tokens that frame a text"
+    if model.position_embedding is None:
+        return "where tokens stand is read off learned positions, and this encoder has none (rotary or relative ones alone)"
     if not set(frame_tokens) <= candidates.searched:
         return f"the tokens that frame a text, {frame_tokens}, are not in the bag of words"
     drifts = evidence.update is Update.DELTA

@@ -1,0 +1,106 @@
+"""Tiny random models of many families, by the name of their class; what transformers cannot build here is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB, WIDTH, POSITIONS = 500, 64, 64
+_USUAL = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": POSITIONS,
+}
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_GROUPED = {"num_key_value_heads": 2}
+_OLD = {"vocab_size": VOCAB, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def _usual(name: str, head: str = "ForCausalLM", config: str = "", **changes: Any) -> Callable[[], Any]:
+    """A family whose configuration has the usual names."""
+
+    def build() -> Any:
+        kind = getattr(transformers, config or f"{name}Config")
+        return getattr(transformers, f"{name}{head}")(kind(**{**_USUAL, **_TOKENS, **changes}))
+
+    return build
+
+
+def _own(name: str, head: str, **settings: Any) -> Callable[[], Any]:
+    """A family whose configuration has names of its own."""
+    return lambda: getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**settings))
+
+
+DECODERS: Mapping[str, Callable[[], Any]] = {
+    "GPT2": _own("GPT2", "LMHeadModel", n_embd=WIDTH, n_positions=POSITIONS, **_OLD),
+    "Llama": _usual("Llama", **_GROUPED),
+    "Mistral": _usual("Mistral", **_GROUPED),
+    "Qwen2": _usual("Qwen2", **_GROUPED),
+    "Qwen3": _usual("Qwen3", head_dim=16, **_GROUPED),
+    "Gemma": _usual("Gemma", head_dim=16, **_GROUPED),
+    "Gemma2": _usual("Gemma2", head_dim=16, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, **_GROUPED),
+    "Gemma3": _usual("Gemma3", config="Gemma3TextConfig", head_dim=16, **_GROUPED),
+    "Phi": _usual("Phi"),
+    "Phi3": _usual("Phi3"),
+    "OPT": _own(
+        "OPT", "ForCausalLM", vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4,
+        ffn_dim=128, max_position_embeddings=POSITIONS, word_embed_proj_dim=WIDTH, **_TOKENS,
+    ),
+    "GPTNeoX": _usual("GPTNeoX"),
+    "GPTNeoX in sequence": _usual("GPTNeoX", use_parallel_residual=False),
+    "GPTNeo": _own(
+        "GPTNeo", "ForCausalLM", vocab_size=VOCAB, hidden_size=WIDTH, num_layers=2, num_heads=4,
+        attention_types=[[["global"], 2]], max_position_embeddings=POSITIONS, bos_token_id=1, eos_token_id=2,
+    ),
+    "GPTJ": _own("GPTJ", "ForCausalLM", n_embd=WIDTH, n_positions=POSITIONS, rotary_dim=8, **_OLD),
+    "Bloom": _own("Bloom", "ForCausalLM", hidden_size=WIDTH, **_OLD),
+    "Falcon": _own(
+        "Falcon", "ForCausalLM", vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4,
+        bos_token_id=1, eos_token_id=2,
+    ),
+    "Falcon with ALiBi": _own(
+        "Falcon", "ForCausalLM", vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4,
+        alibi=True, parallel_attn=False, bos_token_id=1, eos_token_id=2,
+    ),
+    "StableLm": _usual("StableLm", num_key_value_heads=4),
+    "Olmo2": _usual("Olmo2"),
+    "Granite": _usual(
+        "Granite", residual_multiplier=0.22, embedding_multiplier=12.0, attention_multiplier=0.1, logits_scaling=8.0,
+        **_GROUPED,
+    ),
+    "Cohere": _usual("Cohere", **_GROUPED),
+    "Mixtral": _usual("Mixtral", num_local_experts=4, **_GROUPED),
+    "SmolLM3": _usual("SmolLM3", **_GROUPED),
+    "Starcoder2": _usual("Starcoder2", **_GROUPED),
+}  # fmt: skip
+ENCODERS: Mapping[str, Callable[[], Any]] = {
+    "Bert": _usual("Bert", "ForMaskedLM"),
+    "Roberta": _usual("Roberta", "ForMaskedLM", max_position_embeddings=POSITIONS + 2),
+    "XLMRoberta": _usual("XLMRoberta", "ForMaskedLM", max_position_embeddings=POSITIONS + 2),
+    "DistilBert": _own(
+        "DistilBert", "ForMaskedLM", vocab_size=VOCAB, dim=WIDTH, n_layers=2, n_heads=4, hidden_dim=128,
+        max_position_embeddings=POSITIONS,
+    ),
+    "Electra": _usual("Electra", "ForMaskedLM", embedding_size=WIDTH),
+    "Electra with a projection": _usual("Electra", "ForMaskedLM", embedding_size=32),
+    "Albert": _usual("Albert", "ForMaskedLM", embedding_size=32),
+    "MPNet": _usual("MPNet", "ForMaskedLM", max_position_embeddings=POSITIONS + 2),
+    "DebertaV2": _usual("DebertaV2", "ForMaskedLM"),
+    "ModernBert": _usual("ModernBert", "ForMaskedLM", cls_token_id=1, sep_token_id=2),
+}  # fmt: skip
+
+
+def build(name: str, seed: int = 0) -> Any:
+    """A model with noise on every parameter: no bias is zero, no norm the identity, and attention is not uniform."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        hf = {**DECODERS, **ENCODERS}[name]()
+        for parameter in hf.parameters():
+            parameter += 0.8 / WIDTH**0.5 * torch.randn(parameter.shape)
+    return hf.eval()
