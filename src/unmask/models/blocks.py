@@ -19,8 +19,6 @@ from unmask.models.record import first_tensor, input_of
 from unmask.models.roles import ATTENTION, MLP, STREAM
 from unmask.shapes import MaskBatch, States, TokenBatch
 
-_KEPT = 16  # sets of positions whose arguments are kept
-
 
 @dataclass(frozen=True)
 class Attended:
@@ -38,7 +36,8 @@ class Blocks(FirstInputs):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._arguments: dict[tuple[int, ...], list[Arguments]] = {}
+        self._given_to_attention: dict[tuple[int, int], Arguments] = {}
+        self._given_to_blocks: tuple[tuple[int, ...] | None, list[Arguments]] = (None, [])
         self._biases: dict[int, Tensor] = {}
 
     # ---- attention
@@ -51,10 +50,8 @@ class Blocks(FirstInputs):
         assert place.layout.attention is not None
         name, where = place.layout.attention
         if not rows.numel():
-            return tuple(
-                rows.new_zeros(*rows.shape[:-1], n, self.head_width)
-                for n in (self.num_heads, self.num_key_value_heads, self.num_key_value_heads)
-            )  # type: ignore[return-value]
+            counts = self.num_heads, self.num_key_value_heads, self.num_key_value_heads
+            return tuple(rows.new_zeros(*rows.shape[:-1], n, self.head_width) for n in counts)  # type: ignore[return-value]
         asked = positions.flatten()
         if not self.scores(block).has_bias and bool((asked == asked[0]).all()):
             asked = asked[:1]  # one text's arguments fit all of them
@@ -66,24 +63,31 @@ class Blocks(FirstInputs):
     def _attention_arguments(self, block: int, positions: Int[Tensor, " n"]) -> Arguments:
         """What a block's attention module is given at some positions, each in a text of its own."""
         key = tuple(positions.tolist())
-        if key not in self._arguments:
-            if len(self._arguments) >= _KEPT:
-                self._arguments.clear()
-            inputs: dict[str, Any] = {"input_ids": torch.zeros_like(positions)[:, None], **no_cache(self.body)}
-            if self.layout.takes_positions:
-                inputs["position_ids"] = positions[:, None]
-            blocks, returned = (
-                [self._block(i) for i in range(self.num_blocks)],
-                [p.returned for p in self.layout.blocks],
-            )
-            with torch.no_grad():
-                self._arguments[key] = block_arguments(self.body, blocks, returned, lambda: self.body(**inputs))
+        if (block, key[0]) in self._given_to_attention and len(key) == 1:
+            return self._given_to_attention[block, key[0]]
         place = self._place(block)
-        given = self._arguments[key][block]
         nothing = torch.zeros(len(positions), 1, self.width, dtype=self.dtype, device=self.device)
         module = self._module(block, place.layout.attention[0])  # type: ignore[index]
+        given = replace_rows(self._block_arguments(key)[block], place.rows, nothing)
         with torch.no_grad():
-            return module_arguments(self._block(block), module, replace_rows(given, place.rows, nothing))
+            told = module_arguments(self._block(block), module, given)
+        if len(key) == 1:  # small, and asked for again and again
+            self._given_to_attention[block, key[0]] = told
+        return told
+
+    def _block_arguments(self, positions: tuple[int, ...]) -> list[Arguments]:
+        """What every block is given at some positions."""
+        if self._given_to_blocks[0] != positions:
+            asked = torch.tensor(positions, device=self.device)[:, None]
+            inputs: dict[str, Any] = {"input_ids": torch.zeros_like(asked), **no_cache(self.body)}
+            if self.layout.takes_positions:
+                inputs["position_ids"] = asked
+            blocks = [self._block(index) for index in range(self.num_blocks)]
+            returned = [place.returned for place in self.layout.blocks]
+            with torch.no_grad():
+                told = block_arguments(self.body, blocks, returned, lambda: self.body(**inputs))
+            self._given_to_blocks = positions, told
+        return self._given_to_blocks[1]
 
     def scores(self, block: int) -> Scores:
         """How scores of a block are made."""

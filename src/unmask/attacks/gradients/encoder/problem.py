@@ -67,7 +67,7 @@ def set_up(
     if model.causal or frame_tokens is None:
         return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the tokens that frame a text"
     if model.position_embedding is None:
-        return "where tokens stand is read off learned positions, and this encoder has none (rotary or relative ones alone)"
+        return "where tokens stand is read off learned positions, and this encoder has none (rotary ones, or relative)"
     if not set(frame_tokens) <= candidates.searched:
         return f"the tokens that frame a text, {frame_tokens}, are not in the bag of words"
     drifts = evidence.update is Update.DELTA
