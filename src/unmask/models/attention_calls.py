@@ -111,7 +111,7 @@ def _replaced(modules: set[nn.Module], forward: Callable[..., Any]) -> Iterator[
     """Modules that run something else for a while."""
     before = {module: module.__dict__.get("forward") for module in modules}
     for module in modules:
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
     try:
         yield
     finally:
@@ -119,4 +119,4 @@ def _replaced(modules: set[nn.Module], forward: Callable[..., Any]) -> Iterator[
             if own is None:
                 del module.forward
             else:
-                module.forward = own  # type: ignore[method-assign]
+                module.forward = own

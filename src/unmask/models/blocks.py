@@ -58,7 +58,7 @@ class Blocks(FirstInputs):
         arguments = self._attention_arguments(block, asked)
         q, k, v = read_heads(self._module(block, name), where, arguments, rows.flatten(0, -2))
         repeats = k.shape[1] // place.layout.num_key_value_heads
-        return tuple(part.unflatten(0, rows.shape[:-1]) for part in (q, k[:, ::repeats], v[:, ::repeats]))  # type: ignore[return-value]
+        return tuple(part.unflatten(0, rows.shape[:-1]) for part in (q, k[:, ::repeats], v[:, ::repeats]))
 
     def _attention_arguments(self, block: int, positions: Int[Tensor, " n"]) -> Arguments:
         """What a block's attention module is given at some positions, each in a text of its own."""

@@ -98,7 +98,7 @@ class FirstInputs(Parts):
                 wanted = flow.steps.get(name) if len(wanted.factors) == 1 and wanted.factors[name] == 1 else None
             if wanted is None or set(wanted.factors.values()) != {1.0}:
                 return None
-        norm, *rest = modules or [None]
+        norm, *rest = modules or [nn.Identity()]
         if not isinstance(norm, nn.LayerNorm) or norm.bias is None or len(rest) > 1:
             return None
         projection = rest[0] if rest else None

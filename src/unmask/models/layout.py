@@ -155,8 +155,7 @@ class _Reader:
         )
 
     def _place(self, call: Call) -> BlockPlace:
-        given = {**dict(enumerate(call.arguments)), **call.options}
-        rows = next(key for key, value in given.items() if is_same(value, call.input))
+        rows = next(key for key, value in call.given.items() if is_same(value, call.input))
         layout = find_layout(self.record, call)
         heads = find_heads(self.record, call)
         returned = call.returned[1:] if isinstance(call.returned, (tuple, list)) else None

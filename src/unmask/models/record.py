@@ -47,13 +47,18 @@ class Call:
     start: int
     end: int = -1
     returned: Any = None
-    input: Tensor | None = None  # the first tensor that it was given, as it was then
-    output: Tensor | None = None  # the first tensor that it returned, as it was then
+    input: Any = None  # the first tensor that it was given, as it was then; None if there was none
+    output: Any = None  # the first tensor that it returned, as it was then
 
     @property
-    def live_output(self) -> Tensor | None:
+    def live_output(self) -> Any:
         """The first tensor that it returned, in the graph of the pass; it may have been changed in place since."""
         return first_tensor(self.returned)
+
+    @property
+    def given(self) -> dict[int | str, Any]:
+        """Its arguments, by place or by name."""
+        return {**dict(enumerate(self.arguments)), **dict(self.options)}  # type: ignore[dict-item]
 
     def holds(self, other: Call | Operation) -> bool:
         """Whether something happened while it ran."""

@@ -73,7 +73,7 @@ class _Finder:
         self.calls = list(record.inside(block))
         self.linears = [call for call in self.calls if is_linear(call.module)]
         self.heads = [heads for heads in find_heads(record, block) if heads is not None]
-        self.known: dict[str, Tensor] = {STREAM: block.input}  # type: ignore[dict-item]
+        self.known: dict[str, Tensor] = {STREAM: block.input}
         self.steps: dict[str, Sum] = {}
 
     def layout(self) -> BlockLayout:
@@ -87,10 +87,10 @@ class _Finder:
         linear = {role: self._layer(call, columns) for role, (call, columns) in projections.items()}
         if out is not None:
             linear[Role.ATTENTION_OUT] = self._layer(out)
-            self.known[ATTENTION] = out.output  # type: ignore[assignment]
+            self.known[ATTENTION] = out.output
         down, core, mlp_input = self._mlp(after=out.end if out else self.block.start)
         linear |= down
-        output = find_sum(self.block.output, self.known)  # type: ignore[arg-type]
+        output = find_sum(self.block.output, self.known)
         shape = (0, 0, 0) if heads is None else (heads.queries.shape[1], heads.keys.shape[1], heads.queries.shape[3])
         flow = RowFlow(dict(self.steps))
         sums = _attention_sum(flow, mlp_input, output), _mlp_sum(flow, output)
@@ -106,7 +106,7 @@ class _Finder:
         for role, operand in ((Role.QUERY, heads.queries), (Role.KEY, heads.keys), (Role.VALUE, heads.values)):
             weights = torch.randn(operand.shape, generator=torch.Generator().manual_seed(0)).to(operand)
             outputs = [call.live_output for call in before]
-            gradients = torch.autograd.grad((operand * weights).sum(), outputs, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+            gradients = torch.autograd.grad((operand * weights).sum(), outputs, retain_graph=True, allow_unused=True)
             for call, gradient in zip(before, gradients, strict=True):
                 if gradient is None or not gradient.any() or role in found:
                     continue
@@ -130,8 +130,7 @@ class _Finder:
             holds_all = all(call.holds(layer) for layer, _ in projections.values())
             if is_linear(call.module) or not holds_all or not call.start < heads.start < call.end:
                 continue
-            given = {**dict(enumerate(call.arguments)), **call.options}
-            where = next((key for key, value in given.items() if is_same(value, rows)), None)
+            where = next((key for key, value in call.given.items() if is_same(value, rows)), None)
             if where is not None:
                 return self._name(call), where
         return None
@@ -143,7 +142,7 @@ class _Finder:
         for other in self.heads[1:]:  # attention to another text: its output is given, not computed
             cross = next((call for call in self.linears if call.start > other.end), None)
             if cross is not None:
-                self.known["cross"] = cross.output  # type: ignore[assignment]
+                self.known["cross"] = cross.output
         last = self.heads[-1].end if self.heads else self.block.start
         later = [call for call in self.linears if call.start > max(after, last)]
         known, steps = dict(self.known), dict(self.steps)
@@ -154,7 +153,7 @@ class _Finder:
         others = [call for call in self.calls if call.start > max(after, last) and not is_linear(call.module)]
         for call in others:  # the outermost one first
             if self._explain(after, call):
-                return {}, MlpCore(self._name(call)), find_sum(call.input, self.known)  # type: ignore[arg-type]
+                return {}, MlpCore(self._name(call)), find_sum(call.input, self.known)
             self.known, self.steps = dict(known), dict(steps)
         return {}, None, None
 
@@ -172,7 +171,7 @@ class _Finder:
         self, before: Sequence[Call], down: Call
     ) -> tuple[dict[Role, LinearLayer], MlpCore | None, Sum | None]:
         linear = {Role.MLP_OUT: self._layer(down)}
-        first = next((call for call in before if find_sum(call.input, self._earlier(call)) is not None), None)  # type: ignore[arg-type]
+        first = next((call for call in before if find_sum(call.input, self._earlier(call)) is not None), None)
         if first is None:
             return linear, None, None
         sharing = [call for call in before if is_same(call.input, first.input)]
@@ -181,7 +180,7 @@ class _Finder:
         linear[Role.MLP_IN] = self._layer(next(call for call in sharing if call is not gate))
         if gate is not None:
             linear[Role.MLP_GATE] = self._layer(gate)
-        return linear, self._core(sharing, down, first), find_sum(first.input, self._earlier(first))  # type: ignore[arg-type]
+        return linear, self._core(sharing, down, first), find_sum(first.input, self._earlier(first))
 
     def _core(self, sharing: Sequence[Call], down: Call, first: Call) -> MlpCore | None:
         for call in sorted(self.calls, key=lambda call: -call.start):
@@ -224,14 +223,12 @@ class _Finder:
         return call.name.removeprefix(f"{self.block.name}.")
 
     def _layer(self, call: Call, columns: Tensor | None = None) -> LinearLayer:
-        own = None if columns is None or bool(columns.all()) else columns.nonzero()[:, 0].tolist()
-        if own is not None and own == list(range(own[0], own[-1] + 1)):
-            own = range(own[0], own[-1] + 1)
-        return LinearLayer(
-            f"{self._name(call)}.weight",
-            stored_transposed=isinstance(call.module, nn.Linear),
-            columns=own if own is None or isinstance(own, range) else tuple(own),
-        )
+        own: Sequence[int] | None = None
+        if columns is not None and not bool(columns.all()):
+            own = tuple(columns.nonzero()[:, 0].tolist())
+            together = range(own[0], own[-1] + 1)
+            own = together if len(together) == len(own) else own
+        return LinearLayer(f"{self._name(call)}.weight", isinstance(call.module, nn.Linear), own)
 
 
 def _attention_sum(flow: RowFlow, mlp_input: Sum | None, output: Sum | None) -> Sum | None:

@@ -138,7 +138,7 @@ class LabelReader:
 
     def _directions(self, nodes: Tensor, labels: Tensor) -> Float[Tensor, "e d"]:
         """Jᵤᵀ(μ_u − e_y) of pairs (u, y): what one occurrence of y behind u sends to u."""
-        features, backward = torch.func.vjp(self._features(nodes), self.added[nodes])
+        features, backward = torch.func.vjp(self._features(nodes), self.added[nodes])  # type: ignore[misc]
         named = self.embedding[labels]
         outputs = (features * named).sum(-1, keepdim=True)
         outputs = outputs if self.head.bias is None else outputs + self.head.bias[labels][:, None]
