@@ -79,7 +79,7 @@ class ModelLayer(nn.Module):
         queries, keys, values = self.model.queries_keys_values(self.layer, X, positions)
         everything = torch.ones(len(X), 1, X.shape[1], dtype=torch.bool, device=X.device)
         mixed = self.model.mix(self.layer, queries[:, -1:], keys, values, everything)[:, 0]
-        return self.model.after_attention(self.layer, X.new_zeros(len(X), X.shape[2]), mixed)
+        return self.model.after_attention(self.layer, X.new_zeros(len(X), X.shape[2]), mixed).added
 
 
 class Readout(nn.Module):

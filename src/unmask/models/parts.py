@@ -171,6 +171,11 @@ class Parts(Vocabulary):
         return None if head is None else head.weight
 
     @property
+    def has_language_head(self) -> bool:
+        """Whether it predicts tokens with an output layer over the vocabulary."""
+        return self.unembedding is not None
+
+    @property
     def unembedding_name(self) -> str | None:
         """Canonical name of the output layer's parameter; the token embedding's when they are tied."""
         weight = self.unembedding

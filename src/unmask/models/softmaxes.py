@@ -12,7 +12,7 @@ from unmask.models.attention import Scores
 from unmask.models.record import Call, Kind, Operation, Record
 from unmask.models.wiring import plain_number
 
-_CLOSE = 1e-3  # relative: what a right rule leaves in bfloat16, and a wrong one never
+_CLOSE = 1e-3  # relative: what a right rule leaves in float32, and a wrong one never
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ def find_scores(heads: Heads) -> Scores | None:
     What is added does not depend on the text, so it cancels between two texts, and leaves the scale.
     """
     q, k = heads.queries.detach().double(), heads.keys.detach().double()
+    close = max(_CLOSE, 8 * torch.finfo(heads.queries.dtype).eps)
     products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)
     scores = heads.scores.detach().double()
     sinks = None
@@ -124,9 +125,9 @@ def find_scores(heads: Heads) -> Scores | None:
         raw = heads.softcap * torch.atanh((scores / heads.softcap).clamp(-1 + 1e-12, 1 - 1e-12))
     moved, wanted = (products[0] - products[1])[visible], (raw[0] - raw[1])[visible]
     scale = float((moved @ wanted) / (moved @ moved).clamp_min(1e-300))
-    if float((scale * moved - wanted).norm()) > _CLOSE * max(float(wanted.norm()), 1e-12):
+    if float((scale * moved - wanted).norm()) > close * max(float(wanted.norm()), 1e-12):
         return None
-    scale = plain_number(scale / q.shape[-1] ** -0.5) * q.shape[-1] ** -0.5
+    scale = plain_number(scale / q.shape[-1] ** -0.5, close / 1000) * q.shape[-1] ** -0.5
     added = (raw[0] - scale * products[0])[visible]
-    has_bias = float(added.abs().max()) > _CLOSE * max(1.0, float(raw[0][visible].abs().max()))
+    has_bias = float(added.abs().max()) > close * max(1.0, float(raw[0][visible].abs().max()))
     return Scores(scale, heads.softcap, has_bias, None if sinks is None else tuple(sinks.tolist()))

@@ -38,7 +38,7 @@ class Sum:
 
 def find_sum(wanted: Tensor, known: Mapping[str, Tensor]) -> Sum | None:
     """The sum that gives `wanted`, of rows that have its shape; None if there is none."""
-    size = wanted.shape[-1]
+    size, epsilon = wanted.shape[-1], torch.finfo(wanted.dtype).eps
     y = wanted.detach().reshape(-1, size)
     same = {n: r.detach().reshape(-1, size) for n, r in known.items() if r.numel() == y.numel() and r.shape[-1] == size}
     for name, rows in same.items():
@@ -46,14 +46,16 @@ def find_sum(wanted: Tensor, known: Mapping[str, Tensor]) -> Sum | None:
             return Sum({name: 1.0})
     y, same = y.double(), {name: rows.double() for name, rows in same.items()}
     factors = _fit(y, same)
-    least = _SMALL * float(y.norm())
+    # A pass in half precision rounds every sum.
+    least, close, rounding = (max(each, 8 * epsilon) for each in (_SMALL, _CLOSE, _ROUNDING))
+    least *= float(y.norm())
     kept = _fit(y, {name: same[name] for name, c in factors.items() if abs(c) * float(same[name].norm()) > least})
     error = _error(y, same, kept)
-    if not kept or error > _CLOSE:
+    if not kept or error > close:
         return None
     for name, factor in kept.items():
-        plain = plain_number(factor, 1e-4)
-        if _error(y, same, {**kept, name: plain}) <= max(2 * error, _ROUNDING):
+        plain = plain_number(factor, close)
+        if _error(y, same, {**kept, name: plain}) <= max(2 * error, rounding):
             kept[name] = plain
     return Sum(kept)
 

@@ -163,7 +163,7 @@ def test_of_equal_tokens_the_one_that_the_label_names_is_told(decoder):
     gradient, generator = last_gradient(decoder, texts), torch.Generator().manual_seed(0)
     true = rows_of(decoder, [text[:-1] for text in texts])
     shown = {(0, (5, 18)): (0, (5, 17)), (0, (5, 18, 99)): (0, (5, 17, 99))}
-    rows = LastBlockRows([shown.get(node, node) for node in true.nodes], true.hidden, true.states)
+    rows = LastBlockRows([shown.get(node, node) for node in true.nodes], true.hidden, true.added, true.leave)
     reading = endings_of_next_token(decoder, rows, gradient, generator, 2**30, {17: (17, 18)})
     assert reading.names[0, (5, 17)] == {18}
     assert counted(reading.endings) == as_counter([[5, 17, 99, 301], [400, 3, 8]])
