@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from tests.models.families import DECODERS, ENCODERS, build
+from tests.models.own_classes import OwnBody, OwnConfig, OwnForCausalLM
 
 import unmask
 from unmask.attacks.gradients.encoder.attack import EncoderAttack
@@ -67,3 +68,41 @@ def test_prompts_are_recovered_from_the_last_hidden_states(family):
     recovery = unmask.recover_text(unmask.observe_hidden(model, TEXTS, site="final_norm"), model)
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert recovered(recovery) == Counter(TEXTS)
+
+
+def own(kind: type, both_ways: bool) -> Model:
+    """A class that nobody knows, with noise on every parameter."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        hf = kind(OwnConfig(both_ways=both_ways))
+        for parameter in hf.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    return adapt(hf.eval())
+
+
+def test_a_decoder_of_nobodys_family():
+    model = own(OwnForCausalLM, both_ways=False)
+    assert (model.causal, model.num_blocks, model.num_heads) == (True, 2, 4)
+    roles = {role: model.linear(role, 1).module for role in Role if model.linear(role, 1) is not None}
+    assert roles == {
+        Role.QUERY: "stages.1.mixer.keys_and_queries",
+        Role.KEY: "stages.1.mixer.keys_and_queries",
+        Role.VALUE: "stages.1.mixer.contents",
+        Role.ATTENTION_OUT: "stages.1.leave",
+        Role.MLP_IN: "stages.1.widen",
+        Role.MLP_OUT: "stages.1.narrow",
+    }
+    assert model.linear(Role.KEY, 0).columns == range(64)
+    assert model.linear(Role.QUERY, 0).columns == range(64, 128)
+    recovery = unmask.recover_text(unmask.observe_gradients(model, TEXTS), model)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert recovered(recovery) == Counter(TEXTS)
+
+
+def test_an_encoder_of_nobodys_family():
+    model = own(OwnBody, both_ways=True)
+    assert not model.causal
+    evidence = unmask.observe_gradients(model, FRAMED, task="classification")
+    recovery = unmask.recover_text(evidence, model, attack=EncoderAttack(frame=(START, END)))
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert recovered(recovery) == Counter(FRAMED)
