@@ -172,9 +172,8 @@ class _Reader:
         rows = {TOKEN: next(call.output for call in calls if call.module is tokens)}
         position, offset, kind = None, 0, None
         for call in calls:
-            table = getattr(call.module, "weight", None)
-            looked_up = _look_up(table, call.output)
-            if call.module is tokens or looked_up is None:
+            looked_up = None if call.module is tokens else _look_up(getattr(call.module, "weight", None), call.output)
+            if looked_up is None:
                 continue
             if looked_up == list(range(looked_up[0], looked_up[0] + _LENGTH)):
                 position, offset = self.body_names[call.module], looked_up[0]
