@@ -123,20 +123,23 @@ def record_pass(hf: nn.Module, last: nn.Module | None = None, **inputs: Any) -> 
     def finish(module: nn.Module, arguments: Any, options: Any, returned: Any) -> None:
         call = running.pop()
         made = first_tensor(returned)
-        if made is not None and made.is_floating_point() and not made.requires_grad and made.is_leaf:
-            made.requires_grad_()  # weights that are frozen start no graph
         call.end, call.returned, call.output = record.tick(), returned, _keep(made)
         if module is last:
             raise _Reached
 
+    frozen = [weight for weight in hf.parameters() if weight.is_floating_point() and not weight.requires_grad]
     hooks = [module.register_forward_pre_hook(begin, with_kwargs=True) for module in names]
     hooks += [module.register_forward_hook(finish, with_kwargs=True) for module in names]
     try:
+        for weight in frozen:  # they would start no graph
+            weight.requires_grad_(True)
         with Operations(record), torch.enable_grad(), suppress(_Reached):
             hf(**inputs)
     finally:
         for hook in hooks:
             hook.remove()
+        for weight in frozen:
+            weight.requires_grad_(False)
     return record
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 _CLOSE = 1e-4  # relative: a float32 pass rounds to 1e-6, and what is left out is of the order of one
-_LARGEST = 512  # denominator of a ratio that is meant
+_LARGEST = 64  # denominator of a ratio that is meant
+_MEANT = 1e-6  # relative: how near a ratio or a root must be
 _SMALL = 1e-4  # relative: parts of a sum below it are none
 _ROUNDING = 1e-6  # relative: what a float32 pass leaves of the right sum
 
@@ -62,9 +63,13 @@ def find_sum(wanted: Tensor, known: Mapping[str, Tensor]) -> Sum | None:
 
 def plain_number(measured: float, tolerance: float = 1e-6) -> float:
     """The number that was meant: one with few digits, a ratio, or the root of one; else the measured one."""
-    near = [float(f"{measured:.3g}"), float(Fraction(measured).limit_denominator(_LARGEST))]
-    near.append(math.copysign(math.sqrt(Fraction(measured * measured).limit_denominator(_LARGEST)), measured))
-    return next((plain for plain in near if abs(plain - measured) <= tolerance * abs(measured)), measured)
+    short = float(f"{measured:.3g}")
+    if abs(short - measured) <= tolerance * abs(measured):
+        return short
+    ratio = float(Fraction(measured).limit_denominator(_LARGEST))
+    root = math.copysign(math.sqrt(Fraction(measured * measured).limit_denominator(_LARGEST)), measured)
+    nearest = min(ratio, root, key=lambda plain: abs(plain - measured))
+    return nearest if abs(nearest - measured) <= _MEANT * abs(measured) else measured
 
 
 def _fit(y: Tensor, rows: Mapping[str, Tensor]) -> dict[str, float]:
