@@ -84,6 +84,11 @@ def test_the_default_attack_has_a_name(tiny_gpt2):
         parse_attack("dragger", "gradients", Secret.TEXTS)
 
 
+def test_an_empty_name_is_no_default(tiny_gpt2):
+    with pytest.raises(InputError, match="there is no attack ''; choose one of default"):
+        unmask.recover_text(unmask.observe_gradients(tiny_gpt2, TEXTS), tiny_gpt2, attack="")
+
+
 def test_settings_that_an_attack_refuses_are_refused_as_text():
     with pytest.raises(InputError, match="attack 'repeated-tokens': max_heads must be 1 to"):
         Attack.parse("repeated-tokens:max_heads=50")

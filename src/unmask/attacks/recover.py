@@ -226,7 +226,7 @@ def _choose(
         return attack
     if not isinstance(attack, str | None):
         raise InputError(f"attack must be a name or an attack, got {type(attack).__name__}; see `unmask attacks`")
-    spec = parse_attack(attack or DEFAULT, channel, *secrets) or Attack(usual)
+    spec = parse_attack(DEFAULT if attack is None else attack, channel, *secrets) or Attack(usual)
     fault = None if causal is None else spec.find_model_fault(causal)
     if fault is not None:
         raise InputError(f"{fault}; see `unmask attacks`")

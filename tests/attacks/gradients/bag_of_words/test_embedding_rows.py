@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sampling import sample
 from torch import Tensor
 from torch.nn import functional
 
@@ -172,8 +174,9 @@ def test_defences_that_leave_zeros_zero_leave_the_tokens(minilm, defence):
     assert tokens(sent, minilm) == {token for text in SENTENCES for token in minilm.encode(text)}
 
 
-@pytest.mark.parametrize(
-    ("after", "sigma"),
+@sample(
+    "after, sigma",
+    product(("clip:norm=1", "topk:share=0.1", "topk:share=0.01", "random:share=0.01", "int8"), (1e-5, 1e-3, 1e-1)),
     [
         ("clip:norm=1", 1e-3),
         ("topk:share=0.1", 1e-5),

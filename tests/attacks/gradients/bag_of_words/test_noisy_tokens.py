@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.sampling import sample
 from torch import Tensor
 
 from unmask import recover_text
@@ -177,10 +178,7 @@ def withheld(minilm: Model) -> GradientEvidence:
     return observe_gradients(minilm, SENTENCES, task="classification", parameters=parameters)
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8")]
-
-
-@pytest.mark.parametrize("defence", ["noise:sigma=1e-4", *SLOW])
+@sample("defence", ["noise:sigma=1e-4", "int8", "fp8"], ["noise:sigma=1e-4"])
 def test_real_weights_give_up_their_tokens(minilm, withheld, defence):
     """End to end; DAGER's own test finds no token from σ = 1e-10 on, a million times less."""
     sent = parse_defence(defence)(withheld, torch.Generator().manual_seed(0))

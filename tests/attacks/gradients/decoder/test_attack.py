@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from tests.sampling import sample
 from tests.wide_models import as_counter, certain, found, random_texts, wide_model
 
 from unmask.attacks.gradients.decoder.attack import DecoderAttack
@@ -51,15 +52,6 @@ each_decoder = pytest.mark.parametrize("decoder", DECODERS, indirect=True)
 each_rotary = pytest.mark.parametrize("decoder", ROTARY, indirect=True)
 each_task = pytest.mark.parametrize("task", TASKS)
 each_side = pytest.mark.parametrize("side", SIDES)
-
-
-def sample(names: str, every: Iterable[Any], quick: Sequence[Any]) -> pytest.MarkDecorator:
-    """All of them; those that are not `quick` are slow."""
-    marks = {True: (), False: (pytest.mark.slow,)}
-    rows = [(one, marks[one in quick]) for one in every]
-    return pytest.mark.parametrize(
-        names, [pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=mark) for one, mark in rows]
-    )
 
 
 def attack(model: Model, texts: Sequence[list[int]], **options: Any) -> Recovery[RecoveredTexts]:
@@ -480,11 +472,14 @@ def test_a_span_with_one_free_direction_gives_no_false_certainty(decoder, task):
 # ---- precisions
 
 
-@sample("family, task", product(WIDE, TASKS), [("wide_gpt2", "classification"), ("wide_llama", "next_token")])
-def test_a_client_in_bfloat16_gives_its_words_and_no_false_text(family, task, request):
+@sample(
+    "family, task, seed",
+    product(WIDE, TASKS, range(6, 9)),
+    [("wide_gpt2", "classification", 6), ("wide_llama", "next_token", 6)],
+)
+def test_a_client_in_bfloat16_gives_its_words_and_no_false_text(family, task, seed, request):
     model = request.getfixturevalue(family)
-    rng = random.Random(6)
-    texts = random_texts(rng, 30, model.vocab_size, longest=9)
+    texts = random_texts(random.Random(seed), 30, model.vocab_size, longest=9)
     evidence = observe_gradients(model.to(dtype=torch.bfloat16), texts, task=task)
     assert evidence.compute_dtype is torch.bfloat16
     recovery = recover_text(evidence, model)

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from tests.attacks.gradients.encoder_batches import (
 )
 from tests.contracts.models import stranger
 from tests.contracts.recipes import FRAMED
+from tests.sampling import sample
 from tests.tiny_models import WIDTH, bert_config, random_model
 
 from unmask.attacks.gradients.encoder.attack import EncoderAttack
@@ -181,7 +182,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.parametrize(("name", "pooling"), zip(ALIKE, cycle(POOLINGS), strict=False))
+@sample("name, pooling", product(ALIKE, POOLINGS), list(zip(ALIKE, cycle(POOLINGS), strict=False)))
 def test_texts_alike_are_told_apart(tiny_bert, name, pooling):
     assert_exact(attacked(tiny_bert, ALIKE[name], pooling=pooling), ALIKE[name])
 
