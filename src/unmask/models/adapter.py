@@ -6,14 +6,20 @@ are the model's own, and so are the sums between them (`layout.py`, `roles.py`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from unmask.errors import InputError
 from unmask.models.blocks import Attended, Blocks
+from unmask.models.check_blocks import check_blocks
 from unmask.models.fingerprint import copy_module, fingerprint_of
+from unmask.models.layout import ModelLayout, ask_model
 from unmask.models.linear import TokenHead
+from unmask.models.parts import find_body
+from unmask.models.peft_adapters import Adapters
 from unmask.models.record import input_of
 from unmask.models.roles import STREAM
 from unmask.shapes import MaskBatch, States, TokenBatch
@@ -23,6 +29,16 @@ __all__ = ["Attended", "Model"]
 
 class Model(Blocks):
     """A transformer with the parts that attacks use."""
+
+    def __init__(
+        self, hf: Any, tokenizer: Any = None, adapters: Adapters | None = None, *, layout: ModelLayout | None = None
+    ) -> None:
+        passes: list[tuple[Tensor, Tensor]] = []
+        if layout is None:
+            layout, passes = ask_model(hf, find_body(hf))
+        super().__init__(hf, tokenizer, adapters, layout=layout)
+        if passes:
+            self.layout = check_blocks(self, passes)
 
     def hidden_states(
         self,
@@ -65,8 +81,10 @@ class Model(Blocks):
     def token_head(self) -> TokenHead | None:
         """What predicts tokens from the stream that leaves the last block, where the model has a language head."""
         head, layer = self.layout.head, self.hf.get_output_embeddings()
+        if layer is None and not self.causal:
+            return TokenHead(self.final_norm, self.parameter(self.token_embedding))
         if head is None or layer is None:
-            return None if self.causal else TokenHead(self.final_norm, self.parameter(self.token_embedding))
+            return None
 
         def features(states: Tensor) -> Tensor:
             rows = self.final_norm(states)
@@ -87,4 +105,4 @@ class Model(Blocks):
         """A copy on another device or in another precision; with `num_blocks`, later blocks cannot be used."""
         left_out = [self._block(block) for block in range(num_blocks or self.num_blocks, self.num_blocks)]
         copied = copy_module(self.hf, torch.device(device or self.device), dtype or self.dtype, left_out)
-        return Model(copied, self.tokenizer, self.adapters, self.layout)
+        return Model(copied, self.tokenizer, self.adapters, layout=self.layout)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from unmask.models.record import KINDS, Kind, hook_before
+from unmask.models.record import KINDS, Kind, first_tensor, hook_before
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -63,6 +63,35 @@ def read_heads(
         pass
     assert mode.heads is not None  # the same module told them when the model was asked
     return tuple(part.reshape(len(rows), -1, part.shape[-1]).to(rows) for part in mode.heads)  # type: ignore[return-value]
+
+
+class _MixInstead(TorchFunctionMode):
+    """Puts other mixed values behind the next softmax; the module goes on with them."""
+
+    def __init__(self, mixed: Tensor) -> None:
+        super().__init__()
+        self.mixed = mixed
+        self.is_behind, self.is_done = False, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, or say what came out of it."""
+        output, kind = func(*args, **(kwargs or {})), KINDS.get(func)
+        if not self.is_done and (kind is Kind.ATTENTION or (kind is Kind.PRODUCT and self.is_behind)):
+            self.is_done = True
+            return self.mixed.reshape(output.shape)
+        self.is_behind |= kind is Kind.SOFTMAX and output.dim() > 2
+        return output
+
+
+def finish_attention(
+    attention: nn.Module, where: int | str, arguments: Arguments, rows: Tensor, mixed: Tensor
+) -> Tensor:
+    """What an attention module puts out (N, d), given its rows (N, d) and the values mixed for each of them (N, o)."""
+    given, options = replace_rows(arguments, where, rows[:, None])
+    with _MixInstead(mixed):
+        made = first_tensor(attention(*given, **options))
+    assert made is not None
+    return made.reshape(len(rows), -1)
 
 
 def block_arguments(

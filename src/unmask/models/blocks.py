@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.models.attention import Scores, attend, attend_behind
-from unmask.models.attention_calls import Arguments, block_arguments, module_arguments, read_heads, replace_rows
+from unmask.models.attention_calls import (
+    Arguments,
+    block_arguments,
+    finish_attention,
+    module_arguments,
+    read_heads,
+    replace_rows,
+)
 from unmask.models.first_inputs import FirstInputs
 from unmask.models.layout import ask_bias, no_cache
 from unmask.models.linear import Role
@@ -50,8 +58,10 @@ class Blocks(FirstInputs):
         assert place.layout.attention is not None
         name, where = place.layout.attention
         if not rows.numel():
-            counts = self.num_heads, self.num_key_value_heads, self.num_key_value_heads
-            return tuple(rows.new_zeros(*rows.shape[:-1], n, self.head_width) for n in counts)  # type: ignore[return-value]
+            layout = place.layout
+            shared, width = layout.num_key_value_heads, layout.head_width
+            shapes = (layout.num_heads, width), (shared, width), (shared, layout.value_width)
+            return tuple(rows.new_zeros(*rows.shape[:-1], *shape) for shape in shapes)  # type: ignore[return-value]
         asked = positions.flatten()
         if not self.scores(block).has_bias and bool((asked == asked[0]).all()):
             asked = asked[:1]  # one text's arguments fit all of them
@@ -82,12 +92,15 @@ class Blocks(FirstInputs):
             inputs: dict[str, Any] = {"input_ids": torch.zeros_like(asked), **no_cache(self.body)}
             if self.layout.takes_positions:
                 inputs["position_ids"] = asked
-            blocks = [self._block(index) for index in range(self.num_blocks)]
-            returned = [place.returned for place in self.layout.blocks]
-            with torch.no_grad():
-                told = block_arguments(self.body, blocks, returned, lambda: self.body(**inputs))
-            self._given_to_blocks = positions, told
+            self._given_to_blocks = positions, self._ask_arguments(inputs)
         return self._given_to_blocks[1]
+
+    @torch.no_grad()
+    def _ask_arguments(self, inputs: Mapping[str, Any]) -> list[Arguments]:
+        """What every block is given when the body is given something."""
+        blocks = [self._block(index) for index in range(self.num_blocks)]
+        returned = [place.returned for place in self.layout.blocks]
+        return block_arguments(self.body, blocks, returned, lambda: self.body(**inputs))
 
     def scores(self, block: int) -> Scores:
         """How scores of a block are made."""
@@ -155,7 +168,16 @@ class Blocks(FirstInputs):
 
     def after_attention(self, block: int, states: Float[Tensor, "*n d"], mixed: Float[Tensor, "*n o"]) -> Attended:
         """The block's rows behind its output projection, given the mixed values that enter it."""
-        return Attended(states, self._apply(block, Role.ATTENTION_OUT, mixed))
+        layout = self._place(block).layout
+        if Role.ATTENTION_OUT in layout.linear:
+            return Attended(states, self._apply(block, Role.ATTENTION_OUT, mixed))
+        assert layout.attention is not None
+        name, where = layout.attention
+        rows = self.attention_input(block, states)
+        arguments = self._attention_arguments(block, torch.zeros(1, dtype=torch.long))  # positions are in `mixed`
+        flat = rows.flatten(0, -2), mixed.flatten(0, -2)
+        added = finish_attention(self._module(block, name), where, arguments, *flat)
+        return Attended(states, added.unflatten(0, rows.shape[:-1]))
 
     # ---- the MLP
 
@@ -204,9 +226,22 @@ class Blocks(FirstInputs):
 
     def block_forward(self, block: int, states: States, positions: TokenBatch, mask: MaskBatch) -> States:
         """One block of the residual stream."""
+        if not states.numel():
+            return states
+        if self._place(block).problem:
+            return self._run_block(block, states, positions, mask)
         return self.after_mlp(
             block, self.after_attention(block, states, self.mixed_values(block, states, positions, mask))
         )
+
+    def _run_block(self, block: int, states: States, positions: TokenBatch, mask: MaskBatch) -> States:
+        """The same by the block as it is, with what the model itself would give it."""
+        place = self._place(block)
+        inputs = {"input_ids": torch.zeros_like(positions), "attention_mask": mask.long(), **no_cache(self.body)}
+        if self.layout.takes_positions:
+            inputs["position_ids"] = positions
+        given, options = replace_rows(self._ask_arguments(inputs)[block], place.rows, states)
+        return first_tensor(self._block(block)(*given, **options))  # type: ignore[return-value]
 
     # ---- sums that all later rows depend on
 

@@ -76,7 +76,11 @@ class FirstInputs(Parts):
         if path is None or layout.position is None:
             return None
         words = self.body.get_submodule(layout.token)
-        rows = words.weight if tokens is None else words.weight[tokens]
+        if type(words).forward is not nn.Embedding.forward:  # a scaled one
+            tokens = torch.arange(self.vocab_size, device=self.device) if tokens is None else tokens
+            rows = words(tokens)
+        else:
+            rows = words.weight if tokens is None else words.weight[tokens]
         if layout.type is not None:
             rows = rows + self.body.get_submodule(layout.type).weight[0]
         return LayerNormOfSum(rows, self.body.get_submodule(layout.position).weight[layout.offset :], *path)

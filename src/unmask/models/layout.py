@@ -22,7 +22,7 @@ from unmask.errors import UnsupportedModelError
 from unmask.models.attention import Scores
 from unmask.models.record import Call, Kind, Record, record_pass
 from unmask.models.roles import STREAM, BlockLayout, find_layout, is_same
-from unmask.models.softmaxes import find_bound, find_heads, find_scores, is_causal
+from unmask.models.softmaxes import find_bound, find_heads, find_scores, is_causal, visible_scores
 from unmask.models.wiring import RowFlow, Sum, find_sum
 
 TOKEN, POSITION, TYPE = "token", "position", "type"  # rows of the embedding that are looked up
@@ -43,13 +43,17 @@ class EmbeddingLayout:
 
 @dataclass(frozen=True)
 class BlockPlace:
-    """A block: its module, the argument that holds the stream, what it returns besides, and its roles."""
+    """A block: its module, the argument that holds the stream, what it returns besides, and its roles.
+
+    `problem` says why its rows cannot be computed from its parts, if they cannot.
+    """
 
     name: str
     rows: int | str
     returned: Any  # None where it is the stream alone
     layout: BlockLayout
     scores: Scores | None
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,8 @@ class ModelLayout:
 
 
 @torch.enable_grad()
-def ask_model(hf: Any, body: Any) -> ModelLayout:
-    """Run a model once, and find its parts."""
+def ask_model(hf: Any, body: Any) -> tuple[ModelLayout, list[tuple[Tensor, Tensor]]]:
+    """Run a model once, and find its parts; with them, what entered and left each block."""
     training = {module: module.training for module in hf.modules()}
     hf.eval()
     inputs = _inputs(hf)
@@ -94,7 +98,8 @@ def ask_model(hf: Any, body: Any) -> ModelLayout:
     finally:
         for module, mode in training.items():
             module.training = mode
-    return _Reader(hf, body, record).layout()
+    reader = _Reader(hf, body, record)
+    return reader.layout(), [(call.input, call.output) for call in reader.blocks]
 
 
 def _inputs(hf: Any) -> dict[str, Any]:
@@ -114,7 +119,9 @@ def _inputs(hf: Any) -> dict[str, Any]:
 
 def no_cache(hf: Any) -> dict[str, Any]:
     """The option that keeps a model from filling a cache, where it has one."""
-    return {"use_cache": False} if "use_cache" in inspect.signature(hf.forward).parameters else {}
+    parameters = inspect.signature(hf.forward).parameters
+    passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters.values()) and hasattr(hf.config, "use_cache")
+    return {"use_cache": False} if "use_cache" in parameters or passes_on else {}
 
 
 class _Reader:
@@ -128,7 +135,7 @@ class _Reader:
     def layout(self) -> ModelLayout:
         """The whole model, block by block."""
         places = tuple(self._place(call) for call in self.blocks)
-        heads = find_heads(self.record, self.blocks[0])
+        heads = next(heads for call in self.blocks if (heads := find_heads(self.record, call)))
         final, flow = self._final()
         return ModelLayout(
             causal=is_causal(heads[0]),
@@ -286,13 +293,12 @@ def ask_bias(body: Any, block: nn.Module, layout: ModelLayout, index: int, lengt
     """What a block's scores have beyond queries and keys, in a text of some length (h, length, length)."""
     rule = layout.blocks[index].scores
     assert rule is not None
-    tokens = (
-        torch.arange(length, device=next(body.parameters()).device)[None] % body.get_input_embeddings().weight.shape[0]
-    )
+    embedding = body.get_submodule(layout.embedding.token).weight
+    tokens = torch.arange(length, device=embedding.device)[None] % embedding.shape[0]
     record = record_pass(body, block, input_ids=tokens, **no_cache(body))
     call = next(each for each in record.calls if each.module is block)
     heads = find_heads(record, call)[0]
     q, k = heads.queries.detach(), heads.keys.detach()
     products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)
     added = (heads.scores.detach()[..., :length] - rule.bound(rule.scale * products))[0]
-    return added.masked_fill(heads.scores[0, ..., :length] < torch.finfo(added.dtype).min / 4, 0.0)
+    return added.masked_fill(~visible_scores(heads.scores)[0, ..., :length], 0.0)

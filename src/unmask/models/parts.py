@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unmask.models.layout import BlockPlace, ModelLayout, ask_model
+from unmask.models.layout import BlockPlace, ModelLayout
 from unmask.models.linear import LinearLayer, Role
 from unmask.models.peft_adapters import Adapters
 from unmask.models.vocabulary import Vocabulary
 
 _NO_LIMIT = 2048  # positions of models that name no limit
+
+
+def find_body(hf: Any) -> Any:
+    """The transformer inside a model for a task; the model itself where there is nothing around it."""
+    body = hf.base_model
+    if body is hf and hf.get_output_embeddings() is not None:  # classes that do not say where it is
+        tokens = hf.get_input_embeddings()
+        body = next((child for child in hf.children() if tokens in child.modules() and child is not tokens), hf)
+    return body
 
 
 class Parts(Vocabulary):
@@ -26,14 +36,14 @@ class Parts(Vocabulary):
     """
 
     def __init__(
-        self, hf: Any, tokenizer: Any = None, adapters: Adapters | None = None, layout: ModelLayout | None = None
+        self, hf: Any, tokenizer: Any = None, adapters: Adapters | None = None, *, layout: ModelLayout
     ) -> None:
         self.hf = hf
         self.tokenizer = tokenizer
         self.adapters = adapters  # LoRA factors of a PEFT model; no part of the weights here
-        self.body: Any = hf.base_model
+        self.body: Any = find_body(hf)
         self.config: Any = hf.config
-        self.layout = ask_model(hf, self.body) if layout is None else layout
+        self.layout = layout
 
     @property
     def family(self) -> str:
@@ -131,8 +141,7 @@ class Parts(Vocabulary):
 
     def canonical_name(self, name: str) -> str:
         """A parameter's name without the prefix of the task's model around the body."""
-        prefix = f"{self.hf.base_model_prefix}."
-        return name[len(prefix) :] if self.body is not self.hf and name.startswith(prefix) else name
+        return name.removeprefix(self._body_prefix)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters by canonical name; tied ones once."""
@@ -141,13 +150,16 @@ class Parts(Vocabulary):
 
     def parameter(self, name: str) -> Tensor:
         """A parameter by canonical name."""
-        owner = self.body if self.body is not self.hf and not name.startswith(self._head_names) else self.hf
+        owner = self.hf if name.startswith(self._head_names) else self.body
         return owner.get_parameter(name)
 
-    @property
+    @cached_property
+    def _body_prefix(self) -> str:
+        return next(f"{name}." if name else "" for name, module in self.hf.named_modules() if module is self.body)
+
+    @cached_property
     def _head_names(self) -> tuple[str, ...]:
-        prefix = self.hf.base_model_prefix
-        return tuple(f"{name}." for name, _ in self.hf.named_children() if name != prefix)
+        return tuple(f"{name}." for name, _ in self.hf.named_children() if f"{name}." != self._body_prefix)
 
     def weight(self, role: Role, block: int) -> Float[Tensor, "d_in d_out"] | None:
         """A linear layer's weight as (d_in, d_out)."""
@@ -159,6 +171,11 @@ class Parts(Vocabulary):
         place = self._place(block)
         layer = place.layout.linear.get(role)
         return None if layer is None else replace(layer, parameter=f"{place.name}.{layer.parameter}")
+
+    @property
+    def problem(self) -> str:
+        """Why rows inside the model cannot be computed from its parts; empty where they can."""
+        return next((place.problem for place in self.layout.blocks if place.problem), "")
 
     def is_shared(self, block: int) -> bool:
         """Whether other blocks have the same weights: their gradients come in one sum."""

@@ -58,6 +58,7 @@ class BlockLayout:
     num_heads: int = 0
     num_key_value_heads: int = 0
     head_width: int = 0
+    value_width: int = 0  # of one head's values, where keys have another width
 
 
 def find_layout(record: Record, block: Call) -> BlockLayout:
@@ -83,37 +84,52 @@ class _Finder:
         out = None if heads is None else self._output_projection(heads)
         module = None if heads is None or rows is None else self._attention_module(projections, heads, rows)
         self._add_steps(until=heads.start if heads else self.block.end)
+        if heads is None:
+            projections, rows = self._first_layer()
         attention_input = None if rows is None else find_sum(rows, self.known)
         linear = {role: self._layer(call, columns) for role, (call, columns) in projections.items()}
         if out is not None:
             linear[Role.ATTENTION_OUT] = self._layer(out)
+        elif module is not None:  # something happens between mixed values and layer: the module is run to its end
+            out = next(call for call in self.calls if self._name(call) == module[0])
+        if out is not None:
             self.known[ATTENTION] = out.output
         down, core, mlp_input = self._mlp(after=out.end if out else self.block.start)
         linear |= down
         output = find_sum(self.block.output, self.known)
-        shape = (0, 0, 0) if heads is None else (heads.queries.shape[1], heads.keys.shape[1], heads.queries.shape[3])
+        shape = (0, 0, 0, 0)
+        if heads is not None:
+            shape = heads.queries.shape[1], heads.keys.shape[1], heads.queries.shape[3], heads.values.shape[3]
         flow = RowFlow(dict(self.steps))
         sums = _attention_sum(flow, mlp_input, output), _mlp_sum(flow, output)
         return BlockLayout(linear, module, attention_input, mlp_input, core, output, flow, *sums, *shape)
 
     # ---- attention
 
-    def _attention_layers(self, heads: Heads) -> tuple[dict[Role, tuple[Call, Tensor]], Tensor | None]:
+    def _attention_layers(self, heads: Heads) -> tuple[dict[Role, tuple[Call, Tensor | None]], Tensor | None]:
         """The layers that queries, keys and values come from, which of their columns, and the rows they share."""
         before = [call for call in self.linears if call.end < heads.start]
-        found: dict[Role, tuple[Call, Tensor]] = {}
+        found: dict[Role, tuple[Call, Tensor | None]] = {}
         rows: Tensor | None = None
         for role, operand in ((Role.QUERY, heads.queries), (Role.KEY, heads.keys), (Role.VALUE, heads.values)):
             weights = torch.randn(operand.shape, generator=torch.Generator().manual_seed(0)).to(operand)
-            outputs = [call.live_output for call in before]
+            if not operand.requires_grad:
+                continue
+            made = [call for call in before if call.live_output.requires_grad]
+            outputs = [call.live_output for call in made]
             gradients = torch.autograd.grad((operand * weights).sum(), outputs, retain_graph=True, allow_unused=True)
-            for call, gradient in zip(before, gradients, strict=True):
+            for call, gradient in zip(made, gradients, strict=True):
                 if gradient is None or not gradient.any() or role in found:
                     continue
                 rows = call.input if rows is None else rows
                 if is_same(call.input, rows):
                     found[role] = call, gradient.flatten(0, -2).abs().sum(0) > 0
         return found, rows
+
+    def _first_layer(self) -> tuple[dict[Role, tuple[Call, Tensor | None]], Tensor | None]:
+        """Of a block that mixes tokens without a softmax: the first layer that is given the stream."""
+        first = next((call for call in self.linears if find_sum(call.input, self.known) is not None), None)
+        return ({}, None) if first is None else ({Role.QUERY: (first, None)}, first.input)
 
     def _output_projection(self, heads: Heads) -> Call | None:
         """The first layer behind attention, if the mixed values are what it is given."""
@@ -123,7 +139,7 @@ class _Finder:
         return later if torch.equal(later.input.flatten(), heads.mixed.flatten()) else None
 
     def _attention_module(
-        self, projections: Mapping[Role, tuple[Call, Tensor]], heads: Heads, rows: Tensor
+        self, projections: Mapping[Role, tuple[Call, Tensor | None]], heads: Heads, rows: Tensor
     ) -> tuple[str, int | str] | None:
         """The innermost module that is given the rows and makes queries, keys and values of them."""
         for call in sorted(self.calls, key=lambda call: -call.start):
@@ -187,6 +203,9 @@ class _Finder:
             holds_all = all(call.holds(layer) for layer in (*sharing, down))
             if not is_linear(call.module) and holds_all and is_same(call.input, first.input):
                 return MlpCore(module=self._name(call))
+        for call in self.calls:
+            if is_same(call.input, first.input) and is_same(call.output, down.input):
+                return MlpCore(chain=(self._name(call),))
         activation = self._activation(first)
         if len(sharing) == 1 and activation is not None and is_same(activation.output, down.input):
             return MlpCore(chain=(self._name(first), self._name(activation)))
@@ -213,7 +232,8 @@ class _Finder:
                 continue
             if call.input is None or call.output is None or call.output.shape[:-1] != call.input.shape[:-1]:
                 continue
-            if any(True for _ in call.module.children()):
+            num_given = sum(isinstance(each, Tensor) for each in call.given.values())
+            if num_given != 1 or any(True for _ in call.module.children()):
                 continue
             found = find_sum(call.input, self.known)
             if found is not None:

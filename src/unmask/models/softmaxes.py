@@ -104,30 +104,40 @@ def is_causal(heads: Heads) -> bool:
     """Whether no query reads a later key."""
     length = heads.queries.shape[2]
     later = torch.ones(length, length, dtype=torch.bool, device=heads.scores.device).triu(1)
-    return bool((heads.scores[0, 0, :, :length][later] < torch.finfo(heads.scores.dtype).min / 4).all())
+    return not bool(visible_scores(heads.scores)[0, 0, :, :length][later].any())
+
+
+def visible_scores(scores: Tensor) -> Tensor:
+    """Which scores have a weight: a mask may put any number below the others."""
+    return scores.detach().float().softmax(-1) > 0
 
 
 def find_scores(heads: Heads) -> Scores | None:
     """The rule from queries and keys to scores: a scale, a bound, what is added by position; None if there is none.
 
-    What is added does not depend on the text, so it cancels between two texts, and leaves the scale.
+    What is added does not depend on the text, so it cancels between two texts, and leaves the scale. What is added to
+    all scores of a query changes no weight, and models do so against overflow: scores are taken relative to the first.
     """
     q, k = heads.queries.detach().double(), heads.keys.detach().double()
     close = max(_CLOSE, 8 * torch.finfo(heads.queries.dtype).eps)
     products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)
+    length = products.shape[-1]
+    visible = visible_scores(heads.scores)[..., :length].all(0)
     scores = heads.scores.detach().double()
-    sinks = None
-    if scores.shape[-1] == products.shape[-1] + 1:
-        sinks, scores = scores[0, :, 0, -1], scores[..., :-1]
-    visible = (scores > torch.finfo(heads.scores.dtype).min / 4).all(0)
-    raw = scores
+    raw = scores[..., :length]
     if heads.softcap is not None:
-        raw = heads.softcap * torch.atanh((scores / heads.softcap).clamp(-1 + 1e-12, 1 - 1e-12))
-    moved, wanted = (products[0] - products[1])[visible], (raw[0] - raw[1])[visible]
+        raw = heads.softcap * torch.atanh((raw / heads.softcap).clamp(-1 + 1e-12, 1 - 1e-12))
+    relative = [each - each[..., :1] for each in (products, raw)]
+    moved, wanted = ((each[0] - each[1])[visible] for each in relative)
     scale = float((moved @ wanted) / (moved @ moved).clamp_min(1e-300))
     if float((scale * moved - wanted).norm()) > close * max(float(wanted.norm()), 1e-12):
         return None
     scale = plain_number(scale / q.shape[-1] ** -0.5, close / 1000) * q.shape[-1] ** -0.5
-    added = (raw[0] - scale * products[0])[visible]
-    has_bias = float(added.abs().max()) > close * max(1.0, float(raw[0][visible].abs().max()))
-    return Scores(scale, heads.softcap, has_bias, None if sinks is None else tuple(sinks.tolist()))
+    added = relative[1][0] - scale * relative[0][0]
+    has_bias = float(added[visible].abs().max()) > close * max(1.0, float(raw[0][visible].abs().max()))
+    if scores.shape[-1] == length:
+        return Scores(scale, heads.softcap, has_bias)
+    sinks = scores[..., -1] - (raw - scale * products)[..., 0]
+    if has_bias or heads.softcap is not None or float((sinks - sinks[:1, :, :1]).abs().max()) > close:
+        return None
+    return Scores(scale, sinks=tuple(sinks[0, :, 0].tolist()))

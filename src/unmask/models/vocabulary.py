@@ -12,13 +12,13 @@ class Vocabulary:
     """A tokenizer, if there is one, and what follows from it; the rest is told by the model itself."""
 
     tokenizer: Any
-    body: Any
+    hf: Any
     config: Any
 
     @property
     def vocab_size(self) -> int:
         """Number of rows of the token embedding."""
-        return int(self.body.get_input_embeddings().weight.shape[0])
+        return int(self.hf.get_input_embeddings().weight.shape[0])
 
     @property
     def pad_token(self) -> int:
@@ -33,7 +33,7 @@ class Vocabulary:
     @property
     def gradient_free_token(self) -> int | None:
         """The token whose embedding row never gets a gradient (transformers' `padding_idx`), if there is one."""
-        return self.body.get_input_embeddings().padding_idx
+        return self.hf.get_input_embeddings().padding_idx
 
     @property
     def special_tokens(self) -> frozenset[int]:

@@ -132,7 +132,7 @@ def test_encoders_are_refused(tiny_bert):
 
 
 def test_a_prefix_grows(tiny_llama):
-    prefix = Prefix.empty(tiny_llama)
+    prefix = Prefix.empty(tiny_llama, 0)
     assert len(prefix) == 0
     keys = torch.ones(2, tiny_llama.num_key_value_heads, tiny_llama.head_width)
     assert len(prefix.extend(keys, keys).extend(keys[:1], keys[:1])) == 3

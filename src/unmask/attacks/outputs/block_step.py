@@ -42,11 +42,11 @@ class Prefix:
     values: Float[Tensor, "j g e"]
 
     @classmethod
-    def empty(cls, model: Model) -> Prefix:
+    def empty(cls, model: Model, block: int) -> Prefix:
         """Nothing came before."""
-        shape = 0, model.num_key_value_heads, model.head_width
-        nothing = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        return cls(nothing, nothing)
+        nothing = torch.zeros(0, model.width, dtype=model.dtype, device=model.device)
+        _, keys, values = model.queries_keys_values(block, nothing, torch.zeros(0, dtype=torch.long))
+        return cls(keys, values)
 
     def extend(self, keys: Float[Tensor, "n g e"], values: Float[Tensor, "n g e"]) -> Prefix:
         """The prefix with further positions behind it."""
@@ -93,7 +93,7 @@ class BlockStep:
     @classmethod
     def first(cls, model: Model, block: int, position: int = 0) -> BlockStep:
         """The block at the first position of a text."""
-        return cls(model, block, position, Prefix.empty(model))
+        return cls(model, block, position, Prefix.empty(model, block))
 
     def __call__(self, rows: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
         """What leaves the block, for each candidate row."""

@@ -61,6 +61,8 @@ class DecoderAttack:
         if isinstance(read_first, Recovery):
             return read_first
         candidates, used = read_first
+        if model.problem:
+            return claim_tokens(run, candidates, used, model.problem)
         working = as_gradient(evidence)
         found = self._search_sites(run, working, model, candidates)
         wide = None
@@ -175,7 +177,7 @@ class DecoderAttack:
             ends = leaves if ends is None else ends
             return _TextsRead(ends, False, known, reads_inside=inside, arrivals=arrivals, used=used)
         gradient, layer = last_down_projection(evidence, model)
-        if gradient is None or len(forest.nodes) > gradient.shape[0]:
+        if gradient is None or len(forest.nodes) > gradient.shape[0] or model.token_head is None:
             return _TextsRead(leaves, True, has_ends=False)
         rows = last_block_rows(model, forest, self.memory_budget_bytes)
         reading = endings_of_next_token(

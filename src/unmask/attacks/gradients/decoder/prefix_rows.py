@@ -68,9 +68,12 @@ class Growth:
         return Prefixes(first.position, first.tokens[columns, None], keys, values)
 
     def first_rows(self, first: NextTokens) -> Float[Tensor, "c f"]:
-        """Rows of one-token prefixes: a first token attends to itself alone, so its mixed value is its own."""
-        repeats = self.model.num_heads // self.model.num_key_value_heads
-        return self.rows_of(self.model, first.states, first.values.repeat_interleave(repeats, dim=1).flatten(1))
+        """Rows of one-token prefixes: a first token attends to itself alone."""
+        itself = first.keys[:, None], first.values[:, None]
+        everything = torch.ones(len(first.tokens), 1, 1, dtype=torch.bool, device=first.tokens.device)
+        return self.rows_of(
+            self.model, first.states, self.model.mix(0, first.queries[:, None], *itself, everything)[:, 0]
+        )
 
     def extension_rows(self, prefixes: Prefixes, following: NextTokens) -> Iterator[tuple[int, Float[Tensor, "s c f"]]]:
         """Rows of every prefix extended by every token, as (index of the first prefix, rows) chunk by chunk."""

@@ -66,6 +66,10 @@ def set_up(
     frame_tokens = frame_tokens or model.frame_tokens
     if model.causal or frame_tokens is None:
         return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the tokens that frame a text"
+    if model.problem:
+        return model.problem
+    if model.position_embedding is not None and model.first_input_sum() is None:
+        return "where tokens stand is read off positions behind one norm, and more happens to this encoder's embeddings"
     if model.position_embedding is None:
         return "where tokens stand is read off learned positions, and this encoder has none (rotary ones, or relative)"
     if not set(frame_tokens) <= candidates.searched:

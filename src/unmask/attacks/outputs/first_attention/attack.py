@@ -75,6 +75,8 @@ class FirstAttentionAttack:
                 f"'{evidence.site.value}' of layer {evidence.layer}"
             )
             return claim_nothing(run, Status.NOT_APPLICABLE, why, _USED)
+        if model.problem:
+            return claim_nothing(run, Status.NOT_APPLICABLE, model.problem, _USED)
         precise = model.to(dtype=torch.float64, num_blocks=1)
         read = self.read if model.causal else self._read_encoder
         readings = [

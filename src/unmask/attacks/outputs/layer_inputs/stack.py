@@ -105,6 +105,8 @@ class StackAttack:
         if not model.causal or evidence.site is not Site.STREAM:
             why = "blocks are inverted position by position, which needs the stream of a causal model"
             return claim_nothing(run, Status.NOT_APPLICABLE, why, _USED)
+        if model.problem:
+            return claim_nothing(run, Status.NOT_APPLICABLE, model.problem, _USED)
         precise = model.to(dtype=torch.float64, num_blocks=max(evidence.layer, 1))
         readings = [
             self._read(precise, states[mask], mask.nonzero()[:, 0].tolist(), evidence.layer, progress)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_states
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
@@ -34,7 +35,7 @@ from unmask.attacks.outputs.state_noise import computing_error
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.recovery import RecoveredTexts, Recovery
+from unmask.recovery import RecoveredTexts, Recovery, Status
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class PromptAttack:
         run = Run(progress=progress)
         if not model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
             return refuse_states(run, evidence, model, "causal")
+        if model.problem:
+            return claim_nothing(run, Status.NOT_APPLICABLE, model.problem, ("states",))
         normed = evidence.site is Site.FINAL_NORM
         templates = templates_for(model, evidence.layer, normed, progress)
         reader = PromptReader(

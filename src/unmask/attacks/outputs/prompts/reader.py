@@ -150,8 +150,8 @@ class PromptReader:
         if features is None or unembedding is None:
             return even.log()
         known = where > 0
-        said = (features[where[known] - 1] @ unembedding.T).softmax(-1)
-        even[known] += (1 - _SURPRISE) * said.to(even)
+        said = (features[where[known] - 1] @ unembedding[:size].T).softmax(-1)
+        even[known, : said.shape[1]] += (1 - _SURPRISE) * said.to(even)
         return even.log()
 
     def _scores(self, states: Tensor, features: Tensor | None, where: Int[Tensor, " k"]) -> Float[Tensor, "k vocab"]:

@@ -1,0 +1,54 @@
+"""Whether the parts that were found make up the model: each block is computed again from them, and compared.
+
+A block that comes out differently is run as it is from then on, and nothing is claimed that rests on its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from unmask.models.blocks import Blocks
+from unmask.models.layout import BlockPlace, ModelLayout
+
+_CLOSE = 1e-4  # relative: float32 leaves 1e-6, another rule 1e-2 and more
+_FAILURES = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+
+
+@torch.no_grad()
+def check_blocks(model: Blocks, passes: Sequence[tuple[Tensor, Tensor]]) -> ModelLayout:
+    """The layout, with the problem of each block that does not put out what it put out in the recorded pass."""
+    places = [
+        replace(place, problem=_problem(model, index, place, *seen))
+        for index, (place, seen) in enumerate(zip(model.layout.blocks, passes, strict=True))
+    ]
+    return replace(model.layout, blocks=tuple(places))
+
+
+def _problem(model: Blocks, index: int, place: BlockPlace, entered: Tensor, left: Tensor) -> str:
+    why = _missing(place)
+    if not why:
+        positions = torch.arange(entered.shape[1], device=entered.device).expand(entered.shape[:2])
+        try:
+            again = model.block_forward(index, entered, positions, torch.ones_like(positions, dtype=torch.bool))
+            error = float((again - left).norm() / left.norm())
+            if error <= max(_CLOSE, 8 * torch.finfo(left.dtype).eps):
+                return ""
+            why = f"what comes out differs by {error:.0e}"
+        except _FAILURES as failure:
+            why = f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
+    return f"block {index} cannot be computed from the parts that were found: {why}"
+
+
+def _missing(place: BlockPlace) -> str:
+    """What no rule was found for."""
+    if place.layout.attention is None or place.layout.attention_input is None:
+        return "no module makes queries, keys and values of the stream"
+    if place.scores is None:
+        return "its attention scores are more than scaled products of queries and keys"
+    if place.layout.output is None:
+        return "what leaves it is no sum of the stream, attention and MLP"
+    return ""
