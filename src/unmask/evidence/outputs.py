@@ -62,10 +62,11 @@ class HiddenEvidence:
                 f"given has {model.fingerprint()[:12]}; load the weights that produced them"
             )
         last = model.num_blocks - (self.site is Site.ATTENTION)
-        if self.states.shape[2] != model.width or not 0 <= self.layer <= last:
+        width = model.final_width if self.site is Site.FINAL_NORM else model.width
+        if self.states.shape[2] != width or not 0 <= self.layer <= last:
             raise EvidenceError(
                 f"states of width {self.states.shape[2]} after layer {self.layer} do not fit a model of width "
-                f"{model.width} with {model.num_blocks} blocks"
+                f"{width} with {model.num_blocks} blocks"
             )
 
     def named_tensors(self) -> Mapping[str, Tensor]:

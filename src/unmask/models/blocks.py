@@ -140,8 +140,8 @@ class Blocks(FirstInputs):
         return attend_behind(queries, own_keys, own_values, keys, values, self.scores(block), bias)
 
     def score_bias(self, block: int, length: int) -> Float[Tensor, "h length length"] | None:
-        """What positions add to the scores of a block (ALiBi, relative positions); None where they add nothing."""
-        if not self.scores(block).has_bias:
+        """What positions add to the scores of a block (ALiBi, relative ones, a window); None where they add nothing."""
+        if not self.scores(block).has_bias and length <= self.shortest_window:
             return None
         known = self._biases.get(block)
         if known is None or known.shape[-1] < length:

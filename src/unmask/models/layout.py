@@ -22,7 +22,7 @@ from unmask.errors import UnsupportedModelError
 from unmask.models.attention import Scores
 from unmask.models.record import Call, Kind, Record, record_pass
 from unmask.models.roles import STREAM, BlockLayout, find_layout, is_same
-from unmask.models.softmaxes import find_bound, find_heads, find_scores, is_causal, visible_scores
+from unmask.models.softmaxes import find_bound, find_heads, find_scores, is_causal, own_key, visible_scores
 from unmask.models.wiring import RowFlow, Sum, find_sum
 
 TOKEN, POSITION, TYPE = "token", "position", "type"  # rows of the embedding that are looked up
@@ -82,6 +82,8 @@ class ModelLayout:
     head: HeadLayout | None
     beside: tuple[str, ...]  # modules of the body that are not on the way to its last hidden states (a pooler)
     takes_positions: bool
+    width: int  # of the stream
+    final_width: int  # of the body's last hidden states
 
 
 @torch.enable_grad()
@@ -146,6 +148,8 @@ class _Reader:
             head=self._head(final, flow),
             beside=self._beside(flow),
             takes_positions="position_ids" in inspect.signature(self.hf.forward).parameters,
+            width=self.blocks[0].input.shape[-1],
+            final_width=self._body_call().output.shape[-1],
         )
 
     def _find_blocks(self) -> list[Call]:
@@ -290,7 +294,11 @@ def _spread(rows: Tensor | None) -> Tensor:
 
 
 def ask_bias(body: Any, block: nn.Module, layout: ModelLayout, index: int, length: int) -> Tensor:
-    """What a block's scores have beyond queries and keys, in a text of some length (h, length, length)."""
+    """What a block's scores have beyond queries and keys, in a text of some length (h, length, length).
+
+    Where a query does not see a key, as outside of a window, that is −∞. It is relative to the query's own key, as all
+    else changes no weight.
+    """
     rule = layout.blocks[index].scores
     assert rule is not None
     embedding = body.get_submodule(layout.embedding.token).weight
@@ -301,4 +309,5 @@ def ask_bias(body: Any, block: nn.Module, layout: ModelLayout, index: int, lengt
     q, k = heads.queries.detach(), heads.keys.detach()
     products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)
     added = (heads.scores.detach()[..., :length] - rule.bound(rule.scale * products))[0]
-    return added.masked_fill(~visible_scores(heads.scores)[0, ..., :length], 0.0)
+    hidden = ~visible_scores(heads.scores)[0, ..., :length]
+    return (added - own_key(added)).masked_fill(hidden, torch.finfo(added.dtype).min / 2)

@@ -16,6 +16,7 @@ from unmask.models.linear import LinearLayer, Role
 from unmask.models.peft_adapters import Adapters
 from unmask.models.vocabulary import Vocabulary
 
+_WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_chunk_size")  # as configurations call them
 _NO_LIMIT = 2048  # positions of models that name no limit
 
 
@@ -85,7 +86,12 @@ class Parts(Vocabulary):
     @property
     def width(self) -> int:
         """Width d of the residual stream."""
-        return int(self.config.hidden_size)
+        return self.layout.width
+
+    @property
+    def final_width(self) -> int:
+        """Width of the last hidden states, behind the final norm; d but where a projection follows."""
+        return self.layout.final_width
 
     @property
     def num_blocks(self) -> int:
@@ -109,17 +115,18 @@ class Parts(Vocabulary):
 
     @property
     def max_positions(self) -> int:
-        """The longest text that the model takes; of a sliding window, the longest that fits into it."""
+        """The longest text that the model takes."""
         if self.learned_positions:
             rows = self.parameter(self.position_embedding or "").shape[0]
             return int(rows) - self.layout.embedding.offset
         limits = (getattr(self.config, name, None) for name in ("max_position_embeddings", "n_positions", "seq_length"))
-        longest = next((int(limit) for limit in limits if isinstance(limit, int)), _NO_LIMIT)
-        slides = getattr(self.config, "use_sliding_window", True)
-        window = getattr(self.config, "sliding_window", None) if slides else None
-        local = getattr(self.config, "local_attention", None)
-        windows = [window, None if local is None else local // 2]
-        return min([longest, *(int(each) for each in windows if each)])
+        return next((int(limit) for limit in limits if isinstance(limit, int)), _NO_LIMIT)
+
+    @property
+    def shortest_window(self) -> int:
+        """How many tokens every query surely sees back; longer texts ask the model itself."""
+        named = (getattr(self.config, name, None) for name in _WINDOWS)
+        return min((int(each) // 2 for each in named if isinstance(each, int)), default=self.max_positions)
 
     @property
     def device(self) -> torch.device:

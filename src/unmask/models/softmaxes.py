@@ -50,10 +50,12 @@ def find_heads(record: Record, block: Call) -> list[Heads]:
 
 def _around(softmax: Operation, before: Sequence[Operation], after: Sequence[Operation], batch: int) -> Heads | None:
     """The products before and behind a softmax over keys."""
-    num_queries = softmax.operands[0].shape[-2]
-    first = next((each for each in reversed(before) if each.kind is Kind.PRODUCT), None)
+    num_queries, num_scores = softmax.operands[0].shape[-2:]
+    shapes = (num_queries, num_scores), (num_queries, num_scores - 1)
+    products = [each for each in before if each.kind is Kind.PRODUCT]
+    first = next((each for each in reversed(products) if each.output.shape[-2:] in shapes), None)
     last = next((each for each in after if each.kind is Kind.PRODUCT), None)
-    if first is None or last is None or first.output.shape[-2] != num_queries:
+    if first is None or last is None:
         return None
 
     def heads(part: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ def find_bound(bounded: Tensor, tangents: Tensor) -> float:
 def is_causal(heads: Heads) -> bool:
     """Whether no query reads a later key."""
     length = heads.queries.shape[2]
-    later = torch.ones(length, length, dtype=torch.bool, device=heads.scores.device).triu(1)
+    later = _later(length, causal=True).to(heads.scores.device)
     return not bool(visible_scores(heads.scores)[0, 0, :, :length][later].any())
 
 
@@ -116,7 +118,8 @@ def find_scores(heads: Heads) -> Scores | None:
     """The rule from queries and keys to scores: a scale, a bound, what is added by position; None if there is none.
 
     What is added does not depend on the text, so it cancels between two texts, and leaves the scale. What is added to
-    all scores of a query changes no weight, and models do so against overflow: scores are taken relative to the first.
+    all scores of a query changes no weight, and models do so against overflow: scores are taken relative to the query's
+    own key, which it always sees.
     """
     q, k = heads.queries.detach().double(), heads.keys.detach().double()
     close = max(_CLOSE, 8 * torch.finfo(heads.queries.dtype).eps)
@@ -127,7 +130,7 @@ def find_scores(heads: Heads) -> Scores | None:
     raw = scores[..., :length]
     if heads.softcap is not None:
         raw = heads.softcap * torch.atanh((raw / heads.softcap).clamp(-1 + 1e-12, 1 - 1e-12))
-    relative = [each - each[..., :1] for each in (products, raw)]
+    relative = [each - own_key(each) for each in (products, raw)]
     moved, wanted = ((each[0] - each[1])[visible] for each in relative)
     scale = float((moved @ wanted) / (moved @ moved).clamp_min(1e-300))
     if float((scale * moved - wanted).norm()) > close * max(float(wanted.norm()), 1e-12):
@@ -135,9 +138,21 @@ def find_scores(heads: Heads) -> Scores | None:
     scale = plain_number(scale / q.shape[-1] ** -0.5, close / 1000) * q.shape[-1] ** -0.5
     added = relative[1][0] - scale * relative[0][0]
     has_bias = float(added[visible].abs().max()) > close * max(1.0, float(raw[0][visible].abs().max()))
+    has_window = not bool((visible | _later(length, causal=is_causal(heads)).to(visible.device)).all())
     if scores.shape[-1] == length:
-        return Scores(scale, heads.softcap, has_bias)
-    sinks = scores[..., -1] - (raw - scale * products)[..., 0]
+        return Scores(scale, heads.softcap, has_bias or has_window)
+    sinks = scores[..., -1] - own_key(raw - scale * products)[..., 0]
     if has_bias or heads.softcap is not None or float((sinks - sinks[:1, :, :1]).abs().max()) > close:
         return None
-    return Scores(scale, sinks=tuple(sinks[0, :, 0].tolist()))
+    return Scores(scale, has_bias=has_window, sinks=tuple(sinks[0, :, 0].tolist()))
+
+
+def own_key(scores: Tensor) -> Tensor:
+    """The score of every query (…, n, n) with the key at its own position."""
+    return scores.diagonal(dim1=-2, dim2=-1)[..., None]
+
+
+def _later(length: int, causal: bool) -> Tensor:
+    """Keys that a causal model hides."""
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return later if causal else torch.zeros_like(later)

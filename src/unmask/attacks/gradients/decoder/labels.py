@@ -74,7 +74,7 @@ class LabelReader:
         self.threshold = _SILENT * float(sizes.median())
         self.silent = set((sizes <= self.threshold).nonzero()[:, 0].tolist())
         self.means = self._mean_embeddings(memory_budget_bytes)
-        sketch = torch.randn(_SKETCH, self.embedding.shape[1], generator=generator).to(self.embedding)
+        sketch = torch.randn(_SKETCH, self.added.shape[1], generator=generator).to(self.embedding)
         self.sketch = self._without_foreign(sketch)
         self.children = _children(rows.nodes)
         self.nodes_at_once = max(1, memory_budget_bytes // (8 * _SKETCH * len(self.embedding)))

@@ -55,6 +55,9 @@ class PromptAttack:
         if model.problem:
             return claim_nothing(run, Status.NOT_APPLICABLE, model.problem, ("states",))
         normed = evidence.site is Site.FINAL_NORM
+        if normed and model.final_width != model.width:
+            why = f"this model's last hidden states are projected to {model.final_width} of {model.width} entries"
+            return claim_nothing(run, Status.NOT_APPLICABLE, why, ("states",))
         templates = templates_for(model, evidence.layer, normed, progress)
         reader = PromptReader(
             model=model,

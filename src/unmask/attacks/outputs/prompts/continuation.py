@@ -55,7 +55,8 @@ class Continuation:
         cls, model: Model, layer: int, *, position: int = 0, middle_layer: int = 0, normed: bool = False
     ) -> Continuation:
         """Nothing is known yet."""
-        return cls(model, position, middle_layer, normed, 0, tuple(Prefix.empty(model, block) for block in range(layer)))
+        prefixes = tuple(Prefix.empty(model, block) for block in range(layer))
+        return cls(model, position, middle_layer, normed, 0, prefixes)
 
     @torch.no_grad()
     def trial(self, tokens: Int[Tensor, " k"]) -> Trial:
