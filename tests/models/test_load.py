@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from tests.models.families import build
 from tests.tiny_models import gpt2_config
 
 import unmask
@@ -59,3 +60,12 @@ def test_what_is_no_adapter_is_refused_with_the_callers_error():
         with pytest.raises(error, match=r"load_model.*got GPT2Model"):
             require_model(bare, error)
     require_model(adapt(bare))
+
+
+def test_attention_that_cannot_be_watched_is_replaced_in_a_copy():
+    hf = build("Llama")
+    hf.set_attn_implementation("flex_attention")
+    model = adapt(hf)
+    assert not model.problem
+    assert (hf.config._attn_implementation, model.config._attn_implementation) == ("flex_attention", "eager")
+    assert model.parameter("embed_tokens.weight") is hf.model.embed_tokens.weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import transformers
 from unmask.errors import InputError, UnmaskError, UnsupportedModelError
 from unmask.models.adapter import Model
 from unmask.models.catalog import load_pretrained
+from unmask.models.dequantise import dequantise
 from unmask.models.peft_adapters import Adapters, split_adapters
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
@@ -37,12 +39,12 @@ def load_model(
 
 def adapt(hf: Any, tokenizer: Any = None) -> Model:
     """The adapter of a transformers model, or of the base of a PEFT model."""
-    hf, adapters = split_adapters(unwrap(hf))
+    hf, adapters = split_adapters(dequantise(unwrap(hf)))
     if not isinstance(getattr(hf, "config", None), transformers.PreTrainedConfig):
         raise UnsupportedModelError(
             f"an object of type {type(hf).__name__} is no transformers model; give one, or the name of a folder"
         )
-    model = Model(hf, tokenizer)
+    model = Model(with_open_attention(hf), tokenizer)
     if adapters is not None:
         named = {model.canonical_name(name): factor for name, factor in adapters.factors.items()}
         model.adapters = Adapters(named, adapters.scale)
@@ -58,6 +60,18 @@ def unwrap(hf: Any) -> Any:
         if inner is None:
             return hf
         hf = inner
+
+
+def with_open_attention(hf: Any) -> Any:
+    """The model if its attention can be watched; else a copy that shares its weights, with eager attention.
+
+    Kernels that compute all of attention at once (flash, flex) show neither scores nor their operands.
+    """
+    if getattr(hf.config, "_attn_implementation", None) in (None, "eager", "sdpa"):
+        return hf
+    shared = copy.deepcopy(hf, {id(weight): weight for weight in (*hf.parameters(), *hf.buffers())})
+    shared.set_attn_implementation("eager")
+    return shared
 
 
 def require_model(model: Any, error: type[UnmaskError] = InputError) -> None:

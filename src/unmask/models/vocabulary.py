@@ -42,9 +42,9 @@ class Vocabulary:
 
     @property
     def frame_tokens(self) -> tuple[int, int] | None:
-        """The tokens that open and close every text ([CLS], [SEP]), where the tokenizer has both."""
-        first, last = (getattr(self.tokenizer, name, None) for name in ("cls_token_id", "sep_token_id"))
-        return None if first is None or last is None else (int(first), int(last))
+        """The tokens that open and close every text ([CLS] and [SEP], <s> and </s>), where the tokenizer adds both."""
+        empty = [] if self.tokenizer is None else self.encode("")
+        return (empty[0], empty[1]) if len(empty) == 2 else None
 
     @property
     def mask_token(self) -> int | None:
