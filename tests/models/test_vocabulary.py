@@ -6,6 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from unmask.errors import InputError
 from unmask.models.vocabulary import Vocabulary
@@ -17,26 +21,22 @@ def vocabulary(**tokenizer: Any) -> Vocabulary:
     return made
 
 
-def test_the_frame_is_the_tokenizers_cls_and_sep():
-    assert vocabulary(cls_token_id=101, sep_token_id=102).frame_tokens == (101, 102)
-
-
-def test_token_0_is_a_token():
-    assert vocabulary(cls_token_id=0, sep_token_id=2).frame_tokens == (0, 2)  # as in RoBERTa's vocabulary
+def word_tokenizer(template: str) -> PreTrainedTokenizerFast:
+    """A real tokenizer that frames texts by a template."""
+    words = {"<s>": 0, "a": 1, "</s>": 2}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="a"))
+    tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[("<s>", 0), ("</s>", 2)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a")
 
 
 @pytest.mark.parametrize(
-    "tokenizer",
-    [
-        {},
-        {"cls_token_id": 101},
-        {"sep_token_id": 102},
-        {"cls_token_id": 101, "sep_token_id": None},
-        {"cls_token_id": None, "sep_token_id": None, "bos_token_id": 1},
-    ],
+    ("template", "frame"),
+    [("<s> $A </s>", (0, 2)), ("<s> $A", None), ("$A </s>", None), ("$A", None)],
 )
-def test_without_both_there_is_no_frame(tokenizer):
-    assert vocabulary(**tokenizer).frame_tokens is None
+def test_the_tokenizer_is_asked_how_it_frames_a_text(template, frame):
+    made = Vocabulary()
+    made.tokenizer = word_tokenizer(template)
+    assert made.frame_tokens == frame  # token 0 is a token, as in RoBERTa's vocabulary
 
 
 def test_special_tokens_are_those_of_the_tokenizer():

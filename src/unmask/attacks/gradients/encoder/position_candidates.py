@@ -28,7 +28,8 @@ class PositionCandidates:
     """Places in a fixed order: all tokens of a position together, type by type.
 
     `share`: how much of the token's gradient arrives at the position (1: it stands there and nowhere else).
-    Queries carry the factor that scores are scaled with.
+    Queries carry the factor that scores are scaled with, and what positions add to scores, b(p, p'), where they add
+    something: ⟨(q, b(p, ·)), (k, e_p')⟩ = ⟨q, k⟩ + b(p, p').
     """
 
     frame: Frame
@@ -62,6 +63,11 @@ class PositionCandidates:
         rows = model.first_input(tokens[token], position, kind)
         queries, keys, values = model.queries_keys_values(0, rows, position)
         scaled = queries * model.scores_scale(0)
+        bias = model.score_bias(0, num_positions)
+        if bias is not None:
+            scaled = torch.cat([scaled, bias.transpose(0, 1)[position].to(scaled)], dim=-1)
+            units = torch.eye(num_positions).to(keys)[position]
+            keys = torch.cat([keys, units[:, None].expand(-1, keys.shape[1], -1)], dim=-1)
         share = shares[position, token]
         if type_shares is not None:
             share = share * type_shares[kind, token]
