@@ -46,17 +46,29 @@ DECODERS: Mapping[str, Callable[[], Any]] = {
     "Gemma": _usual("Gemma", head_dim=16, **_GROUPED),
     "Gemma2": _usual("Gemma2", head_dim=16, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, **_GROUPED),
     "Gemma3": _usual("Gemma3", config="Gemma3TextConfig", head_dim=16, **_GROUPED),
+    "Gemma3 with a window": _usual(
+        "Gemma3", config="Gemma3TextConfig", head_dim=16, sliding_window=4,
+        layer_types=["sliding_attention", "full_attention"], **_GROUPED,
+    ),
     "Phi": _usual("Phi"),
     "Phi3": _usual("Phi3"),
     "OPT": _own(
         "OPT", "ForCausalLM", vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4,
         ffn_dim=128, max_position_embeddings=POSITIONS, word_embed_proj_dim=WIDTH, **_TOKENS,
     ),
+    "OPT with projections": _own(
+        "OPT", "ForCausalLM", vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4,
+        ffn_dim=128, max_position_embeddings=POSITIONS, word_embed_proj_dim=32, do_layer_norm_before=False, **_TOKENS,
+    ),
     "GPTNeoX": _usual("GPTNeoX"),
     "GPTNeoX in sequence": _usual("GPTNeoX", use_parallel_residual=False),
     "GPTNeo": _own(
         "GPTNeo", "ForCausalLM", vocab_size=VOCAB, hidden_size=WIDTH, num_layers=2, num_heads=4,
         attention_types=[[["global"], 2]], max_position_embeddings=POSITIONS, bos_token_id=1, eos_token_id=2,
+    ),
+    "GPTNeo with a window": _own(
+        "GPTNeo", "ForCausalLM", vocab_size=VOCAB, hidden_size=WIDTH, num_layers=2, num_heads=4, window_size=4,
+        attention_types=[[["global", "local"], 1]], max_position_embeddings=POSITIONS, bos_token_id=1, eos_token_id=2,
     ),
     "GPTJ": _own("GPTJ", "ForCausalLM", n_embd=WIDTH, n_positions=POSITIONS, rotary_dim=8, **_OLD),
     "Bloom": _own("Bloom", "ForCausalLM", hidden_size=WIDTH, **_OLD),
@@ -78,6 +90,30 @@ DECODERS: Mapping[str, Callable[[], Any]] = {
     "Mixtral": _usual("Mixtral", num_local_experts=4, **_GROUPED),
     "SmolLM3": _usual("SmolLM3", **_GROUPED),
     "Starcoder2": _usual("Starcoder2", **_GROUPED),
+    "GptOss": _usual("GptOss", num_local_experts=4, head_dim=16, sliding_window=4, **_GROUPED),
+    "DeepseekV3": _usual(
+        "DeepseekV3", num_key_value_heads=4, n_routed_experts=4, moe_intermediate_size=32, q_lora_rank=32,
+        kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16, n_group=1, topk_group=1,
+        num_experts_per_tok=2, first_k_dense_replace=1,
+    ),
+    "Qwen3Moe": _usual("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16, **_GROUPED),
+    "Qwen3Next": _usual(
+        "Qwen3Next", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16,
+        linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=16, linear_value_head_dim=16,
+        layer_types=["linear_attention", "full_attention"], **_GROUPED,
+    ),
+    "Llama4": _usual(
+        "Llama4", config="Llama4TextConfig", head_dim=16, num_local_experts=4, intermediate_size_mlp=128, **_GROUPED
+    ),
+    "MiniCPM3": _usual(
+        "MiniCPM3", num_key_value_heads=4, q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16,
+        v_head_dim=16,
+    ),
+    "BitNet": _usual("BitNet", **_GROUPED),
+    "Glm4": _usual("Glm4", head_dim=16, **_GROUPED),
+    "Mpt": _own("Mpt", "ForCausalLM", vocab_size=VOCAB, d_model=WIDTH, n_layers=2, n_heads=4, max_seq_len=POSITIONS),
+    "BioGpt": _usual("BioGpt"),
+    "CodeGen": _own("CodeGen", "ForCausalLM", n_embd=WIDTH, n_positions=POSITIONS, rotary_dim=8, **_OLD),
 }  # fmt: skip
 ENCODERS: Mapping[str, Callable[[], Any]] = {
     "Bert": _usual("Bert", "ForMaskedLM"),
@@ -92,7 +128,15 @@ ENCODERS: Mapping[str, Callable[[], Any]] = {
     "Albert": _usual("Albert", "ForMaskedLM", embedding_size=32),
     "MPNet": _usual("MPNet", "ForMaskedLM", max_position_embeddings=POSITIONS + 2),
     "DebertaV2": _usual("DebertaV2", "ForMaskedLM"),
+    "DebertaV2 with relative positions": _usual(
+        "DebertaV2", "ForMaskedLM", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=32,
+        position_biased_input=False, norm_rel_ebd="layer_norm", share_att_key=True,
+    ),
+    "RoFormer": _usual("RoFormer", "ForMaskedLM", embedding_size=WIDTH),
     "ModernBert": _usual("ModernBert", "ForMaskedLM", cls_token_id=1, sep_token_id=2),
+    "ModernBert with a window": _usual(
+        "ModernBert", "ForMaskedLM", cls_token_id=1, sep_token_id=2, local_attention=8, num_hidden_layers=4
+    ),
 }  # fmt: skip
 
 

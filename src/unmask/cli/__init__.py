@@ -61,11 +61,27 @@ def options_of_all(
 
 
 @app.command()
-def models(json: JsonOption = False) -> None:
-    """List the real weights that install without a model hub.
+def models(
+    check: Annotated[
+        str | None,
+        typer.Option(
+            "--check",
+            metavar="NAME_OR_FOLDER",
+            help="Load a model, and say what was found in it and what each attack can do with it.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the real weights that install without a model hub, or check any model.
 
-    Example: [bold]unmask models[/bold]
+    Examples: [bold]unmask models[/bold] · [bold]unmask models --check ./my-model[/bold]
     """
+    if check is not None:
+        from unmask.models.load import load_model
+        from unmask.terminal.models import print_model_check
+
+        print_model_check(check, load_model(check), json)
+        return
     from unmask.models.catalog import list_models
     from unmask.terminal import print_models
 

@@ -17,6 +17,7 @@ from unmask.models.peft_adapters import Adapters
 from unmask.models.vocabulary import Vocabulary
 
 _WINDOWS = ("sliding_window", "local_attention", "window_size", "attention_chunk_size")  # as configurations call them
+_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _NO_LIMIT = 2048  # positions of models that name no limit
 
 
@@ -119,7 +120,7 @@ class Parts(Vocabulary):
         if self.learned_positions:
             rows = self.parameter(self.position_embedding or "").shape[0]
             return int(rows) - self.layout.embedding.offset
-        limits = (getattr(self.config, name, None) for name in ("max_position_embeddings", "n_positions", "seq_length"))
+        limits = (getattr(self.config, name, None) for name in _LIMITS)
         return next((int(limit) for limit in limits if isinstance(limit, int)), _NO_LIMIT)
 
     @property

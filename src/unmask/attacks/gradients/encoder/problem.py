@@ -66,12 +66,8 @@ def set_up(
     frame_tokens = frame_tokens or model.frame_tokens
     if model.causal or frame_tokens is None:
         return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the tokens that frame a text"
-    if model.problem:
-        return model.problem
-    if model.position_embedding is not None and model.first_input_sum() is None:
-        return "where tokens stand is read off positions behind one norm, and more happens to this encoder's embeddings"
-    if model.position_embedding is None:
-        return "where tokens stand is read off learned positions, and this encoder has none (rotary ones, or relative)"
+    if why := why_no_places(model):
+        return why
     if not set(frame_tokens) <= candidates.searched:
         return f"the tokens that frame a text, {frame_tokens}, are not in the bag of words"
     drifts = evidence.update is Update.DELTA
@@ -95,6 +91,19 @@ def set_up(
     places = PositionCandidates.of(precise, tokens, shares, frame, by_type)
     room = (output if _has_room(output) else None, down if _has_room(down) else None)
     return Problem(model, precise, places, inputs, *room, drifts)
+
+
+def why_no_places(model: Model) -> str:
+    """Why an update of this model cannot tell where tokens stand, whatever it holds; empty if it can."""
+    if model.problem:
+        return model.problem
+    if model.is_shared(0):
+        return "the blocks share their weights, so that no gradient is block 0's alone"
+    if model.position_embedding is None:
+        return "where tokens stand is read off learned positions, and this encoder has none (rotary ones, or relative)"
+    if model.first_input_sum() is None:
+        return "where tokens stand is read off positions behind one norm, and more happens to this encoder's embeddings"
+    return ""
 
 
 def _has_room(site: SpanSite | None) -> bool:

@@ -1,0 +1,88 @@
+"""What the attacks can do with a model, by the parts that were found of it; where less, why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unmask.attacks.gradients.encoder.problem import why_no_places
+from unmask.errors import UnmaskError
+from unmask.models.adapter import Model
+from unmask.models.heads import layer_heads
+from unmask.models.linear import Role
+
+WHOLE_TEXTS, PREFIXES, TOKENS, WEIGHTS, NO_ATTACK = "texts", "texts but for their last tokens", "tokens", "weights", "no attack"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What evidence of one kind gives away; `why` says why not more, and is empty where it is all."""
+
+    evidence: str
+    gives: str
+    why: str = ""
+
+
+def find_reach(model: Model) -> tuple[Reach, ...]:
+    """One line for each kind of evidence."""
+    rules: dict[str, Callable[[Model], tuple[str, str]]] = {
+        "gradients": _from_decoder_gradients if model.causal else _from_encoder_gradients,
+        "hidden states": _from_states,
+        "attention outputs of block 0": _from_attention,
+        "logits": _from_logits,
+        "answers of an attention layer": _from_answers,
+    }
+    return tuple(Reach(evidence, *rule(model)) for evidence, rule in rules.items())
+
+
+def _from_decoder_gradients(model: Model) -> tuple[str, str]:
+    if why := model.problem or _no_own_layers(model):
+        return TOKENS, why
+    if model.linear(Role.MLP_OUT, model.num_blocks - 1) is None:
+        return PREFIXES, "the last block has no down projection that is a linear layer (experts, as a rule)"
+    if model.token_head is None:
+        return PREFIXES, "no head was found that predicts tokens; a classifier's texts are read whole"
+    return WHOLE_TEXTS, ""
+
+
+def _from_encoder_gradients(model: Model) -> tuple[str, str]:
+    why = why_no_places(model) or _no_own_layers(model)
+    return (TOKENS, why) if why else (WHOLE_TEXTS, "")
+
+
+def _from_states(model: Model) -> tuple[str, str]:
+    if model.causal and model.problem:
+        return NO_ATTACK, model.problem
+    if model.final_width != model.width:
+        return WHOLE_TEXTS, "but not from the last ones, which are projected to another width"
+    return WHOLE_TEXTS, ""
+
+
+def _from_attention(model: Model) -> tuple[str, str]:
+    if why := model.problem:
+        return NO_ATTACK, why
+    if model.linear(Role.ATTENTION_OUT, 0) is None:
+        return NO_ATTACK, "block 0 has no output projection that is given the mixed values as they are"
+    return WHOLE_TEXTS, ""
+
+
+def _from_logits(model: Model) -> tuple[str, str]:
+    if model.unembedding is None:
+        return NO_ATTACK, "the model has no head that predicts tokens"
+    return "hidden size and output layer", ""
+
+
+def _from_answers(model: Model) -> tuple[str, str]:
+    try:
+        layer_heads(model, 0)
+    except UnmaskError as error:
+        return NO_ATTACK, str(error)
+    return WEIGHTS, ""
+
+
+def _no_own_layers(model: Model) -> str:
+    if model.is_shared(0):
+        return "the blocks share their weights, so that no gradient is block 0's alone"
+    if all(model.linear(role, 0) is None for role in (Role.QUERY, Role.KEY, Role.VALUE)):
+        return "no layer was found that makes queries, keys or values in block 0"
+    return ""
