@@ -96,7 +96,9 @@ DECODERS: Mapping[str, Callable[[], Any]] = {
         kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16, n_group=1, topk_group=1,
         num_experts_per_tok=2, first_k_dense_replace=1,
     ),
-    "Qwen3Moe": _usual("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16, **_GROUPED),
+    "Qwen3Moe": _usual(
+        "Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16, **_GROUPED
+    ),
     "Qwen3Next": _usual(
         "Qwen3Next", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16,
         linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=16, linear_value_head_dim=16,

@@ -84,6 +84,15 @@ def test_prompts_are_recovered_from_the_last_hidden_states(family):
     assert recovered(recovery) == Counter(TEXTS)
 
 
+def test_texts_from_the_attention_outputs_of_block_0(family):
+    _, model = family
+    if reach(model)["attention outputs of block 0"].gives == NO_ATTACK:
+        pytest.skip(reach(model)["attention outputs of block 0"].why)
+    recovery = unmask.recover_text(unmask.observe_hidden(model, TEXTS, site="attention"), model)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert recovered(recovery) == Counter(TEXTS)
+
+
 def reach(model: Model) -> dict[str, Reach]:
     return {line.evidence: line for line in find_reach(model)}
 

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unmask.attacks.gradients.encoder.problem import why_no_places
+from unmask.attacks.outputs.first_attention.attack import why_no_values
 from unmask.errors import UnmaskError
 from unmask.models.adapter import Model
 from unmask.models.heads import layer_heads
 from unmask.models.linear import Role
 
-WHOLE_TEXTS, PREFIXES, TOKENS, WEIGHTS, NO_ATTACK = "texts", "texts but for their last tokens", "tokens", "weights", "no attack"
+WHOLE_TEXTS, PREFIXES, TOKENS = "texts", "texts but for their last tokens", "tokens"
+WEIGHTS, NO_ATTACK = "weights", "no attack"
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,8 @@ def _from_states(model: Model) -> tuple[str, str]:
 
 
 def _from_attention(model: Model) -> tuple[str, str]:
-    if why := model.problem:
-        return NO_ATTACK, why
-    if model.linear(Role.ATTENTION_OUT, 0) is None:
-        return NO_ATTACK, "block 0 has no output projection that is given the mixed values as they are"
-    return WHOLE_TEXTS, ""
+    why = why_no_values(model)
+    return (NO_ATTACK, why) if why else (WHOLE_TEXTS, "")
 
 
 def _from_logits(model: Model) -> tuple[str, str]:

@@ -103,6 +103,8 @@ class Model(Blocks):
         self, device: str | torch.device | None = None, dtype: torch.dtype | None = None, num_blocks: int | None = None
     ) -> Model:
         """A copy on another device or in another precision; with `num_blocks`, later blocks cannot be used."""
-        left_out = [self._block(block) for block in range(num_blocks or self.num_blocks, self.num_blocks)]
+        blocks = [self._block(block) for block in range(self.num_blocks)]
+        kept = blocks[: num_blocks or self.num_blocks]
+        left_out = [block for block in blocks if block not in kept]
         copied = copy_module(self.hf, torch.device(device or self.device), dtype or self.dtype, left_out)
         return Model(copied, self.tokenizer, self.adapters, layout=self.layout)

@@ -33,8 +33,8 @@ def layer_heads(model: Model, layer: int) -> HeadWeights:
     weights = [weight for role in roles if (weight := model.weight(role, layer)) is not None]
     if len(weights) < len(roles) or not _is_bilinear(model, layer, weights):
         raise InputError(
-            f"the scores of layer {layer} are more than products of linear queries and keys (norms, a bound, sinks), so "
-            "it is no sum of heads alone; choose another model, as SmolLM2"
+            f"the scores of layer {layer} are more than products of linear queries and keys (norms, a bound, sinks), "
+            "so it is no sum of heads alone; choose another model, as SmolLM2"
         )
     found = model.layout.blocks[layer].layout
     return heads_of(weights, found.num_heads, found.num_key_value_heads, model.scores_scale(layer))

@@ -303,8 +303,9 @@ def ask_bias(body: Any, block: nn.Module, layout: ModelLayout, index: int, lengt
     assert rule is not None
     embedding = body.get_submodule(layout.embedding.token).weight
     tokens = torch.arange(length, device=embedding.device)[None] % embedding.shape[0]
-    record = record_pass(body, block, input_ids=tokens, **no_cache(body))
-    call = next(each for each in record.calls if each.module is block)
+    name = layout.blocks[index].layout.attention[0]  # type: ignore[index]
+    record = record_pass(body, block.get_submodule(name), input_ids=tokens, **no_cache(body))
+    call = next(each for each in record.calls if each.module is block.get_submodule(name))
     heads = find_heads(record, call)[0]
     q, k = heads.queries.detach(), heads.keys.detach()
     products = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(-1, -2)

@@ -115,6 +115,11 @@ class Parts(Vocabulary):
         return self._place(0).layout.head_width
 
     @property
+    def value_width(self) -> int:
+        """Width of one head's values; that of its queries and keys may be another one."""
+        return self._place(0).layout.value_width
+
+    @property
     def max_positions(self) -> int:
         """The longest text that the model takes."""
         if self.learned_positions:

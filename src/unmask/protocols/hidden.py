@@ -10,6 +10,7 @@ from unmask.arguments import require_count, require_member
 from unmask.errors import InputError
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
+from unmask.models.linear import Role
 from unmask.models.load import require_model
 from unmask.models.output_projection import OutputProjection
 from unmask.protocols.batch import Batch, Texts, make_batch
@@ -51,6 +52,11 @@ def _states(model: Model, batch: Batch, layer: int, site: Site) -> States:
     if site is Site.FINAL_NORM:
         stream = model.final_norm(stream)
     if site is Site.ATTENTION:
+        if model.linear(Role.ATTENTION_OUT, layer) is None:
+            raise InputError(
+                f"block {layer} of this model has no output projection that is given the mixed values as they are, so "
+                f"there is nothing to see at site '{site.value}'; choose '{Site.STREAM.value}'"
+            )
         positions = torch.arange(stream.shape[1], device=stream.device).expand(stream.shape[:2])
         mixed = model.mixed_values(layer, stream, positions, batch.mask)
         stream = OutputProjection.of(model, layer)(mixed)

@@ -59,9 +59,8 @@ def _facts(model: Model) -> str:
     if model.num_key_value_heads != model.num_heads:
         heads += f" in {model.num_key_value_heads} groups"
     positions = "learned positions" if model.learned_positions else "no learned positions"
-    return (
-        f"{direction}, {model.num_blocks} blocks of width {model.width}, {heads}, {positions}, {model.vocab_size} tokens"
-    )
+    blocks = f"{model.num_blocks} blocks of width {model.width}"
+    return f"{direction}, {blocks}, {heads}, {positions}, {model.vocab_size} tokens"
 
 
 def _roles(model: Model) -> list[dict[str, Any]]:

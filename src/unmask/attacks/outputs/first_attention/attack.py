@@ -75,8 +75,8 @@ class FirstAttentionAttack:
                 f"'{evidence.site.value}' of layer {evidence.layer}"
             )
             return claim_nothing(run, Status.NOT_APPLICABLE, why, _USED)
-        if model.problem:
-            return claim_nothing(run, Status.NOT_APPLICABLE, model.problem, _USED)
+        if why := why_no_values(model):
+            return claim_nothing(run, Status.NOT_APPLICABLE, why, _USED)
         precise = model.to(dtype=torch.float64, num_blocks=1)
         read = self.read if model.causal else self._read_encoder
         readings = [
@@ -215,11 +215,25 @@ class ValueTable:
         return scores.topk(min(_SHORTLISTS[-1], num_tokens), largest=False).indices
 
 
+def why_no_values(model: Model) -> str:
+    """Why the values behind a module's output cannot be had from this model; empty if they can."""
+    if model.problem:
+        return model.problem
+    weight = model.weight(Role.VALUE, 0)
+    if weight is None or weight.shape[1] != model.num_key_value_heads * model.value_width:
+        return "the values of block 0 are made of its inputs by more than one linear layer"
+    if model.linear(Role.ATTENTION_OUT, 0) is None:
+        return "block 0 has no output projection that is given the mixed values as they are"
+    if not model.causal and not model.learned_positions:
+        return "an encoder's tokens are told apart by learned positions, and this one has none"
+    return ""
+
+
 def value_tables(model: Model, positions: Sequence[int]) -> Iterator[ValueTable]:
     """Values of every token, position by position; made once where positions are not in them."""
     weight = model.weight(Role.VALUE, 0)
     assert weight is not None  # every family has values
-    shape = model.num_key_value_heads, model.head_width
+    shape = model.num_key_value_heads, model.value_width
     nothing = torch.zeros(1, model.width, dtype=model.dtype, device=model.device)
     constant = model.queries_keys_values(0, nothing, torch.zeros(1, dtype=torch.long, device=model.device))[2][0]
     own = positions if model.learned_positions else positions[:1]

@@ -102,4 +102,4 @@ def _errors(
 
 
 def _by_head(model: Model, mixed: Float[Tensor, "n o"]) -> Float[Tensor, "h n e"]:
-    return mixed.unflatten(1, (model.num_heads, model.head_width)).transpose(0, 1)
+    return mixed.unflatten(1, (model.num_heads, model.value_width)).transpose(0, 1)
