@@ -297,6 +297,18 @@ def test_models_for_people(call):
     assert "Apache-2.0" in answer.out
 
 
+def test_the_check_of_a_model(call, folder, tmp_path):
+    answer = call("models", "--check", folder)
+    assert answer.code == DONE
+    assert f"{folder}: gpt2, causal, 3 blocks of width 64" in answer.told
+    assert "What leaks" in answer.out
+    document = call("models", "--check", folder, "--json").document
+    assert (document["name"], document["family"], document["blocks"]) == (str(folder), "gpt2", 3)
+    assert {line["evidence"]: line["gives"] for line in document["reach"]}["gradients"] == "texts"
+    assert_complaint(call("models", "--check", tmp_path / "none"), "none", code=ERROR)
+    assert_complaint(call("models", "--check", tmp_path), "config.json", code=ERROR)
+
+
 def test_what_is_missing_of_a_model_is_shown_whole(call, monkeypatch):
     """Rich took '[models]' for markup, and weights without their converter were said to be here."""
     found = catalog.list_models()

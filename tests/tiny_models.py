@@ -63,6 +63,14 @@ def bert_config(**changes: Any) -> transformers.BertConfig:
     return transformers.BertConfig(**(sizes | changes))
 
 
+def bart_config() -> transformers.BartConfig:
+    """Reads one text and writes another."""
+    layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes = {"vocab_size": VOCAB, "d_model": WIDTH, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    return transformers.BartConfig(max_position_embeddings=NUM_POSITIONS, **sizes, **layers, **tokens)
+
+
 def word_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """Words 'w5' … 'w499' are the tokens 5 … 499 of the small models; texts and pairs are framed as BERT's."""
     special = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")

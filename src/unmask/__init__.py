@@ -25,7 +25,7 @@ _NAMES = {
     ),
     "unmask.integrations.http": "HttpOracle",
     "unmask.linalg.heads": "HeadWeights",
-    "unmask.models": "load_model",
+    "unmask.models": "load_encoder_decoder load_model",
     "unmask.protocols": "observe_dpsgd observe_fedavg observe_gradients observe_hidden observe_lora",
     "unmask.protocols.table": "parse_protocol",
     "unmask.recovery": "Certificate Cost RecoveredText RecoveredTexts Recovery Status",
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from unmask.evidence import load_evidence as load_evidence
     from unmask.integrations.http import HttpOracle as HttpOracle
     from unmask.linalg.heads import HeadWeights as HeadWeights
+    from unmask.models import load_encoder_decoder as load_encoder_decoder
     from unmask.models import load_model as load_model
     from unmask.protocols import observe_dpsgd as observe_dpsgd
     from unmask.protocols import observe_fedavg as observe_fedavg

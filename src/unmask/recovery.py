@@ -121,7 +121,8 @@ class RecoveredText:
 
     Where `ambiguities` name more than the count, the batch holds this text or another one of the class that they
     describe (`covers` tells which), and the text is not certain. `count` is how often the batch holds it: exactly, or
-    at least, where an ambiguity of the count says so.
+    at least, where an ambiguity of the count says so. `side` says who read it, where a model has an encoder and a
+    decoder: pairs come one after the other.
     """
 
     tokens: tuple[int, ...]
@@ -130,6 +131,7 @@ class RecoveredText:
     residual: float
     count: int = 1
     ambiguities: tuple[Ambiguity, ...] = ()
+    side: str = ""
 
     def covers(self, tokens: Sequence[int]) -> bool:
         """Whether a sequence is in the class that the text stands for: the text itself, and what it may as well be."""

@@ -66,8 +66,8 @@ def test_a_mistake_names_what_there_is(text):
 @pytest.mark.parametrize("name", attacks_of("gradients", Secret.TEXTS, Secret.TOKENS))
 def test_attacks_on_updates_are_chosen_by_name(tiny_gpt2, name):
     evidence = unmask.observe_gradients(tiny_gpt2, TEXTS, task="classification")
-    if name == "encoder":
-        with pytest.raises(InputError, match="'encoder' is for encoders, and the model is a decoder"):
+    if name in ("encoder", "pairs"):
+        with pytest.raises(InputError, match=f"'{name}' is for .*, and the model is a decoder"):
             unmask.recover_text(evidence, tiny_gpt2, attack=name)
         return
     recovery = unmask.recover_text(evidence, tiny_gpt2, attack=name)
@@ -80,7 +80,7 @@ def test_the_default_attack_has_a_name(tiny_gpt2):
     evidence = unmask.observe_gradients(tiny_gpt2, TEXTS)
     assert unmask.recover_text(evidence, tiny_gpt2, attack="default").value.texts
     assert parse_attack("default", "gradients", Secret.TEXTS) is None
-    with pytest.raises(InputError, match=r"no attack 'dragger'; choose one of default, decoder, encoder, dager$"):
+    with pytest.raises(InputError, match=r"no attack 'dragger'; choose one of default, decoder, encoder, pairs, dager$"):
         parse_attack("dragger", "gradients", Secret.TEXTS)
 
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 import transformers
-from tests.tiny_models import bert_config, gpt2_config, llama_sizes, random_model
+from tests.tiny_models import bart_config, bert_config, gpt2_config, llama_sizes, random_model
 
 import unmask
 from unmask.models import Model, adapt
@@ -24,6 +24,8 @@ def make_model(name: str) -> Model:
             return adapt(random_model(transformers.LlamaForCausalLM, transformers.LlamaConfig(**llama_sizes())))
         case "tiny_bert":
             return adapt(random_model(transformers.BertForMaskedLM, bert_config()))
+        case "tiny_bart":
+            return unmask.load_encoder_decoder(random_model(transformers.BartForConditionalGeneration, bart_config()))
         case _:
             return unmask.load_model(REAL[name])
 

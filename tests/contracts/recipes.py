@@ -188,6 +188,20 @@ class Texts(Recipe):
         return not recovery.value.certain and (silent_about_tokens or not control.startswith("noise"))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pairs(Texts):
+    """Pairs of a text that is read and one that is written."""
+
+    pairs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+    @property
+    def secret(self) -> list[tuple[int, ...]]:
+        return [text for pair in self.pairs for text in pair]
+
+    def observe_on(self, model: Any) -> Any:
+        return observe_gradients(model, list(self.pairs))
+
+
 # ---- the input of one attention layer
 
 
@@ -394,6 +408,14 @@ RECIPES: tuple[Recipe, ...] = (
     texts("encoder", "bert", BERT, CLASS, FRAMED, frame=FRAME),
     texts("encoder", "bert, block 0 alone", BERT, CLASS, FRAMED, frame=FRAME, keep=BLOCK_0_OF_BERT),
     texts("encoder", "bert, span", BERT, CLASS, FRAMED, frame=FRAME, status=PART, keep=SPAN_OF_BERT),
+    Pairs(
+        name="pairs",
+        on="bart",
+        model_name="tiny_bart",
+        seen=NEXT,
+        settings={"frame": FRAME},
+        pairs=tuple(zip(FRAMED, ((START, 44, 45, END), (START, 46, 47, 48, END)), strict=True)),
+    ),
     texts("bag-of-words", "gpt2, span", GPT2, NEXT, status=PART, keep=SPAN_OF_GPT2),
     texts("bag-of-words", "bert, rows", BERT, CLASS, status=PART),
     texts("bag-of-words", "bert, span", BERT, CLASS, status=PART, keep=SPAN_OF_BERT),

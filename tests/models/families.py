@@ -140,13 +140,35 @@ ENCODERS: Mapping[str, Callable[[], Any]] = {
         "ModernBert", "ForMaskedLM", cls_token_id=1, sep_token_id=2, local_attention=8, num_hidden_layers=4
     ),
 }  # fmt: skip
+_WRITERS = {"vocab_size": VOCAB, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2}
+_WRITER_HEADS = {
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+}
+_WRITER_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+ENCODER_DECODERS: Mapping[str, Callable[[], Any]] = {
+    "Bart": _own(
+        "Bart", "ForConditionalGeneration", max_position_embeddings=POSITIONS, **_WRITERS, **_WRITER_HEADS,
+        **_WRITER_TOKENS,
+    ),
+    "MBart": _own(
+        "MBart", "ForConditionalGeneration", max_position_embeddings=POSITIONS, **_WRITERS, **_WRITER_HEADS,
+        **_WRITER_TOKENS,
+    ),
+    "T5": _own(
+        "T5", "ForConditionalGeneration", vocab_size=VOCAB, d_model=WIDTH, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=2,
+    ),
+}  # fmt: skip
 
 
 def build(name: str, seed: int = 0) -> Any:
     """A model with noise on every parameter: no bias is zero, no norm the identity, and attention is not uniform."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        hf = {**DECODERS, **ENCODERS}[name]()
+        hf = {**DECODERS, **ENCODERS, **ENCODER_DECODERS}[name]()
         for parameter in hf.parameters():
             parameter += 0.8 / WIDTH**0.5 * torch.randn(parameter.shape)
     return hf.eval()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from unmask.arguments import require_count
+from unmask.attacks.gradients.pairs.attack import PairAttack
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.queries.claims import fresh_sequences, no_heads, refuse
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
@@ -30,6 +31,7 @@ from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
 from unmask.linalg.heads import HeadWeights
 from unmask.linalg.relu import ReluNetwork
 from unmask.models.adapter import Model
+from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.load import require_model
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
@@ -42,20 +44,22 @@ _CHANGED = 0.1  # of an answer: another layer is off by the order of one
 
 def recover_text(
     evidence: GradientEvidence | HiddenEvidence,
-    model: Model,
+    model: Model | EncoderDecoder,
     *,
     attack: AttackChoice = None,
     progress: Progress = silent,
     effort: int = 1,
     seed: int = 0,
 ) -> Recovery[RecoveredTexts]:
-    """Recover the texts behind an update or behind hidden states, of decoders and encoders.
+    """Recover the texts behind an update or behind hidden states, of decoders, encoders and (updates) both in one.
 
     The model must be the one that the client started from, or that the service runs; evidence of another one is
     refused. `attack`: a name of the table of attacks, with settings if it has any ('dager:rank_margin=0'), or an
     attack; by default the one that fits. `effort`: how often the search for an encoder's texts is started anew while
     some are missing.
     """
+    if isinstance(model, EncoderDecoder):
+        return _recover_pairs(evidence, model, attack, progress, seed)
     require_model(model)
     require_count("effort", effort)
     if not isinstance(evidence, (GradientEvidence, HiddenEvidence)):
@@ -69,6 +73,23 @@ def recover_text(
     run = _choose(attack, usual, channel, *secrets, causal=model.causal, seed=seed, effort=effort)
     evidence.check(model)
     return run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), progress)
+
+
+def _recover_pairs(
+    evidence: GradientEvidence | HiddenEvidence,
+    model: EncoderDecoder,
+    attack: AttackChoice,
+    progress: Progress,
+    seed: int,
+) -> Recovery[RecoveredTexts]:
+    """Pairs of texts, from an update of an encoder–decoder."""
+    if not isinstance(evidence, GradientEvidence):
+        raise InputError("states are those of one side of an encoder–decoder: give model.encoder or model.decoder")
+    if attack not in (None, DEFAULT, "pairs") and not callable(attack):
+        raise InputError(f"an update of an encoder–decoder is read by the attack 'pairs', got {attack!r}")
+    evidence.check(model)
+    run = attack if callable(attack) else PairAttack(seed=seed)
+    return run(evidence.to(model.device), model, progress)
 
 
 def choose_attack(evidence: GradientEvidence | HiddenEvidence, model: Model) -> str:

@@ -99,6 +99,12 @@ ATTACKS: Mapping[str, AttackKind] = {
         "the client, run again on the texts, sends this update",
         "fewer rows than the width; clean float32 or float64 updates of some SGD steps; else the bag of words",
         f"ours, after {_DAGER}"),
+    "pairs": AttackKind("gradients.pairs.attack:PairAttack", "gradients", Secret.TEXTS,
+        "pairs", _UPDATE, "encoder-decoders",
+        "the client, run again on the pairs, sends this update",
+        "clean gradients of one step; of an encoder without learned positions (T5) the tokens alone, and then texts of "
+        "the decoder are guesses",
+        f"ours, after {_DAGER}"),
     "bag-of-words": AttackKind("gradients.bag_of_words.attack:BagOfWordsAttack", "gradients", Secret.TOKENS,
         "bag-of-words", _UPDATE, "decoders and encoders",
         "every token listed occurs in the batch; under noise with a stated number of false ones",
@@ -232,7 +238,7 @@ class Attack(Spec):
 
     def find_model_fault(self, causal: bool) -> str | None:
         """Why it is not for a decoder, or for an encoder; None if it is."""
-        if {"decoders": causal, "encoders": not causal}.get(self.kind.works_on, True):
+        if {"decoders": causal, "encoders": not causal, "encoder-decoders": False}.get(self.kind.works_on, True):
             return None
         model = "a decoder" if causal else "an encoder"
         return f"the attack '{self.name}' is for {self.kind.works_on}, and the model is {model}"

@@ -77,10 +77,9 @@ def models(
     Examples: [bold]unmask models[/bold] · [bold]unmask models --check ./my-model[/bold]
     """
     if check is not None:
-        from unmask.models.load import load_model
-        from unmask.terminal.models import print_model_check
+        from unmask.terminal.models import check_models
 
-        print_model_check(check, load_model(check), json)
+        check_models(check, json)
         return
     from unmask.models.catalog import list_models
     from unmask.terminal import print_models

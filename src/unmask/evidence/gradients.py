@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -19,6 +19,7 @@ from unmask.errors import EvidenceError
 from unmask.evidence.captured import check_factors, name_tensors, refuse_weights
 from unmask.evidence.files import float_type, named_dtype, reads, require_finite, write
 from unmask.models.adapter import Model
+from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.linear import Role
 from unmask.models.load import require_model
 
@@ -134,7 +135,7 @@ class GradientEvidence:
             )
         return evidence
 
-    def check(self, model: Model) -> None:
+    def check(self, model: Model | EncoderDecoder) -> None:
         """Refuse evidence of another model (other weights, unknown parameters, other shapes), and weights."""
         fingerprint = model.fingerprint()
         if self.model_fingerprint != fingerprint:
@@ -151,12 +152,14 @@ class GradientEvidence:
                     f"the gradient of '{name}' has shape {tuple(tensor.shape)}, the parameter has {shapes[name]}; "
                     "was it flattened or sharded on the way?"
                 )
-        factors = check_factors(model, self.gradients, self.adapters)
-        if strangers := sorted(set(self.adapters) - factors):
+        factors: Collection[str] = ()
+        if isinstance(model, Model):
+            factors = check_factors(model, self.gradients, self.adapters)
+        if strangers := sorted(set(self.adapters) - set(factors)):
             raise EvidenceError(
                 f"the adapters hold {strangers[0]!r}; their names must be '<module>.lora_A.weight' or '….lora_B.weight'"
             )
-        if not (set(shapes) | factors) & set(self.gradients):
+        if not {*shapes, *factors} & set(self.gradients):
             raise EvidenceError(
                 f"none of the {len(self.gradients)} tensors is a parameter of this model (first: "
                 f"{next(iter(self.gradients), 'none')!r}); names must be those of transformers' named_parameters()"

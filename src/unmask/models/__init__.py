@@ -10,6 +10,7 @@ _HOME = {
     "Model": "unmask.models.adapter",
     "Role": "unmask.models.linear",
     "adapt": "unmask.models.load",
+    "load_encoder_decoder": "unmask.models.load",
     "load_model": "unmask.models.load",
 }
 __all__ = sorted(_HOME)
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from unmask.models.linear import LinearLayer as LinearLayer
     from unmask.models.linear import Role as Role
     from unmask.models.load import adapt as adapt
+    from unmask.models.load import load_encoder_decoder as load_encoder_decoder
     from unmask.models.load import load_model as load_model
 
 

@@ -13,6 +13,7 @@ from unmask.errors import InputError, UnmaskError, UnsupportedModelError
 from unmask.models.adapter import Model
 from unmask.models.catalog import load_pretrained
 from unmask.models.dequantise import dequantise
+from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.peft_adapters import Adapters, split_adapters
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
@@ -29,7 +30,8 @@ def load_model(
 
     `source` is a catalogue name ('smollm2-135m', 'minilm-l6'), a local folder with safetensors, a Hugging Face name,
     or a transformers model that is already in memory (which is used as it is, not copied; `dtype` and `device` are
-    then its own). Of a PEFT model the base is used, and its LoRA factors are kept as `model.adapters`.
+    then its own). Of a PEFT model the base is used, and its LoRA factors are kept as `model.adapters`. For
+    encoder–decoders (T5, BART) there is `load_encoder_decoder`.
     """
     if isinstance(source, (str, Path)):
         hf, found_tokenizer = load_pretrained(str(source), dtype=dtype, device=device)
@@ -37,18 +39,50 @@ def load_model(
     return adapt(source, tokenizer)
 
 
+def load_encoder_decoder(
+    source: str | Path | Any,
+    *,
+    tokenizer: Any = None,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+) -> EncoderDecoder:
+    """Load a model that reads one text and writes another (T5, BART) as its two sides; arguments as of `load_model`."""
+    if isinstance(source, (str, Path)):
+        source, found_tokenizer = load_pretrained(str(source), dtype=dtype, device=device)
+        tokenizer = tokenizer or found_tokenizer
+    hf = with_open_attention(_require_transformer(dequantise(unwrap(source))))
+    if not is_encoder_decoder(hf):
+        raise InputError(f"{type(hf).__name__} is no encoder–decoder; use load_model")
+    return EncoderDecoder.of(hf, tokenizer)
+
+
+def is_encoder_decoder(hf: Any) -> bool:
+    """Whether a model has an encoder and a decoder, and not only one of them."""
+    return bool(hf.config.is_encoder_decoder) and hasattr(hf, "lm_head") and hasattr(hf, "get_decoder")
+
+
 def adapt(hf: Any, tokenizer: Any = None) -> Model:
     """The adapter of a transformers model, or of the base of a PEFT model."""
     hf, adapters = split_adapters(dequantise(unwrap(hf)))
-    if not isinstance(getattr(hf, "config", None), transformers.PreTrainedConfig):
+    hf = with_open_attention(_require_transformer(hf))
+    if is_encoder_decoder(hf):
         raise UnsupportedModelError(
-            f"an object of type {type(hf).__name__} is no transformers model; give one, or the name of a folder"
+            f"{type(hf).__name__} has an encoder and a decoder; use load_encoder_decoder, or one side alone "
+            "(load_model(hf.get_encoder()))"
         )
-    model = Model(with_open_attention(hf), tokenizer)
+    model = Model(hf, tokenizer)
     if adapters is not None:
         named = {model.canonical_name(name): factor for name, factor in adapters.factors.items()}
         model.adapters = Adapters(named, adapters.scale)
     return model
+
+
+def _require_transformer(hf: Any) -> Any:
+    if not isinstance(getattr(hf, "config", None), transformers.PreTrainedConfig):
+        raise UnsupportedModelError(
+            f"an object of type {type(hf).__name__} is no transformers model; give one, or the name of a folder"
+        )
+    return hf
 
 
 def unwrap(hf: Any) -> Any:
@@ -76,6 +110,11 @@ def with_open_attention(hf: Any) -> Any:
 
 def require_model(model: Any, error: type[UnmaskError] = InputError) -> None:
     """Refuse what is no adapter, a transformers model above all."""
+    if isinstance(model, EncoderDecoder):
+        raise error(
+            "an encoder–decoder has two sides, and one is needed here: give model.encoder or model.decoder; whole ones "
+            "are for observe_gradients and recover_text"
+        )
     if not isinstance(model, Model):
         raise error(
             f"the model must come from unmask.load_model, got {type(model).__name__}; call load_model(model) first"

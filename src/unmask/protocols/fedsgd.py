@@ -13,6 +13,7 @@ from torch.nn import functional
 from unmask.arguments import require_member
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
+from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.load import require_model
 from unmask.protocols.batch import Batch, Texts, make_batch
 from unmask.protocols.client import (
@@ -26,10 +27,11 @@ from unmask.protocols.client import (
     trainable,
 )
 from unmask.protocols.masking import mask_tokens, masked_token_loss
+from unmask.protocols.pairs import observe_pairs
 
 
 def observe_gradients(
-    model: Model,
+    model: Model | EncoderDecoder,
     texts: Texts,
     *,
     task: Task | str = Task.NEXT_TOKEN,
@@ -53,8 +55,11 @@ def observe_gradients(
     [CLS]). The server has sent the head, so the evidence states it. `labels` are drawn at random when not given.
     Masked-token training hides `mask_share` of the tokens (`masking.py`) and predicts them with the model's own head
     if it has one, else with its token embeddings on the last states, a tied output layer.
+    An encoder–decoder takes pairs (text read, text written), and none of the settings.
     `train_mode` keeps dropout on. `parameters` keeps only gradients whose names contain one of them.
     """
+    if isinstance(model, EncoderDecoder):
+        return observe_pairs(model, texts)  # type: ignore[arg-type]
     require_model(model)
     task, pooling = require_member(Task, "task", task), choose_pooling(model, pooling)
     wanted = trainable(model, parameters)

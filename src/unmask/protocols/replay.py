@@ -29,10 +29,12 @@ from torch import Tensor
 
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
+from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.protocols.batch import TokenIds
 from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
 from unmask.protocols.lora import observe_lora_again
+from unmask.protocols.pairs import observe_pairs
 
 _FLOAT32 = 5e-5  # a right batch is within 5e-6 in float32; one token more among 3,000 changes every tensor by 3e-4
 _FLOAT64 = 1e-7  # what differences of sums of squares can show
@@ -113,6 +115,11 @@ def replay(
         with only_trainable(model, evidence.gradients):
             again = observe_gradients(model, texts, **data)
     return dict(again.gradients)
+
+
+def replay_pairs(model: EncoderDecoder, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> dict[str, Tensor]:
+    """The gradient that a client of an encoder–decoder sends if these are its pairs."""
+    return dict(observe_pairs(model, [(tuple(read), tuple(written)) for read, written in pairs]).gradients)
 
 
 def can_replay(evidence: GradientEvidence, num_texts: int) -> bool:

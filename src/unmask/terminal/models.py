@@ -11,8 +11,21 @@ from rich.text import Text
 
 from unmask.attacks.reach import find_reach
 from unmask.models.adapter import Model
+from unmask.models.catalog import load_pretrained
 from unmask.models.linear import Role
+from unmask.models.load import is_encoder_decoder, load_encoder_decoder, load_model
 from unmask.terminal import print_json
+
+
+def check_models(name: str, json: bool) -> None:
+    """Load a model by a name or a folder, and check it; of an encoder–decoder both sides."""
+    hf, tokenizer = load_pretrained(name)
+    if not is_encoder_decoder(hf):
+        print_model_check(name, load_model(hf, tokenizer=tokenizer), json)
+        return
+    model = load_encoder_decoder(hf, tokenizer=tokenizer)
+    print_model_check(f"{name}, encoder", model.encoder, json)
+    print_model_check(f"{name}, decoder", model.decoder, json)
 
 
 def print_model_check(name: str, model: Model, json: bool) -> None:
