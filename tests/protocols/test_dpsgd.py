@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.models.families import build
 from tests.tiny_models import bert_config, random_model
 from torch import Tensor
 
@@ -352,3 +353,10 @@ def test_pairs_are_pairs_however_many_at_once(tiny_bert, texts_at_once):
     )
     plain = observe_gradients(model, pairs, **options)
     assert worst_error(dict(private.evidence.gradients), dict(plain.gradients)) < FLOAT64_PARITY
+
+
+@pytest.mark.parametrize("family", ["Gemma", "OPT", "Mixtral", "MPNet"])
+def test_a_family_that_opacus_does_not_support_is_refused_with_its_reason(family):
+    model = adapt(build(family))
+    with pytest.raises(InputError, match=f"Opacus cannot compute .* of kind '{model.family}': ."):
+        observe_dpsgd(model, [(11, 12, 13), (21, 22)], task="next_token" if model.causal else "classification")

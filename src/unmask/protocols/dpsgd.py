@@ -85,7 +85,15 @@ def observe_dpsgd(
     with fix_seed(seed), warnings.catch_warnings():
         # Embeddings have no inputs that need gradients, of which torch warns at every step.
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        _noisy_mean(client, noise_multiplier, max_grad_norm, texts_at_once, train_mode, seed)
+        try:
+            _noisy_mean(client, noise_multiplier, max_grad_norm, texts_at_once, train_mode, seed)
+        except torch.OutOfMemoryError:
+            raise
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0][:200]
+            raise InputError(
+                f"Opacus cannot compute the gradient of each text for a model of kind '{model.family}': {reason}"
+            ) from error
     evidence = GradientEvidence(
         gradients={name: p.grad.detach().clone() for name, p in shared.items() if p.grad is not None},
         model_fingerprint=model.fingerprint(),

@@ -96,6 +96,7 @@ class PairAttack:
             agreement = agree(evidence, replay_pairs(model, pairs)) if pairs else None
         return _claim(run, evidence, model, read, written, pairs, agreement)
 
+    @torch.no_grad()
     def _read_decoder(self, run: Run, evidence: GradientEvidence, model: EncoderDecoder) -> Side:
         """Texts that were written: what the decoder was given, less the start token, with the end token behind."""
         side = model.decoder
@@ -113,6 +114,7 @@ class PairAttack:
         end = () if model.end_token is None else (model.end_token,)
         return Side(candidates, tuple(tokens[1:] + end for tokens in given))
 
+    @torch.no_grad()
     def _read_encoder(self, run: Run, evidence: GradientEvidence, side: Model) -> Side:
         """Texts that were read."""
         known = read_tokens(run, evidence, side, self.num_probes, self.min_gap_decades)
@@ -130,8 +132,7 @@ class PairAttack:
             max_steps=self.max_steps,
             max_anchors=None,
         )
-        with torch.no_grad():
-            search.search()
+        search.search()
         texts = tuple(problem.places.tokens_of(text) for text in search.found)
         return Side(candidates, texts, "" if texts else "no text was found whose rows all fit")
 
