@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.models.families import build
 from torch import nn
 
+from unmask.models import adapt
 from unmask.models.fingerprint import copy_module
 
 CPU = torch.device("cpu")
@@ -59,3 +61,12 @@ def test_what_is_left_out_is_not_copied():
     assert not list(copy.blocks[1].parameters())
     assert torch.equal(copy.blocks[0].weight, module.blocks[0].weight.double())
     assert module.blocks[1].weight.dtype is torch.float32
+
+
+@torch.no_grad()
+def test_experts_run_in_double_precision():
+    model = adapt(build("Mixtral"))
+    tokens = torch.tensor([[11, 12, 13]])
+    twice, once = model.to(dtype=torch.float64).hidden_states(tokens)[-1], model.hidden_states(tokens)[-1]
+    assert float((twice - once).norm() / once.norm()) < 1e-5
+    assert model.config._experts_implementation != "eager"

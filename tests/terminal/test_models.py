@@ -6,10 +6,11 @@ import json
 
 import pytest
 from tests.models.families import build
+from tests.tiny_models import word_tokenizer
 
 from unmask.attacks.reach import find_reach
 from unmask.models import Model, adapt
-from unmask.terminal.models import check_document, print_model_check
+from unmask.terminal.models import check_document, check_models, print_model_check
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +76,20 @@ def test_what_people_read(tiny_llama, tiny_bert, limited, capsys):
 @pytest.mark.parametrize("name", ["[red]mine[/red]", "[/]", "a[b]c", ":smile:", "[link=http://x]mine[/link]"])
 def test_a_name_with_markup_is_shown_as_text(name, tiny_llama, capsys):
     assert shown(capsys, name, tiny_llama).startswith(f"{name}: llama")
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J\x1b]0;owned\x07x", "\u202eevil", "two\nlines"])
+def test_a_name_cannot_steer_the_terminal(capsys, tiny_llama, name):
+    first = shown(capsys, name, tiny_llama).splitlines()[0]
+    assert not set(first) & {"\x1b", "\u202e", "\x07"}
+    assert "llama, causal" in first
+
+
+def test_both_sides_of_an_encoder_decoder_are_one_document(capsys, tmp_path):
+    build("T5").save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    check_models(str(tmp_path), True)
+    sides = json.loads(capsys.readouterr().out)
+    assert [side["direction"] for side in sides] == ["bidirectional", "causal"]
+    check_models(str(tmp_path), False)
+    assert capsys.readouterr().out.count("Layers that were found") == 2

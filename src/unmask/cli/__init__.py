@@ -74,7 +74,7 @@ def models(
 ) -> None:
     """List the real weights that install without a model hub, or check any model.
 
-    Examples: [bold]unmask models[/bold] · [bold]unmask models --check ./my-model[/bold]
+    Example: [bold]unmask models[/bold] or [bold]unmask models --check ./my-model[/bold]
     """
     if check is not None:
         from unmask.terminal.models import check_models

@@ -38,4 +38,7 @@ def copy_module(module: nn.Module, device: torch.device, dtype: torch.dtype, lef
         if id(weights) not in dropped:
             cast = weights.detach().to(device, dtype, copy=True)
             copied[id(weights)] = nn.Parameter(cast, weights.requires_grad)
-    return copy.deepcopy(module, copied).to(device=device, dtype=dtype)
+    made: Any = copy.deepcopy(module, copied).to(device=device, dtype=dtype)
+    if dtype is torch.float64 and getattr(made, "_can_set_experts_implementation", bool)():
+        made.set_experts_implementation("eager")  # grouped kernels have no double precision
+    return made

@@ -14,7 +14,7 @@ from unmask.models.adapter import Model
 from unmask.models.catalog import load_pretrained
 from unmask.models.linear import Role
 from unmask.models.load import is_encoder_decoder, load_encoder_decoder, load_model
-from unmask.terminal import print_json
+from unmask.terminal import print_json, printable
 
 
 def check_models(name: str, json: bool) -> None:
@@ -23,9 +23,13 @@ def check_models(name: str, json: bool) -> None:
     if not is_encoder_decoder(hf):
         print_model_check(name, load_model(hf, tokenizer=tokenizer), json)
         return
-    model = load_encoder_decoder(hf, tokenizer=tokenizer)
-    print_model_check(f"{name}, encoder", model.encoder, json)
-    print_model_check(f"{name}, decoder", model.decoder, json)
+    both = load_encoder_decoder(hf, tokenizer=tokenizer)
+    sides = {f"{name}, encoder": both.encoder, f"{name}, decoder": both.decoder}
+    if json:
+        print_json([check_document(side, model) for side, model in sides.items()])
+        return
+    for side, model in sides.items():
+        print_model_check(side, model, json=False)
 
 
 def print_model_check(name: str, model: Model, json: bool) -> None:
@@ -35,17 +39,17 @@ def print_model_check(name: str, model: Model, json: bool) -> None:
         print_json(found)
         return
     console = Console()
-    console.print(Text(f"{name}: {model.family}, {_facts(model)}"))
+    console.print(Text(printable(f"{name}: {model.family}, {_facts(model)}", longest=400)))
     roles = Table("role", *(f"blocks {group['blocks']}" for group in found["roles"]), title="Layers that were found")
     for role in Role:
-        roles.add_row(role.value, *(Text(group["layers"].get(role.value, "—")) for group in found["roles"]))
+        roles.add_row(role.value, *(Text(printable(group["layers"].get(role.value, "—"))) for group in found["roles"]))
     console.print(roles)
     reach = Table("from", "one gets", "why not more", title="What leaks, where the evidence is whole")
     for line in found["reach"]:
-        reach.add_row(line["evidence"], line["gives"], Text(line["why"]))
+        reach.add_row(line["evidence"], line["gives"], Text(printable(line["why"], longest=1000)))
     console.print(reach)
     if model.problem:
-        console.print(Text(f"Limited: {model.problem}."))
+        console.print(Text(printable(f"Limited: {model.problem}.", longest=1000)))
 
 
 def check_document(name: str, model: Model) -> dict[str, Any]:
