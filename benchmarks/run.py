@@ -71,6 +71,9 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         },
         "queries.logits": {"logits": "hidden size and output layer of SmolLM2-135M behind an OpenAI-style server"},
     },
+    "models": {
+        "models.editions": {"editions": "the same work in two editions of the package, in turns"},
+    },
     "baselines": {
         "baselines.against_papers": {"against_papers": "every 'against' number: DAGER at its best, the query papers"},
     },

@@ -62,27 +62,26 @@ class Blocks(FirstInputs):
             shared, width = layout.num_key_value_heads, layout.head_width
             shapes = (layout.num_heads, width), (shared, width), (shared, layout.value_width)
             return tuple(rows.new_zeros(*rows.shape[:-1], *shape) for shape in shapes)  # type: ignore[return-value]
-        asked = positions.flatten()
-        if not self.scores(block).has_bias and bool((asked == asked[0]).all()):
+        asked = tuple(positions.flatten().tolist())
+        if len(set(asked)) == 1 and not self.scores(block).has_bias:
             asked = asked[:1]  # one text's arguments fit all of them
         arguments = self._attention_arguments(block, asked)
         q, k, v = read_heads(self._module(block, name), where, arguments, rows.flatten(0, -2))
         repeats = k.shape[1] // place.layout.num_key_value_heads
         return tuple(part.unflatten(0, rows.shape[:-1]) for part in (q, k[:, ::repeats], v[:, ::repeats]))
 
-    def _attention_arguments(self, block: int, positions: Int[Tensor, " n"]) -> Arguments:
+    def _attention_arguments(self, block: int, positions: tuple[int, ...]) -> Arguments:
         """What a block's attention module is given at some positions, each in a text of its own."""
-        key = tuple(positions.tolist())
-        if (block, key[0]) in self._given_to_attention and len(key) == 1:
-            return self._given_to_attention[block, key[0]]
+        if len(positions) == 1 and (block, positions[0]) in self._given_to_attention:
+            return self._given_to_attention[block, positions[0]]
         place = self._place(block)
         nothing = torch.zeros(len(positions), 1, self.width, dtype=self.dtype, device=self.device)
         module = self._module(block, place.layout.attention[0])  # type: ignore[index]
-        given = replace_rows(self._block_arguments(key)[block], place.rows, nothing)
+        given = replace_rows(self._block_arguments(positions)[block], place.rows, nothing)
         with torch.no_grad():
             told = module_arguments(self._block(block), module, given)
-        if len(key) == 1:  # small, and asked for again and again
-            self._given_to_attention[block, key[0]] = told
+        if len(positions) == 1:  # small, and asked for again and again
+            self._given_to_attention[block, positions[0]] = told
         return told
 
     def _block_arguments(self, positions: tuple[int, ...]) -> list[Arguments]:
@@ -174,7 +173,7 @@ class Blocks(FirstInputs):
         assert layout.attention is not None
         name, where = layout.attention
         rows = self.attention_input(block, states)
-        arguments = self._attention_arguments(block, torch.zeros(1, dtype=torch.long))  # positions are in `mixed`
+        arguments = self._attention_arguments(block, (0,))  # positions are in `mixed`
         flat = rows.flatten(0, -2), mixed.flatten(0, -2)
         added = finish_attention(self._module(block, name), where, arguments, *flat)
         return Attended(states, added.unflatten(0, rows.shape[:-1]))

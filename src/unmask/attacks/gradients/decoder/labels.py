@@ -170,7 +170,7 @@ class LabelReader:
 
     def _rank(self, nodes: list[int], rests: Float[Tensor, "u d"], num_labels: int) -> Int[Tensor, "u y"]:
         """The labels whose directions are most parallel to each rest, judged in a random sketch of 32 dimensions."""
-        pushed = torch.stack([self._push_forward(nodes, way) for way in self.sketch], dim=1)  # (u, sketch, d)
+        pushed = self._push_forward(nodes)
         means = torch.einsum("ud,usd->us", self.means[nodes], pushed)
         slopes = self.head.slopes(self._logits(nodes))[..., None]
         candidates = means[:, None] - slopes * torch.einsum("vd,usd->uvs", self.embedding, pushed)
@@ -178,10 +178,11 @@ class LabelReader:
         cosine = torch.einsum("uvs,us->uv", candidates, wanted) / candidates.norm(dim=-1).clamp_min(1e-30)
         return cosine.topk(min(num_labels, cosine.shape[1])).indices
 
-    def _push_forward(self, nodes: list[int], direction: Float[Tensor, " d"]) -> Float[Tensor, "u d"]:
-        """J_u·s: how the head's features move when what is added moves along s."""
-        added = self.added[nodes]
-        return torch.func.jvp(self._features(nodes), (added,), (direction.expand_as(added).contiguous(),))[1]
+    def _push_forward(self, nodes: list[int]) -> Float[Tensor, "u s d"]:
+        """J_u·s of all rows s of the sketch: how the head's features move when what is added moves along s."""
+        each = [u for u in nodes for _ in self.sketch]
+        moved = torch.func.jvp(self._features(each), (self.added[each],), (self.sketch.repeat(len(nodes), 1),))[1]
+        return moved.unflatten(0, (len(nodes), -1))
 
 
 def _fit(directions: Float[Tensor, "e d"], delta: Float[Tensor, " d"]) -> tuple[Tensor, Tensor]:
