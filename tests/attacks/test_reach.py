@@ -7,7 +7,7 @@ import transformers
 from tests.models.families import build
 from tests.tiny_models import gpt2_config, random_model
 
-from unmask.attacks.reach import NO_ATTACK, PREFIXES, TOKENS, WEIGHTS, WHOLE_TEXTS, Reach, find_reach
+from unmask.attacks.reach import NO_ATTACK, TOKENS, WEIGHTS, WHOLE_TEXTS, Reach, find_reach
 from unmask.models import Model, adapt
 
 EVIDENCE = ("gradients", "hidden states", "attention outputs of block 0", "logits", "answers of an attention layer")
@@ -16,14 +16,13 @@ LAYER = "hidden size and output layer"
 BY_HAND = {
     "Llama": (WHOLE_TEXTS, WHOLE_TEXTS, WHOLE_TEXTS, LAYER, WEIGHTS),
     "Bert": (WHOLE_TEXTS, WHOLE_TEXTS, WHOLE_TEXTS, LAYER, NO_ATTACK),
-    "Mixtral": (PREFIXES, WHOLE_TEXTS, WHOLE_TEXTS, LAYER, WEIGHTS),
+    "Mixtral": (WHOLE_TEXTS, WHOLE_TEXTS, WHOLE_TEXTS, LAYER, WEIGHTS),
     "Albert": (TOKENS, WHOLE_TEXTS, WHOLE_TEXTS, LAYER, NO_ATTACK),
     "Qwen3Next": (TOKENS, NO_ATTACK, NO_ATTACK, LAYER, NO_ATTACK),
     "BitNet": (WHOLE_TEXTS, WHOLE_TEXTS, NO_ATTACK, LAYER, NO_ATTACK),
 }
 WHY = {
     ("Bert", "answers of an attention layer"): "layer 0 has biases",
-    ("Mixtral", "gradients"): "the last block has no down projection that is a linear layer",
     ("Albert", "gradients"): "the blocks share their weights",
     ("Qwen3Next", "gradients"): "block 0 cannot be computed from the parts that were found",
     ("Qwen3Next", "hidden states"): "block 0 cannot be computed from the parts that were found",
@@ -55,7 +54,6 @@ def test_the_reason_is_named(name, evidence):
 @pytest.mark.parametrize("kind", [transformers.GPT2ForSequenceClassification, transformers.GPT2Model])
 def test_a_model_without_a_language_head(kind, tiny_gpt2):
     found = reach(adapt(random_model(kind, gpt2_config())))
-    assert (found["gradients"].gives, found["logits"].gives) == (PREFIXES, NO_ATTACK)
-    assert "no head was found that predicts tokens" in found["gradients"].why
+    assert (found["gradients"].gives, found["logits"].gives) == (WHOLE_TEXTS, NO_ATTACK)
     assert found["logits"].why == "the model has no head that predicts tokens"
     assert reach(tiny_gpt2)["gradients"] == Reach("gradients", WHOLE_TEXTS)

@@ -39,7 +39,7 @@ def test_parity_of_llamas_variants(changes):
 
 @pytest.mark.parametrize("window", [5, 9])
 def test_a_text_may_be_longer_than_the_sliding_window(window):
-    """Mistral 7B v0.1 has a window of 4096; on 14 tokens small ones show the same, seen when the model is asked or not."""
+    """Mistral 7B v0.1 has a window of 4096; small ones show the same, whether or not asking the model shows them."""
     config = transformers.MistralConfig(**llama_sizes(sliding_window=window))
     model = precise(adapt(random_model(transformers.MistralForCausalLM, config)))
     assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY

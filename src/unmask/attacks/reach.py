@@ -40,10 +40,10 @@ def find_reach(model: Model) -> tuple[Reach, ...]:
 def _from_decoder_gradients(model: Model) -> tuple[str, str]:
     if why := model.problem or _no_own_layers(model):
         return TOKENS, why
-    if model.linear(Role.MLP_OUT, model.num_blocks - 1) is None:
-        return PREFIXES, "the last block has no down projection that is a linear layer (experts, as a rule)"
-    if model.token_head is None:
-        return PREFIXES, "no head was found that predicts tokens; a classifier's texts are read whole"
+    if all(model.linear(role, model.num_blocks - 1) is None for role in (Role.MLP_OUT, Role.ATTENTION_OUT)):
+        return PREFIXES, "the last block has neither a down projection nor an output projection that is a linear layer"
+    if model.unembedding is not None and model.token_head is None:
+        return PREFIXES, "how the output layer is fed was not found, so labels cannot be read"
     return WHOLE_TEXTS, ""
 
 

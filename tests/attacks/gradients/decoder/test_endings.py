@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import unmask
 from unmask.attacks.gradients.decoder.confirm import arrivals_of
 from unmask.attacks.gradients.decoder.endings import (
     EndingsRead,
@@ -19,6 +20,7 @@ from unmask.attacks.gradients.decoder.endings import (
     endings_at_leaves,
     endings_of_classification,
     endings_of_next_token,
+    telling_layer,
     unit_weight,
 )
 from unmask.attacks.gradients.decoder.labels import EXPLAINED
@@ -27,6 +29,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Forest
 from unmask.linalg.gap import Gap
 from unmask.models import Model, Role
 from unmask.protocols import observe_gradients
+from unmask.recovery import Status
 
 DECODERS = ("tiny_gpt2", "tiny_llama", "tiny_qwen2", "tiny_mistral")
 TEXTS = [[5, 17, 99, 17, 250], [5, 17, 99, 301], [400, 3, 8], [44, 45, 46, 47, 48, 49]]
@@ -218,3 +221,17 @@ def test_the_unit_is_the_largest_of_which_all_weights_are_multiples():
     assert unit_weight([0.1, 0.2, 0.3]) == pytest.approx(0.1)
     assert unit_weight([0.2, 0.2]) == pytest.approx(0.2)
     assert unit_weight([1.0, 2.0**0.5, 3.0**0.5] * 2) != pytest.approx(1.0)
+
+
+def test_the_output_projection_tells_ends_where_the_down_projection_is_missing(tiny_llama):
+    texts = [(5, 17, 99), (5, 17), (44, 45, 46), (44, 45, 46)]
+    whole = unmask.observe_gradients(tiny_llama, texts)
+    assert telling_layer(whole, tiny_llama) is Role.MLP_OUT
+    attention = whole.with_tensors({name: g for name, g in whole.gradients.items() if "mlp" not in name})
+    assert telling_layer(attention, tiny_llama) is Role.ATTENTION_OUT
+    recovery = unmask.recover_text(attention, tiny_llama)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert sorted(recovery.value.expand()) == sorted(texts)
+    neither = attention.with_tensors({name: g for name, g in attention.gradients.items() if "o_proj" not in name})
+    assert telling_layer(neither, tiny_llama) is None
+    assert not unmask.recover_text(neither, tiny_llama).value.certain

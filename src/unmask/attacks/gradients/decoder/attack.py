@@ -24,7 +24,7 @@ from unmask.attacks.gradients.decoder.endings import (
     endings_at_leaves,
     endings_of_classification,
     endings_of_next_token,
-    last_down_projection,
+    telling_layer,
 )
 from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows, site_rows
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixSearch, is_repetition
@@ -176,10 +176,12 @@ class DecoderAttack:
             inside = is_seen and ends is None and evidence.pooling is None
             ends = leaves if ends is None else ends
             return _TextsRead(ends, False, known, reads_inside=inside, arrivals=arrivals, used=used)
-        gradient, layer = last_down_projection(evidence, model)
-        if gradient is None or len(forest.nodes) > gradient.shape[0] or model.token_head is None:
+        role = telling_layer(evidence, model)
+        gradient = None if role is None else evidence.linear(model, role, model.num_blocks - 1)
+        if role is None or gradient is None or len(forest.nodes) > gradient.shape[0] or model.token_head is None:
             return _TextsRead(leaves, True, has_ends=False)
-        rows = last_block_rows(model, forest, self.memory_budget_bytes)
+        layer = model.linear(role, model.num_blocks - 1).parameter  # type: ignore[union-attr]
+        rows = last_block_rows(model, forest, self.memory_budget_bytes, role)
         reading = endings_of_next_token(
             model, rows, gradient, run.generator, self.memory_budget_bytes, candidates.equal
         )

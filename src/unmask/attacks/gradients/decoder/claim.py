@@ -279,7 +279,7 @@ def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[
 
 def _no_ends(findings: SearchResult) -> str:
     what = "last tokens are missing" if findings.labelled else "ends inside longer texts are not visible"
-    return f"the last block's down projection does not tell ends (missing, too narrow, or not of one step), so {what}"
+    return f"no gradient of the last block tells ends (missing, too narrow, or not of one step), so {what}"
 
 
 def _describe_unexplained(findings: SearchResult, rank: int) -> str:

@@ -1,7 +1,9 @@
 """Where texts end and how often they occur, once every prefix is known.
 
 The last block's down projection has the gradient G = Aᵀ·Δ, with a known row a_u for every prefix u. A has fewer rows
-than columns, so Δ is had by least squares: δ_u is the loss gradient that arrives at prefix u alone.
+than columns, so Δ is had by least squares: δ_u is the loss gradient that arrives at prefix u alone. Where the update
+has no such gradient (experts), the output projection of the last block's attention serves: behind it no token is mixed
+with another one either, and J goes through the MLP as well.
 
 *Next-token training.* δ_u = Σ_y c(u, y)·Jᵤᵀ(μ_u − e_y): J the Jacobian of the final norm, e_y the output embedding of
 y, μ_u = Σ_v p_u(v)·e_v, and c(u, y) proportional to how often y follows u. So δ_u names its labels: the last token of
@@ -72,6 +74,13 @@ def last_down_projection(evidence: GradientEvidence, model: Model) -> tuple[Floa
     last = model.num_blocks - 1
     layer = model.linear(Role.MLP_OUT, last)
     return evidence.linear(model, Role.MLP_OUT, last), "" if layer is None else layer.parameter
+
+
+def telling_layer(evidence: GradientEvidence, model: Model) -> Role | None:
+    """The last layer whose gradient the update holds, behind which no token is mixed with another one."""
+    last = model.num_blocks - 1
+    held = (role for role in (Role.MLP_OUT, Role.ATTENTION_OUT) if evidence.linear(model, role, last) is not None)
+    return next(held, None)
 
 
 def endings_at_leaves(model: Model, leaves: Sequence[Node]) -> list[TextEnding]:

@@ -29,6 +29,7 @@ EXPLAINED = 1e-2  # float32 gradients leave about 1e-5 of δ unexplained, a wron
 _UNEXPLAINED = 1e-3  # of the whole gradient: more than this is a row that is not among the known ones
 _SILENT = 1e-3  # of a typical δ: less arrives only by rounding, so the prefix is not in the batch or predicts nothing
 _NEGLIGIBLE = 1e-3  # of the largest weight behind a prefix: a label that least squares did not need
+_STEP = 1e-3  # of a row: the step of differences, between rounding and curvature
 _SURE = 10.0  # times that: a label expected to be weaker than this may be what a silent prefix predicts
 
 
@@ -179,9 +180,17 @@ class LabelReader:
         return cosine.topk(min(num_labels, cosine.shape[1])).indices
 
     def _push_forward(self, nodes: list[int]) -> Float[Tensor, "u s d"]:
-        """J_u·s of all rows s of the sketch: how the head's features move when what is added moves along s."""
+        """J_u·s of all rows s of the sketch: how the head's features move when what is added moves along s.
+
+        Kernels of experts have no forward derivatives: there differences do, as labels are only ranked by them.
+        """
         each = [u for u in nodes for _ in self.sketch]
-        moved = torch.func.jvp(self._features(each), (self.added[each],), (self.sketch.repeat(len(nodes), 1),))[1]
+        features, added, ways = self._features(each), self.added[each], self.sketch.repeat(len(nodes), 1)
+        try:
+            moved = torch.func.jvp(features, (added,), (ways,))[1]
+        except NotImplementedError:
+            steps = _STEP * added.norm(dim=1, keepdim=True) / ways.norm(dim=1, keepdim=True)
+            moved = (features(added + steps * ways) - features(added - steps * ways)) / (2 * steps)
         return moved.unflatten(0, (len(nodes), -1))
 
 

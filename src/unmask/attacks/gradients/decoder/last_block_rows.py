@@ -13,11 +13,12 @@ from torch import Tensor
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
 from unmask.attacks.gradients.sites import RowsOf
 from unmask.models.adapter import Attended, Model
+from unmask.models.linear import Role
 
 
 @dataclass(frozen=True)
 class LastBlockRows:
-    """For every prefix: the input of the last block's down projection, its output, and the stream that it leads to.
+    """For every prefix: the input of a layer of the last block, its output, and the stream that it leads to.
 
     `leave(rows, added)` is the stream that leaves the block at some rows, as a function of what is added there.
     """
@@ -37,8 +38,10 @@ class LastBlockRows:
 
 
 @torch.no_grad()
-def last_block_rows(model: Model, forest: Forest, memory_budget_bytes: int) -> LastBlockRows:
-    """Send every leaf through the model and keep each prefix's rows once."""
+def last_block_rows(model: Model, forest: Forest, memory_budget_bytes: int, role: Role = Role.MLP_OUT) -> LastBlockRows:
+    """Send every leaf through the model and keep each prefix's rows once, at the down or the output projection."""
+    if role is Role.ATTENTION_OUT:
+        return _attention_rows(model, forest, memory_budget_bytes)
     nodes, (hidden, stream, added) = _gather(model, forest.leaves, memory_budget_bytes, _last_block)
     last, attended = model.num_blocks - 1, Attended(stream, added)
 
@@ -46,6 +49,23 @@ def last_block_rows(model: Model, forest: Forest, memory_budget_bytes: int) -> L
         return model.leave_block(last, attended[rows], added)
 
     return LastBlockRows(nodes, hidden, model.mlp_output(last, hidden), leave)
+
+
+def _attention_rows(model: Model, forest: Forest, memory_budget_bytes: int) -> LastBlockRows:
+    """The same at the output projection: behind it no token is mixed with another one either."""
+    last = model.num_blocks - 1
+
+    def forward(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        stream = model.hidden_states(tokens, mask, num_blocks=last, positions=positions)[-1]
+        mixed = model.mixed_values(last, stream, positions, mask)
+        return mixed, stream, model.after_attention(last, stream, mixed).added
+
+    nodes, (mixed, stream, added) = _gather(model, forest.leaves, memory_budget_bytes, forward)
+
+    def leave(rows: Any, added: Tensor) -> Tensor:
+        return model.after_mlp(last, Attended(stream[rows], added))
+
+    return LastBlockRows(nodes, mixed, added, leave)
 
 
 @torch.no_grad()
