@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from tests.models.families import build
+from tests.tiny_models import llama_sizes, random_model
 
-from unmask.models import Model
+import unmask
+from unmask.models import Model, adapt
 from unmask.models.check_blocks import check_blocks
 from unmask.models.layout import BlockPlace, ask_model
 from unmask.models.parts import find_body
 from unmask.models.wiring import Sum
+from unmask.recovery import Status
 
 
 def problems(name: str, change: Callable[[BlockPlace], BlockPlace] = lambda place: place) -> list[str]:
@@ -71,3 +75,38 @@ def test_what_positions_add_must_not_be_left_out():
 
 def test_half_precision_is_no_problem():
     assert Model(build("Llama").to(torch.float16)).problem == ""
+
+
+def late_scale() -> Model:
+    """Llama 4 scales queries from a position on; asking it with a few tokens does not show that."""
+    sizes = {"head_dim": 16, "num_local_experts": 4, "intermediate_size_mlp": 128, "moe_layers": []}
+    late = {"floor_scale": 8, "attn_scale": 0.5, "no_rope_layers": [0, 0, 0]}
+    return adapt(
+        random_model(transformers.Llama4ForCausalLM, transformers.Llama4TextConfig(**llama_sizes(**sizes, **late)))
+    )
+
+
+def test_what_begins_behind_the_first_tokens_is_found_before_anything_is_claimed():
+    model = late_scale()
+    assert not model.problem
+    assert "in a text of 64 tokens its states differ" in model.problem_at(10)
+    texts = [tuple(range(11, 31)), (60, 61, 62)]
+    recovery = unmask.recover_text(unmask.observe_gradients(model, texts), model)
+    assert not recovery.value.texts
+    assert "in a text of 64 tokens" in recovery.reason
+    states = unmask.recover_text(unmask.observe_hidden(model, texts, layer=3), model)
+    assert states.status is Status.NOT_APPLICABLE
+
+
+def test_a_text_of_any_length_is_right_where_nothing_begins_late(tiny_llama):
+    assert tiny_llama.problem_at(1) == tiny_llama.problem_at(30) == ""
+
+
+def test_large_scores_are_no_window():
+    hf = build("Llama")
+    with torch.no_grad():
+        for block in hf.model.layers:
+            block.self_attn.q_proj.weight *= 43
+    model = adapt(hf)
+    assert not model.problem_at(20)
+    assert not model.layout.blocks[0].scores.has_bias

@@ -17,6 +17,8 @@ from unmask.models.layout import ModelLayout, ask_model
 from unmask.models.parts import find_body
 from unmask.models.wiring import Sum
 
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
 
 def ask(hf: Any) -> ModelLayout:
     return ask_model(hf, find_body(hf))[0]
@@ -86,3 +88,25 @@ def test_the_model_is_left_as_it_was():
     assert not hf.model.norm.training
     assert not hf.model.norm.weight.requires_grad
     assert all(weight.grad is None for weight in hf.parameters())
+
+
+REFUSED = {
+    "Longformer": {"attention_window": [4, 4], **SMALL},
+    "ViT": {"image_size": 8, "patch_size": 4, **SMALL},
+    "GPT2": {"vocab_size": 40, "n_positions": 4, "n_embd": 32, "n_layer": 1, "n_head": 2},
+    "Hubert": {"conv_dim": (8,), "conv_stride": (5,), "conv_kernel": (10,), "num_conv_pos_embeddings": 16, **SMALL},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_asked_is_refused_in_a_sentence(name):
+    config = getattr(transformers, f"{name}Config")(**REFUSED[name])
+    with pytest.raises(UnsupportedModelError, match=r"^\w+ (could not|ran|has no|makes)|what \w+ makes|no attention"):
+        adapt(getattr(transformers, f"{name}Model")(config))
+
+
+def test_the_encoder_of_t5_alone():
+    config = transformers.T5Config(vocab_size=500, d_model=64, d_ff=64, num_layers=2, num_heads=4, d_kv=16)
+    model = adapt(transformers.T5EncoderModel(config).eval())
+    assert not model.causal
+    assert not model.problem

@@ -38,7 +38,7 @@ def test_observe_gradients_is_the_same_door(model):
     assert all(torch.equal(one.gradients[name], other.gradients[name]) for name in one.gradients)
 
 
-@pytest.mark.parametrize("pairs", ["a text", ["a text"], [(1, 2, 3)]])
+@pytest.mark.parametrize("pairs", ["a text", ["a text"], [(1, 2, 3)], None])
 def test_single_texts_are_refused(model, pairs):
     with pytest.raises(InputError, match="text read, text written"):
         observe_pairs(model, pairs)
@@ -46,6 +46,8 @@ def test_single_texts_are_refused(model, pairs):
 
 def test_training_mode_is_left_as_it_was(model):
     model.hf.train()
+    model.hf.model.encoder.eval()
     observe_pairs(model, PAIRS)
     assert model.hf.training
+    assert not model.hf.model.encoder.training
     model.hf.eval()

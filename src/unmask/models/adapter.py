@@ -6,6 +6,7 @@ are the model's own, and so are the sums between them (`layout.py`, `roles.py`).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from unmask.errors import InputError
 from unmask.models.blocks import Attended, Blocks
-from unmask.models.check_blocks import check_blocks
+from unmask.models.check_blocks import check_blocks, check_text
 from unmask.models.fingerprint import copy_module, fingerprint_of
 from unmask.models.layout import ModelLayout, ask_model
 from unmask.models.linear import TokenHead
@@ -25,6 +26,7 @@ from unmask.models.roles import STREAM
 from unmask.shapes import MaskBatch, States, TokenBatch
 
 __all__ = ["Attended", "Model"]
+_SHORTEST_CHECK = 64
 
 
 class Model(Blocks):
@@ -37,8 +39,16 @@ class Model(Blocks):
         if layout is None:
             layout, passes = ask_model(hf, find_body(hf))
         super().__init__(hf, tokenizer, adapters, layout=layout)
+        self._problems: dict[int, str] = {}
         if passes:
             self.layout = check_blocks(self, passes)
+
+    def problem_at(self, length: int) -> str:
+        """`problem`, or what is wrong with texts of some length and twice that, which asking could not show."""
+        asked = min(self.max_positions, max(_SHORTEST_CHECK, 2 ** math.ceil(math.log2(2 * max(1, length)))))
+        if not self.problem and asked not in self._problems:
+            self._problems[asked] = check_text(self, asked)
+        return self.problem or self._problems[asked]
 
     def hidden_states(
         self,

@@ -21,7 +21,8 @@ from unmask.models.attention_calls import (
     replace_rows,
 )
 from unmask.models.first_inputs import FirstInputs
-from unmask.models.layout import ask_bias, no_cache
+from unmask.models.inputs import no_cache
+from unmask.models.layout import ask_bias
 from unmask.models.linear import Role
 from unmask.models.record import first_tensor, input_of
 from unmask.models.roles import ATTENTION, MLP, STREAM

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from unmask.models.blocks import Blocks
+from unmask.models.inputs import no_cache, usual_tokens
 from unmask.models.layout import BlockPlace, ModelLayout
+from unmask.models.record import first_tensor
 
+_CLOSE_AT_LAST = 1e-3  # the same of a row behind all blocks
 _CLOSE = 1e-4  # relative: float32 leaves 1e-6, another rule 1e-2 and more
 _FAILURES = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
@@ -41,6 +44,29 @@ def _problem(model: Blocks, index: int, place: BlockPlace, entered: Tensor, left
         except _FAILURES as failure:
             why = f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
     return f"block {index} cannot be computed from the parts that were found: {why}"
+
+
+@torch.no_grad()
+def check_text(model: Blocks, length: int) -> str:
+    """What differs in a text of some length: a window or scaled positions may begin behind the first few tokens."""
+    tokens = usual_tokens(model.hf, length)[None].to(model.device)
+    last = model.body.get_submodule(model.layout.blocks[-1].name)
+    seen: list[Tensor] = []
+    hook = last.register_forward_hook(lambda _, __, made: seen.append(first_tensor(made)))  # type: ignore[arg-type]
+    try:
+        model.body(input_ids=tokens, **no_cache(model.body))
+        positions = torch.arange(length, device=model.device)[None]
+        states = model.embed(tokens, positions)
+        for block in range(model.num_blocks):
+            states = model.block_forward(block, states, positions, torch.ones_like(tokens, dtype=torch.bool))
+    except _FAILURES as failure:
+        return f"a text of {length} tokens could not be computed: {str(failure).partition(chr(10))[0]}"
+    finally:
+        hook.remove()
+    error = float(((states - seen[-1]).norm(dim=-1) / seen[-1].norm(dim=-1)).max())
+    if error <= max(_CLOSE_AT_LAST, 8 * torch.finfo(states.dtype).eps):
+        return ""
+    return f"in a text of {length} tokens its states differ by {error:.0e} from those that its parts give"
 
 
 def _missing(place: BlockPlace) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from unmask.errors import UnsupportedModelError
 from unmask.models.attention import Scores
+from unmask.models.inputs import no_cache, short_texts
 from unmask.models.record import Call, Kind, Record, record_pass
 from unmask.models.roles import STREAM, BlockLayout, find_layout, is_same
 from unmask.models.softmaxes import find_bound, find_heads, find_scores, is_causal, own_key, visible_scores
@@ -27,6 +28,11 @@ from unmask.models.wiring import RowFlow, Sum, find_sum
 
 TOKEN, POSITION, TYPE = "token", "position", "type"  # rows of the embedding that are looked up
 _TEXTS, _LENGTH = 2, 7
+# What goes wrong in models that are put together in some other way.
+_FAILURES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError),
+    *(RuntimeError, StopIteration, TypeError, ValueError),
+)
 
 
 @dataclass(frozen=True)
@@ -91,39 +97,19 @@ def ask_model(hf: Any, body: Any) -> tuple[ModelLayout, list[tuple[Tensor, Tenso
     """Run a model once, and find its parts; with them, what entered and left each block."""
     training = {module: module.training for module in hf.modules()}
     hf.eval()
-    inputs = _inputs(hf)
+    doing = "could not be run on two short texts"
     try:
+        inputs = short_texts(hf, _TEXTS, _LENGTH)
         record = record_pass(hf, **inputs)
-    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UnsupportedModelError(f"{type(hf).__name__} could not be run on two short texts: {reason}") from error
+        doing = "ran, but its parts could not be read"
+        reader = _Reader(hf, body, record)
+        return reader.layout(), [(call.input, call.output) for call in reader.blocks]
+    except _FAILURES as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UnsupportedModelError(f"{type(hf).__name__} {doing}: {reason}") from error
     finally:
         for module, mode in training.items():
             module.training = mode
-    reader = _Reader(hf, body, record)
-    return reader.layout(), [(call.input, call.output) for call in reader.blocks]
-
-
-def _inputs(hf: Any) -> dict[str, Any]:
-    """Two texts of tokens that are neither padding nor special, as far as the configuration says."""
-    embedding = hf.get_input_embeddings()
-    if embedding is None or getattr(embedding, "weight", None) is None:
-        raise UnsupportedModelError(f"{type(hf).__name__} has no token embedding, so there is no text to recover")
-    special = {
-        value for name, value in vars(hf.config).items() if name.endswith("_token_id") and isinstance(value, int)
-    }
-    usual = [token for token in range(embedding.weight.shape[0]) if token not in special]
-    draw = torch.randperm(len(usual), generator=torch.Generator().manual_seed(0))[: _TEXTS * _LENGTH]
-    tokens = torch.tensor([usual[index] for index in draw.tolist()]).view(_TEXTS, _LENGTH)
-    inputs: dict[str, Any] = {"input_ids": tokens.to(embedding.weight.device)}
-    return inputs | no_cache(hf)
-
-
-def no_cache(hf: Any) -> dict[str, Any]:
-    """The option that keeps a model from filling a cache, where it has one."""
-    parameters = inspect.signature(hf.forward).parameters
-    passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters.values()) and hasattr(hf.config, "use_cache")
-    return {"use_cache": False} if "use_cache" in parameters or passes_on else {}
 
 
 class _Reader:
@@ -180,7 +166,8 @@ class _Reader:
         first = self.blocks[0]
         calls = [call for call in self.record.calls if call.end < first.start and not list(call.module.children())]
         tokens = self.hf.get_input_embeddings()
-        rows = {TOKEN: next(call.output for call in calls if call.module is tokens)}
+        own = next(call for call in calls if getattr(call.module, "weight", None) is tokens.weight)
+        tokens, rows = own.module, {TOKEN: own.output}
         position, offset, kind = None, 0, None
         for call in calls:
             looked_up = None if call.module is tokens else _look_up(getattr(call.module, "weight", None), call.output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -125,14 +126,14 @@ class Parts(Vocabulary):
         if self.learned_positions:
             rows = self.parameter(self.position_embedding or "").shape[0]
             return int(rows) - self.layout.embedding.offset
-        limits = (getattr(self.config, name, None) for name in _LIMITS)
+        limits = (getattr(self.config.get_text_config(), name, None) for name in _LIMITS)
         return next((int(limit) for limit in limits if isinstance(limit, int)), _NO_LIMIT)
 
     @property
     def shortest_window(self) -> int:
         """How many tokens every query surely sees back; longer texts ask the model itself."""
-        named = (getattr(self.config, name, None) for name in _WINDOWS)
-        return min((int(each) // 2 for each in named if isinstance(each, int)), default=self.max_positions)
+        named = (getattr(self.config.get_text_config(), name, None) for name in _WINDOWS)
+        return min((int(each) // 2 for each in named if isinstance(each, int)), default=sys.maxsize)
 
     @property
     def device(self) -> torch.device:

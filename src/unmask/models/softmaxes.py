@@ -12,6 +12,7 @@ from unmask.models.attention import Scores
 from unmask.models.record import Call, Kind, Operation, Record
 from unmask.models.wiring import plain_number
 
+_MASKED = 2e3  # below the largest score: no score of a sane model, and less than any mask
 _CLOSE = 1e-3  # relative: what a right rule leaves in float32, and a wrong one never
 
 
@@ -110,8 +111,9 @@ def is_causal(heads: Heads) -> bool:
 
 
 def visible_scores(scores: Tensor) -> Tensor:
-    """Which scores have a weight: a mask may put any number below the others."""
-    return scores.detach().float().softmax(-1) > 0
+    """Which scores are not masked: a mask may put any number below the others, but a large one."""
+    scores = scores.detach().float()
+    return scores > scores.amax(-1, keepdim=True) - _MASKED
 
 
 def find_scores(heads: Heads) -> Scores | None:

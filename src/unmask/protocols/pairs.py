@@ -36,14 +36,16 @@ def observe_pairs(model: EncoderDecoder, pairs: Sequence[Pair]) -> GradientEvide
 
 def pair_loss(model: EncoderDecoder, pairs: Sequence[Pair]) -> Tensor:
     """Mean cross-entropy over all tokens that are written."""
-    if isinstance(pairs, str) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+    is_list = isinstance(pairs, Sequence) and not isinstance(pairs, str)
+    if not is_list or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
         raise InputError("an encoder–decoder is trained on pairs: a list of (text read, text written)")
     read = make_batch(model.encoder, [pair[0] for pair in pairs])
     written = make_batch(model.decoder, [pair[1] for pair in pairs])
     labels = written.tokens.masked_fill(~written.mask, _NO_LABEL)
-    was_training = model.hf.training
+    training = {module: module.training for module in model.hf.modules()}
     model.hf.eval()
     try:
         return model.hf(input_ids=read.tokens, attention_mask=read.mask.long(), labels=labels).loss
     finally:
-        model.hf.train(was_training)
+        for module, mode in training.items():
+            module.training = mode

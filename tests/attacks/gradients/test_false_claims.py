@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.models.families import build
 from tests.tiny_models import bert_config, gpt2_config, llama_sizes, random_model, word_tokenizer
 from tests.wide_models import as_counter, certain, found, wide_model
 from torch import Tensor
@@ -390,3 +391,12 @@ def test_masked_words_of_a_model_with_a_classifiers_head():
     sent = keep_largest(observe_gradients(model, [text], task="masked_token"), 0.05)
     recovery = recover_text(replace(sent, task=None), model)
     assert recovery.value.token_set <= {*text, model.mask_token}
+
+
+def test_padding_in_front_of_a_text_is_no_text():
+    """GPT-Neo's padding sees itself alone, as a first token does, and predicts the text behind it."""
+    model = adapt(build("GPTNeo"))
+    texts = [(202, 3), (219, 139, 3), (219, 48, 3), (139, 3)]
+    evidence = replace(observe_gradients(model, texts, padding_side="left"), num_texts=None)
+    certain = {text.tokens for text in recover_text(evidence, model).value.certain}
+    assert certain <= set(texts)

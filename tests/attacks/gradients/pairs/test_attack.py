@@ -79,4 +79,28 @@ def test_of_t5_the_tokens_of_both_sides_and_guesses_at_what_was_written():
     assert recovery.status is Status.PARTIAL
     assert not recovery.value.certain
     assert {text.tokens for text in recovery.value.texts if text.side == "decoder"} == {w for _, w in pairs}
-    assert recovery.value.token_set == {0, *(token for pair in pairs for text in pair for token in text)}
+    assert recovery.value.token_set == {token for pair in pairs for text in pair for token in text}
+
+
+def test_equal_tokens_are_open_where_the_embedding_is_not_seen():
+    hf = build("Bart")
+    with torch.no_grad():
+        hf.model.shared.weight[5] = hf.model.shared.weight[12]
+    model = unmask.load_encoder_decoder(hf)
+    whole = unmask.observe_gradients(model, PAIRS)
+    assert not any({5, 12} & set(text.tokens) for text in PairAttack(frame=FRAME)(whole, model).value.certain)
+    part = whole.with_tensors({name: g for name, g in whole.gradients.items() if "shared" not in name})
+    recovery = PairAttack(frame=FRAME)(part, model)
+    assert recovery.status is Status.PARTIAL
+    open_texts = [text for text in recovery.value.texts if not text.certain]
+    assert [text.covers(PAIRS[0][0]) for text in open_texts] == [True]
+    assert not recovery.value.token_set & {5, 12}
+
+
+def test_the_start_token_is_in_no_text():
+    hf = build("T5")
+    hf.config.decoder_start_token_id = 9
+    model = unmask.load_encoder_decoder(hf)
+    pairs = [(read[1:], written[1:]) for read, written in PAIRS]
+    recovery = unmask.recover_text(unmask.observe_gradients(model, pairs), model)
+    assert 9 not in recovery.value.token_set

@@ -77,6 +77,8 @@ class DecoderAttack:
         if not forest.leaves:
             why = f"no prefix passed at the {site.name}"
             return claim_tokens(run, candidates, used, why)
+        if late := model.problem_at(max(len(tokens) for _, tokens in forest.leaves)):
+            return claim_tokens(run, candidates, used, late)
         progress("reading endings", 0, 1)
         read = self._read_endings(run, working, model, site, forest, candidates)
         progress("running the client again", 0, 1)

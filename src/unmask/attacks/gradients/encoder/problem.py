@@ -86,6 +86,8 @@ def set_up(
     num_positions = _num_positions(precise, inputs, tokens, candidates, _OUTSIDE_DRIFT if drifts else _OUTSIDE)
     if num_positions < 2:
         return "no token of the bag lies in the span of block 0's gradients"
+    if late := model.problem_at(num_positions):
+        return late
     shares = position_shares(evidence, precise, tokens, num_positions)
     by_type = type_shares(evidence, precise, tokens, num_positions) if frame.end_type else None
     places = PositionCandidates.of(precise, tokens, shares, frame, by_type)

@@ -28,6 +28,7 @@ from unmask.attacks.gradients.decoder.prefix_search import PrefixSearch
 from unmask.attacks.gradients.encoder.problem import Problem, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.gradients.sites import output_site
+from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
@@ -65,6 +66,16 @@ class Side:
     def tokens(self) -> frozenset[int]:
         """Tokens that occur."""
         return frozenset() if self.candidates is None else self.candidates.tokens
+
+    def open_tokens(self, model: EncoderDecoder, text: Tokens) -> tuple[Ambiguity, ...]:
+        """Positions of a text at which other tokens would have done as well."""
+        assert self.candidates is not None  # it has a text
+        classes = {member: members for members in self.candidates.equal.values() for member in members}
+        return tuple(
+            equal_tokens_ambiguity(model.encoder, position, classes[token])
+            for position, token in enumerate(text)
+            if token in classes
+        )
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,12 @@ def one_side(evidence: GradientEvidence, model: EncoderDecoder, side: Model) -> 
     return replace(evidence, gradients=gradients, model_fingerprint=side.fingerprint())
 
 
+def _tells_equal_tokens(evidence: GradientEvidence, model: EncoderDecoder) -> bool:
+    """Whether the replay compared the rows of the token embedding, which equal tokens do not share."""
+    shared = model.hf.get_input_embeddings().weight
+    return any(name in evidence.gradients for name, parameter in model.named_parameters() if parameter is shared)
+
+
 def find_pairs(
     evidence: GradientEvidence, model: EncoderDecoder, read: tuple[Tokens, ...], written: tuple[Tokens, ...]
 ) -> list[tuple[Tokens, Tokens]]:
@@ -177,25 +194,28 @@ def _claim(
     agreement: Agreement | None,
 ) -> Recovery[RecoveredTexts]:
     """Everything is certain if the client, run again, sends this update; else texts are guesses."""
-    tokens = read.tokens | written.tokens
+    tokens = read.tokens | (written.tokens - {model.start_token})  # which every text begins with, and none holds
     cost, used = run.cost(candidates=len(tokens)), tuple(sorted(evidence.gradients))
     if agreement is not None and agreement.holds:
         counts = Counter(pairs)
         factor, rest = divmod(evidence.num_texts or 0, len(pairs))
         open_count = () if factor and not rest else (Ambiguity(AmbiguityKind.COUNT, _COUNT_IS_OPEN),)
-        texts = [
-            replace(_text(model, side, text, True), count=max(factor, 1) * count, ambiguities=open_count)
-            for pair, count in counts.items()
-            for side, text in zip(SIDES, pair, strict=True)
-        ]
+        texts = []
+        for pair, count in counts.items():
+            for side, text, found in zip(SIDES, pair, (read, written), strict=True):
+                equal = () if _tells_equal_tokens(evidence, model) else found.open_tokens(model, text)
+                made = _text(model, side, text, not equal)
+                texts.append(replace(made, count=max(factor, 1) * count, ambiguities=(*equal, *open_count)))
         certificate = Certificate(
             claim="the client, run again on these pairs, sends this very update: every tensor agrees",
             residual=agreement.misfit_as_is,
             tolerance=agreement.tolerance,
         )
-        value = RecoveredTexts(tuple(texts), frozenset(token for text in texts for token in text.tokens))
+        open_tokens = {token for text in texts for point in text.ambiguities for token in point.tokens}
+        known = frozenset(token for text in texts for token in text.tokens) - open_tokens
+        value = RecoveredTexts(tuple(texts), known)
         reason = f"all {len(counts)} different pairs: {certificate.claim}"
-        status = Status.RECOVERED if not open_count else Status.PARTIAL
+        status = Status.PARTIAL if open_count or open_tokens else Status.RECOVERED
         return Recovery(value, status, reason, certificate, cost, used)
     if not tokens:
         why = f"encoder: {read.why}; decoder: {written.why}"

@@ -52,8 +52,8 @@ class PromptAttack:
         run = Run(progress=progress)
         if not model.causal or evidence.site not in (Site.STREAM, Site.FINAL_NORM):
             return refuse_states(run, evidence, model, "causal")
-        if model.problem:
-            return claim_nothing(run, Status.NOT_APPLICABLE, model.problem, ("states",))
+        if why := model.problem_at(evidence.states.shape[1]):
+            return claim_nothing(run, Status.NOT_APPLICABLE, why, ("states",))
         normed = evidence.site is Site.FINAL_NORM
         if normed and model.final_width != model.width:
             why = f"this model's last hidden states are projected to {model.final_width} of {model.width} entries"

@@ -148,7 +148,7 @@ def calibration_tokens(model: Model, seed: int = 0) -> TokenBatch:
     """
     generator = torch.Generator().manual_seed(seed)
     length = min(_LENGTH, model.max_positions)
-    writes = model.causal and model.unembedding is not None
+    writes = model.causal and model.unembedding is not None and hasattr(model.hf, "generate")
     num_sequences = max(_TOKENS_A_WIDTH * model.width // length, 2 * _NUM_WRITTEN)
     random = _random_tokens(model, (num_sequences - (_NUM_WRITTEN if writes else 0), length), generator)
     if not writes:
