@@ -11,6 +11,7 @@ from unmask.errors import UnmaskError
 from unmask.models.adapter import Model
 from unmask.models.heads import layer_heads
 from unmask.models.linear import Role
+from unmask.models.load import require_model
 
 WHOLE_TEXTS, PREFIXES, TOKENS = "texts", "texts but for their last tokens", "tokens"
 WEIGHTS, NO_ATTACK = "weights", "no attack"
@@ -26,7 +27,8 @@ class Reach:
 
 
 def find_reach(model: Model) -> tuple[Reach, ...]:
-    """One line for each kind of evidence."""
+    """One line for each kind of evidence; of an encoder–decoder, ask each side."""
+    require_model(model)
     rules: dict[str, Callable[[Model], tuple[str, str]]] = {
         "gradients": _from_decoder_gradients if model.causal else _from_encoder_gradients,
         "hidden states": _from_states,

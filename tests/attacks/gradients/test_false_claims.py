@@ -400,3 +400,11 @@ def test_padding_in_front_of_a_text_is_no_text():
     evidence = replace(observe_gradients(model, texts, padding_side="left"), num_texts=None)
     certain = {text.tokens for text in recover_text(evidence, model).value.certain}
     assert certain <= set(texts)
+
+
+def test_padding_that_leaves_a_trace_is_no_token_of_the_texts():
+    model = adapt(build("Bloom"))
+    texts = [(11, 12, 13, 14, 15), (21, 22, 23), (41, 42)]
+    recovery = recover_text(observe_gradients(model, texts, padding_side="left"), model)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert recovery.value.token_set <= {token for text in texts for token in text}

@@ -11,6 +11,7 @@ from tests.models.families import build
 
 import unmask
 from unmask.attacks.gradients.pairs.attack import PairAttack
+from unmask.errors import InputError
 from unmask.recovery import Status
 
 FRAME = (0, 2)
@@ -104,3 +105,9 @@ def test_the_start_token_is_in_no_text():
     pairs = [(read[1:], written[1:]) for read, written in PAIRS]
     recovery = unmask.recover_text(unmask.observe_gradients(model, pairs), model)
     assert 9 not in recovery.value.token_set
+
+
+def test_a_model_of_one_side_is_refused(tiny_gpt2):
+    evidence = unmask.observe_gradients(tiny_gpt2, [(5, 6, 7)])
+    with pytest.raises(InputError, match="load_encoder_decoder"):
+        PairAttack()(evidence, tiny_gpt2)

@@ -89,7 +89,10 @@ def claim_texts(run: Run, evidence: GradientEvidence, findings: SearchResult) ->
     """Texts, status, reason and certificate of a finished search."""
     texts = _texts(evidence, findings)
     status, reason = _status(evidence, findings, texts)
-    value = RecoveredTexts(tuple(texts), *_bag(findings, texts))
+    tokens, classes = _bag(findings, texts)
+    if status is Status.RECOVERED:  # padding may leave a trace as well, and is in no text
+        tokens &= {token for text in texts for token in text.tokens}
+    value = RecoveredTexts(tuple(texts), tokens, classes)
     cost = run.cost(
         candidates=findings.candidates.num_tested + findings.forest.num_tested,
         forward_passes=len(findings.forest.leaves) + findings.confirmation.num_passes,

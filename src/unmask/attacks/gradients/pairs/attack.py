@@ -30,6 +30,7 @@ from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.gradients.sites import output_site
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
 from unmask.attacks.run import Progress, Run, silent
+from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
@@ -95,6 +96,8 @@ class PairAttack:
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
         run = Run(self.seed, progress)
+        if not isinstance(model, EncoderDecoder):
+            raise InputError("pairs are those of an encoder–decoder: load it with load_encoder_decoder")
         if evidence.update is not Update.GRADIENT or evidence.adapters:
             why = "pairs are read off the gradient of one step of the whole model"
             return claim_nothing(run, Status.NOT_APPLICABLE, why)
