@@ -110,3 +110,12 @@ def test_large_scores_are_no_window():
     model = adapt(hf)
     assert not model.problem_at(20)
     assert not model.layout.blocks[0].scores.has_bias
+
+
+def test_dropout_is_off_while_a_text_is_checked():
+    model = adapt(build("GPT2"))
+    model.hf.train()
+    model.hf.transformer.h[0].eval()
+    assert not model.problem_at(20)
+    assert model.hf.training
+    assert not model.hf.transformer.h[0].training

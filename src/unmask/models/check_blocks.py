@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unmask.models.blocks import Blocks
-from unmask.models.inputs import no_cache, usual_tokens
+from unmask.models.inputs import no_cache, usual_tokens, without_dropout
 from unmask.models.layout import BlockPlace, ModelLayout
 from unmask.models.record import first_tensor
 
@@ -54,11 +54,12 @@ def check_text(model: Blocks, length: int) -> str:
     seen: list[Tensor] = []
     hook = last.register_forward_hook(lambda _, __, made: seen.append(first_tensor(made)))  # type: ignore[arg-type]
     try:
-        model.body(input_ids=tokens, **no_cache(model.body))
-        positions = torch.arange(length, device=model.device)[None]
-        states = model.embed(tokens, positions)
-        for block in range(model.num_blocks):
-            states = model.block_forward(block, states, positions, torch.ones_like(tokens, dtype=torch.bool))
+        with without_dropout(model.hf):
+            model.body(input_ids=tokens, **no_cache(model.body))
+            positions = torch.arange(length, device=model.device)[None]
+            states = model.embed(tokens, positions)
+            for block in range(model.num_blocks):
+                states = model.block_forward(block, states, positions, torch.ones_like(tokens, dtype=torch.bool))
     except _FAILURES as failure:
         return f"a text of {length} tokens could not be computed: {str(failure).partition(chr(10))[0]}"
     finally:

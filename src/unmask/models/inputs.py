@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unmask.errors import UnsupportedModelError
 
@@ -35,3 +37,15 @@ def no_cache(hf: Any) -> dict[str, Any]:
     parameters = inspect.signature(hf.forward).parameters
     passes_on = any(each.kind is each.VAR_KEYWORD for each in parameters.values()) and hasattr(hf.config, "use_cache")
     return {"use_cache": False} if "use_cache" in parameters or passes_on else {}
+
+
+@contextmanager
+def without_dropout(hf: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; afterwards every module is as it was."""
+    training = {module: module.training for module in hf.modules()}
+    hf.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode

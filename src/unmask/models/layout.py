@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from unmask.errors import UnsupportedModelError
 from unmask.models.attention import Scores
-from unmask.models.inputs import no_cache, short_texts
+from unmask.models.inputs import no_cache, short_texts, without_dropout
 from unmask.models.record import Call, Kind, Record, record_pass
 from unmask.models.roles import STREAM, BlockLayout, find_layout, is_same
 from unmask.models.softmaxes import find_bound, find_heads, find_scores, is_causal, own_key, visible_scores
@@ -95,21 +95,16 @@ class ModelLayout:
 @torch.enable_grad()
 def ask_model(hf: Any, body: Any) -> tuple[ModelLayout, list[tuple[Tensor, Tensor]]]:
     """Run a model once, and find its parts; with them, what entered and left each block."""
-    training = {module: module.training for module in hf.modules()}
-    hf.eval()
     doing = "could not be run on two short texts"
     try:
-        inputs = short_texts(hf, _TEXTS, _LENGTH)
-        record = record_pass(hf, **inputs)
+        with without_dropout(hf):
+            record = record_pass(hf, **short_texts(hf, _TEXTS, _LENGTH))
         doing = "ran, but its parts could not be read"
         reader = _Reader(hf, body, record)
         return reader.layout(), [(call.input, call.output) for call in reader.blocks]
     except _FAILURES as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UnsupportedModelError(f"{type(hf).__name__} {doing}: {reason}") from error
-    finally:
-        for module, mode in training.items():
-            module.training = mode
 
 
 class _Reader:

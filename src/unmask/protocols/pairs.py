@@ -10,6 +10,7 @@ from torch import Tensor
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.encoder_decoder import EncoderDecoder
+from unmask.models.inputs import without_dropout
 from unmask.protocols.batch import Pair, make_batch
 
 _NO_LABEL = -100  # what transformers leaves out of the loss
@@ -42,10 +43,5 @@ def pair_loss(model: EncoderDecoder, pairs: Sequence[Pair]) -> Tensor:
     read = make_batch(model.encoder, [pair[0] for pair in pairs])
     written = make_batch(model.decoder, [pair[1] for pair in pairs])
     labels = written.tokens.masked_fill(~written.mask, _NO_LABEL)
-    training = {module: module.training for module in model.hf.modules()}
-    model.hf.eval()
-    try:
+    with without_dropout(model.hf):
         return model.hf(input_ids=read.tokens, attention_mask=read.mask.long(), labels=labels).loss
-    finally:
-        for module, mode in training.items():
-            module.training = mode

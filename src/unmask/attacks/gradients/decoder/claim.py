@@ -224,7 +224,8 @@ def _is_covered(findings: SearchResult, ending: TextEnding) -> bool:
     start, tokens = ending.node
     prefixes = {(start, tokens[:length]) for length in range(1, len(tokens) + 1)}
     # In front of a text that is padded on the left, padding predicts its first token, and seems to be a text.
-    if ending.is_traceless or tokens[0] == findings.model.pad_token:
+    is_padding = tokens[0] == findings.model.pad_token and findings.labelled
+    if ending.is_traceless or is_padding:
         return False
     explained = EXPLAINED if findings.explains_everything else _EXPLAINED_WHILE_MISSING
     return findings.is_clear and ending.residual <= explained and not prefixes & findings.doubtful
