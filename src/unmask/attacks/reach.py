@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unmask.attacks.gradients.encoder.problem import why_no_places
+from unmask.attacks.gradients.sites import why_no_first_inputs
 from unmask.attacks.outputs.first_attention.attack import why_no_values
 from unmask.errors import UnmaskError
 from unmask.models.adapter import Model
@@ -40,7 +41,7 @@ def find_reach(model: Model) -> tuple[Reach, ...]:
 
 
 def _from_decoder_gradients(model: Model) -> tuple[str, str]:
-    if why := model.problem or _no_own_layers(model):
+    if why := model.problem or why_no_first_inputs(model):
         return TOKENS, why
     if all(model.linear(role, model.num_blocks - 1) is None for role in (Role.MLP_OUT, Role.ATTENTION_OUT)):
         return PREFIXES, "the last block has neither a down projection nor an output projection that is a linear layer"
@@ -50,7 +51,7 @@ def _from_decoder_gradients(model: Model) -> tuple[str, str]:
 
 
 def _from_encoder_gradients(model: Model) -> tuple[str, str]:
-    why = why_no_places(model) or _no_own_layers(model)
+    why = why_no_places(model)
     return (TOKENS, why) if why else (WHOLE_TEXTS, "")
 
 
@@ -79,11 +80,3 @@ def _from_answers(model: Model) -> tuple[str, str]:
     except UnmaskError as error:
         return NO_ATTACK, str(error)
     return WEIGHTS, ""
-
-
-def _no_own_layers(model: Model) -> str:
-    if model.is_shared(0):
-        return "the blocks share their weights, so that no gradient is block 0's alone"
-    if all(model.linear(role, 0) is None for role in (Role.QUERY, Role.KEY, Role.VALUE)):
-        return "no layer was found that makes queries, keys or values in block 0"
-    return ""

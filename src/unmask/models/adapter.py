@@ -17,6 +17,7 @@ from unmask.errors import InputError
 from unmask.models.blocks import Attended, Blocks
 from unmask.models.check_blocks import check_blocks, check_text
 from unmask.models.fingerprint import copy_module, fingerprint_of
+from unmask.models.inputs import training_mode
 from unmask.models.layout import ModelLayout, ask_model
 from unmask.models.linear import TokenHead
 from unmask.models.parts import find_body
@@ -41,7 +42,8 @@ class Model(Blocks):
         super().__init__(hf, tokenizer, adapters, layout=layout)
         self._problems: dict[int, str] = {}
         if passes:
-            self.layout = check_blocks(self, passes)
+            with training_mode(hf, False):
+                self.layout = check_blocks(self, passes)
 
     def problem_at(self, length: int) -> str:
         """`problem`, or what is wrong with texts of some length and twice that, which asking could not show."""

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from unmask.models.blocks import Blocks
-from unmask.models.inputs import no_cache, usual_tokens, without_dropout
-from unmask.models.layout import BlockPlace, ModelLayout
+from unmask.models.inputs import no_cache, training_mode, usual_tokens
+from unmask.models.layout import FAILURES, BlockPlace, ModelLayout
 from unmask.models.record import first_tensor
 
 _CLOSE_AT_LAST = 1e-3  # the same of a row behind all blocks
 _CLOSE = 1e-4  # relative: float32 leaves 1e-6, another rule 1e-2 and more
-_FAILURES = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 @torch.no_grad()
@@ -41,7 +40,7 @@ def _problem(model: Blocks, index: int, place: BlockPlace, entered: Tensor, left
             if error <= max(_CLOSE, 8 * torch.finfo(left.dtype).eps):
                 return ""
             why = f"what comes out differs by {error:.0e}"
-        except _FAILURES as failure:
+        except FAILURES as failure:
             why = f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
     return f"block {index} cannot be computed from the parts that were found: {why}"
 
@@ -54,13 +53,13 @@ def check_text(model: Blocks, length: int) -> str:
     seen: list[Tensor] = []
     hook = last.register_forward_hook(lambda _, __, made: seen.append(first_tensor(made)))  # type: ignore[arg-type]
     try:
-        with without_dropout(model.hf):
+        with training_mode(model.hf, False):
             model.body(input_ids=tokens, **no_cache(model.body))
             positions = torch.arange(length, device=model.device)[None]
             states = model.embed(tokens, positions)
             for block in range(model.num_blocks):
                 states = model.block_forward(block, states, positions, torch.ones_like(tokens, dtype=torch.bool))
-    except _FAILURES as failure:
+    except FAILURES as failure:
         return f"a text of {length} tokens could not be computed: {str(failure).partition(chr(10))[0]}"
     finally:
         hook.remove()

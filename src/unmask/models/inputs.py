@@ -26,10 +26,11 @@ def usual_tokens(hf: Any, count: int) -> Tensor:
     """Random tokens that are neither padding nor special, as far as the configuration says; unlike, if possible."""
     settings = {**vars(hf.config), **vars(hf.config.get_text_config())}
     special = {value for name, value in settings.items() if name.endswith("_token_id") and isinstance(value, int)}
-    usual = [token for token in range(hf.get_input_embeddings().weight.shape[0]) if token not in special]
+    everyone = torch.arange(hf.get_input_embeddings().weight.shape[0])
+    usual = everyone[~torch.isin(everyone, torch.tensor(sorted(special), dtype=torch.long))]
     generator = torch.Generator().manual_seed(0)
     draws = [torch.randperm(len(usual), generator=generator) for _ in range(count // max(1, len(usual)) + 1)]
-    return torch.tensor(usual)[torch.cat(draws)[:count]]
+    return usual[torch.cat(draws)[:count]]
 
 
 def no_cache(hf: Any) -> dict[str, Any]:
@@ -40,12 +41,12 @@ def no_cache(hf: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def without_dropout(hf: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; afterwards every module is as it was."""
-    training = {module: module.training for module in hf.modules()}
-    hf.eval()
+def training_mode(hf: nn.Module, on: bool) -> Iterator[None]:
+    """Dropout on or off for a while; afterwards every module is as it was, frozen ones included."""
+    before = {module: module.training for module in hf.modules()}
+    hf.train(on)
     try:
         yield
     finally:
-        for module, mode in training.items():
-            module.training = mode
+        for module, training in before.items():
+            module.training = training

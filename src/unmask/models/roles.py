@@ -261,9 +261,7 @@ def _attention_sum(flow: RowFlow, mlp_input: Sum | None, output: Sum | None) -> 
     parts = [part for part in parts if part]
     if all(part == parts[0] and part.get(ATTENTION) == 1 and STREAM in part for part in parts):
         return Sum(parts[0])
-    if ATTENTION not in _sources(mlp_input, flow.steps) and output.factors.get(ATTENTION) == 1:
-        return None  # in parallel with the MLP: its sum is the whole block's, which `_mlp_sum` has
-    return None
+    return None  # in parallel with the MLP, its sum is the whole block's, which `_mlp_sum` has
 
 
 def _mlp_sum(flow: RowFlow, output: Sum | None) -> MlpSum | None:

@@ -19,6 +19,7 @@ from unmask.arguments import require_count, require_member
 from unmask.errors import InputError
 from unmask.evidence.gradients import Task
 from unmask.models.adapter import Model
+from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.load import require_model
 from unmask.protocols.batch import Batch, Pair, Texts, TokenIds, is_whole, make_batch
 
@@ -178,7 +179,7 @@ def require_next_token(model: Model, batch: Batch) -> None:
         raise InputError("next-token training needs a text of at least two tokens: one to read and one to predict")
 
 
-def trainable(model: Model, patterns: Sequence[str] | None) -> dict[str, nn.Parameter]:
+def trainable(model: Model | EncoderDecoder, patterns: Sequence[str] | None) -> dict[str, nn.Parameter]:
     """Trainable parameters by canonical name, those that contain one of the patterns."""
     if isinstance(patterns, str):
         raise InputError("parameters must be a list of name parts, got one string; put it into a list")

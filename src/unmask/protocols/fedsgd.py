@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -14,6 +13,7 @@ from unmask.arguments import require_member
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
+from unmask.models.inputs import training_mode
 from unmask.models.load import require_model
 from unmask.protocols.batch import Batch, Texts, make_batch
 from unmask.protocols.client import (
@@ -66,7 +66,7 @@ def observe_gradients(
     generator = torch.Generator().manual_seed(seed)
     known_head = None
     batch = make_batch(model, texts, padding_side=padding_side, max_length=max_length)
-    with fix_seed(seed), _mode(model, train_mode):
+    with fix_seed(seed), training_mode(model.hf, train_mode):
         if task is Task.NEXT_TOKEN:
             loss = next_token_loss(model, batch)
         elif task is Task.MASKED_TOKEN:
@@ -85,18 +85,6 @@ def observe_gradients(
         compute_dtype=model.dtype,
         **task_knowledge(task, pooling, known_head),
     )
-
-
-@contextmanager
-def _mode(model: Model, train_mode: bool) -> Iterator[None]:
-    """Dropout on or off; afterwards every module is as it was, frozen ones included."""
-    before = {module: module.training for module in model.hf.modules()}
-    model.hf.train(train_mode)
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
 
 
 def next_token_loss(model: Model, batch: Batch) -> Tensor:

@@ -10,8 +10,9 @@ from torch import Tensor
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.encoder_decoder import EncoderDecoder
-from unmask.models.inputs import without_dropout
+from unmask.models.inputs import training_mode
 from unmask.protocols.batch import Pair, make_batch
+from unmask.protocols.client import trainable
 
 _NO_LABEL = -100  # what transformers leaves out of the loss
 
@@ -23,7 +24,7 @@ def observe_pairs(model: EncoderDecoder, pairs: Sequence[Pair]) -> GradientEvide
     start token, as transformers makes it of labels.
     """
     loss = pair_loss(model, pairs)
-    wanted = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    wanted = trainable(model, None)
     gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
     return GradientEvidence(
         gradients={name: g.detach() for name, g in zip(wanted, gradients, strict=True) if g is not None},
@@ -43,5 +44,5 @@ def pair_loss(model: EncoderDecoder, pairs: Sequence[Pair]) -> Tensor:
     read = make_batch(model.encoder, [pair[0] for pair in pairs])
     written = make_batch(model.decoder, [pair[1] for pair in pairs])
     labels = written.tokens.masked_fill(~written.mask, _NO_LABEL)
-    with without_dropout(model.hf):
+    with training_mode(model.hf, False):
         return model.hf(input_ids=read.tokens, attention_mask=read.mask.long(), labels=labels).loss

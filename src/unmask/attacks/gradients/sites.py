@@ -31,6 +31,15 @@ class SpanSite:
     parameters: tuple[str, ...]
 
 
+def why_no_first_inputs(model: Model) -> str:
+    """Why no update of this model tells block 0's inputs; empty if one may."""
+    if model.is_shared(0):
+        return "the blocks share their weights, so that no gradient is block 0's alone"
+    if all(model.linear(role, 0) is None for role in (Role.QUERY, Role.KEY, Role.VALUE)):
+        return "no layer was found that makes queries, keys or values in block 0"
+    return ""
+
+
 def first_input_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> SpanSite | None:
     """Inputs of block 0's queries, keys and values, together: they decide which tokens occur.
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.decoder.endings import last_down_projection
 from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts
@@ -65,18 +66,10 @@ class EncoderAttack:
         if isinstance(read_first, Recovery):
             return read_first
         candidates, used = read_first
-        problem = set_up(evidence, model, candidates, self.frame)
-        if not isinstance(problem, Problem):
-            return claim_tokens(run, candidates, used, problem)
-        search = EncoderSearch(
-            run,
-            problem,
-            num_texts=evidence.num_texts,
-            num_equations=self.num_equations,
-            max_steps=self.max_steps,
-            max_anchors=self.max_anchors,
-        )
-        search.search(self.effort)
+        search = self.find_texts(run, evidence, model, candidates)
+        if isinstance(search, str):
+            return claim_tokens(run, candidates, used, search)
+        problem = search.problem
         originals = find_originals(evidence, problem, list(search.found), run.generator)
         told = [last_down_projection(evidence, model)[1]] if isinstance(originals, dict) else []
         confirmation = EncoderConfirmation(Proof.NONE)
@@ -96,3 +89,22 @@ class EncoderAttack:
             counts_told=evidence.num_clients == 1,
         )
         return claim_encoder_texts(run, evidence, findings)
+
+    @torch.no_grad()
+    def find_texts(
+        self, run: Run, evidence: GradientEvidence, model: Model, candidates: Candidates
+    ) -> EncoderSearch | str:
+        """The finished search for texts of some tokens, or why there was none."""
+        problem = set_up(evidence, model, candidates, self.frame)
+        if not isinstance(problem, Problem):
+            return problem
+        search = EncoderSearch(
+            run,
+            problem,
+            num_texts=evidence.num_texts,
+            num_equations=self.num_equations,
+            max_steps=self.max_steps,
+            max_anchors=self.max_anchors,
+        )
+        search.search(self.effort)
+        return search

@@ -11,7 +11,13 @@ from torch import Tensor
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.encoder.attention_shares import position_shares, type_shares
 from unmask.attacks.gradients.encoder.position_candidates import Frame, PositionCandidates, Text
-from unmask.attacks.gradients.sites import SpanSite, down_site, first_input_site, output_site
+from unmask.attacks.gradients.sites import (
+    SpanSite,
+    down_site,
+    first_input_site,
+    output_site,
+    why_no_first_inputs,
+)
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 
@@ -97,10 +103,8 @@ def set_up(
 
 def why_no_places(model: Model) -> str:
     """Why an update of this model cannot tell where tokens stand, whatever it holds; empty if it can."""
-    if model.problem:
-        return model.problem
-    if model.is_shared(0):
-        return "the blocks share their weights, so that no gradient is block 0's alone"
+    if why := model.problem or why_no_first_inputs(model):
+        return why
     if model.position_embedding is None:
         return "where tokens stand is read off learned positions, and this encoder has none (rotary ones, or relative)"
     if model.first_input_sum() is None:

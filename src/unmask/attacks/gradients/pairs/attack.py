@@ -25,8 +25,7 @@ from unmask.attacks.claims import claim_nothing
 from unmask.attacks.gradients.bag_of_words.claim import read_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.prefix_search import PrefixSearch
-from unmask.attacks.gradients.encoder.problem import Problem, set_up
-from unmask.attacks.gradients.encoder.search import EncoderSearch
+from unmask.attacks.gradients.encoder.attack import EncoderAttack
 from unmask.attacks.gradients.sites import output_site
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
 from unmask.attacks.run import Progress, Run, silent
@@ -135,19 +134,11 @@ class PairAttack:
         if isinstance(known, Recovery):
             return Side(None, (), known.reason)
         candidates, _ = known
-        problem = set_up(evidence, side, candidates, self.frame)
-        if not isinstance(problem, Problem):
-            return Side(candidates, (), problem)
-        search = EncoderSearch(
-            run,
-            problem,
-            num_texts=evidence.num_texts,
-            num_equations=self.num_equations,
-            max_steps=self.max_steps,
-            max_anchors=None,
-        )
-        search.search()
-        texts = tuple(problem.places.tokens_of(text) for text in search.found)
+        settings = EncoderAttack(frame=self.frame, num_equations=self.num_equations, max_steps=self.max_steps)
+        search = settings.find_texts(run, evidence, side, candidates)
+        if isinstance(search, str):
+            return Side(candidates, (), search)
+        texts = tuple(search.problem.places.tokens_of(text) for text in search.found)
         return Side(candidates, texts, "" if texts else "no text was found whose rows all fit")
 
 
@@ -203,10 +194,10 @@ def _claim(
         counts = Counter(pairs)
         factor, rest = divmod(evidence.num_texts or 0, len(pairs))
         open_count = () if factor and not rest else (Ambiguity(AmbiguityKind.COUNT, _COUNT_IS_OPEN),)
-        texts = []
+        tells_equal, texts = _tells_equal_tokens(evidence, model), []
         for pair, count in counts.items():
             for side, text, found in zip(SIDES, pair, (read, written), strict=True):
-                equal = () if _tells_equal_tokens(evidence, model) else found.open_tokens(model, text)
+                equal = () if tells_equal else found.open_tokens(model, text)
                 made = _text(model, side, text, not equal)
                 texts.append(replace(made, count=max(factor, 1) * count, ambiguities=(*equal, *open_count)))
         certificate = Certificate(
