@@ -120,6 +120,7 @@ BOX_WIDTH, GAP, PADDING = 448, 9, 12
 RAIL, STEP, CORNER = 500, 22, 7  # the first rail, the distance between two, and the radius of their corners
 NAME_LINE, TEXT_LINE, INDENT = 20, 16, 78
 TEXT_CHARACTERS, ROOM_CHARACTERS = 68, 60  # that fit into a box, in wide fonts too
+SECOND_COLUMN = 11  # characters in front of it
 
 STYLE = """
   svg { --paper: #ffffff; --ink: #1d2733; --soft: #5a6676; --line: #aab3c0; --box: #f4f6f8; --edge: #c6ccd5;
@@ -183,9 +184,11 @@ def _balance(text: str) -> list[str]:
 
 
 def _room_lines(box: Box) -> Iterator[tuple[str, str]]:
-    """Rooms side by side; where they have rooms themselves, a line each, the rooms inside in a second column."""
+    """Rooms side by side; where they have rooms themselves, a line or more each, those inside in a second column."""
     if any(box.rooms.values()):
-        yield from ((room, "  ".join(inside)) for room, inside in box.rooms.items())
+        for room, inside in box.rooms.items():
+            lines = wrap("  ".join(inside), ROOM_CHARACTERS - SECOND_COLUMN) or [""]
+            yield from ((room if line is lines[0] else "\xa0", line) for line in lines)
     else:
         sign = " → " if box.is_ordered else "  "
         text = sign.join(room.replace(" ", "\xa0") for room in box.rooms)

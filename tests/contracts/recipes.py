@@ -32,7 +32,7 @@ from unmask.evidence.logits import FunctionLogitOracle, LogitEvidence
 from unmask.evidence.oracles import question_keys
 from unmask.linalg.heads import HeadWeights
 from unmask.models import Model
-from unmask.protocols import observe_gradients, observe_hidden
+from unmask.protocols import observe_gradients, observe_hidden, observe_lora
 from unmask.recovery import Recovery, Status
 from unmask.scores.weights import score_heads, score_up_to_linear_map
 
@@ -186,6 +186,15 @@ class Texts(Recipe):
             recovery.status.conclusive and recovery.value.token_set
         )
         return not recovery.value.certain and (silent_about_tokens or not control.startswith("noise"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Adapters(Texts):
+    """A client that sends gradients of its adapters alone, which were trained on other texts before."""
+
+    def observe_on(self, model: Model) -> Any:
+        earlier = [[60, 61, 62, 63], [70, 71, 72]]
+        return observe_lora(model, list(self.texts), task=self.seen, steps=2, earlier_texts=earlier)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -408,6 +417,7 @@ RECIPES: tuple[Recipe, ...] = (
     texts("encoder", "bert", BERT, CLASS, FRAMED, frame=FRAME),
     texts("encoder", "bert, block 0 alone", BERT, CLASS, FRAMED, frame=FRAME, keep=BLOCK_0_OF_BERT),
     texts("encoder", "bert, span", BERT, CLASS, FRAMED, frame=FRAME, status=PART, keep=SPAN_OF_BERT),
+    Adapters(name="lora", on="llama", model_name=LLAMA, seen=NEXT),
     Pairs(
         name="pairs",
         on="bart",

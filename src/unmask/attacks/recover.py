@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from unmask.arguments import require_count
+from unmask.attacks.gradients.lora.attack import reads_adapters_alone
 from unmask.attacks.gradients.pairs.attack import PairAttack
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.queries.claims import fresh_sequences, no_heads, refuse
@@ -95,7 +96,9 @@ def _recover_pairs(
 def choose_attack(evidence: GradientEvidence | HiddenEvidence, model: Model) -> str:
     """The name of the attack for this kind of evidence, site and model."""
     if isinstance(evidence, GradientEvidence):
-        return "decoder" if model.causal else "encoder"
+        if model.causal:
+            return "lora" if reads_adapters_alone(evidence, model) else "decoder"
+        return "encoder"
     if evidence.site is Site.ATTENTION:
         return "first-attention"
     if evidence.site is Site.MEAN:

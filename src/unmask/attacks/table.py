@@ -99,6 +99,12 @@ ATTACKS: Mapping[str, AttackKind] = {
         "the client, run again on the texts, sends this update",
         "fewer rows than the width; clean float32 or float64 updates of some SGD steps; else the bag of words",
         f"ours, after {_DAGER}"),
+    "lora": AttackKind("gradients.lora.attack:LoraAttack", "gradients", Secret.TEXTS,
+        "lora", "the gradients of low-rank adapters", "decoders",
+        "the client, run again on the texts, sends this update",
+        "clean gradients of one step, and adapters that have been trained before (B is not zero); up to about half as "
+        "many different prefixes as the width; else the bag of words",
+        "ours"),
     "pairs": AttackKind("gradients.pairs.attack:PairAttack", "gradients", Secret.TEXTS,
         "pairs", _UPDATE, "encoder-decoders",
         "the client, run again on the pairs, sends this update",

@@ -7,11 +7,12 @@ are the model's own, and so are the sums between them (`layout.py`, `roles.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from unmask.errors import InputError
 from unmask.models.blocks import Attended, Blocks
@@ -120,3 +121,14 @@ class Model(Blocks):
         left_out = [block for block in blocks if block not in kept]
         copied = copy_module(self.hf, torch.device(device or self.device), dtype or self.dtype, left_out)
         return Model(copied, self.tokenizer, self.adapters, layout=self.layout)
+
+    def with_factors(self, factors: Mapping[str, Tensor], scale: float) -> Model:
+        """A copy whose weights are W + scale·B·A, by LoRA factors '<module>.lora_A.weight' and '….lora_B.weight'."""
+        copied = self.to()
+        with torch.no_grad():
+            for name, down in factors.items():
+                if name.endswith(".lora_A.weight"):
+                    module = copied.body.get_submodule(name.removesuffix(".lora_A.weight"))
+                    change = scale * factors[name.replace(".lora_A.", ".lora_B.")] @ down
+                    module.weight += (change if isinstance(module, nn.Linear) else change.T).to(module.weight)
+        return copied

@@ -1,4 +1,4 @@
-"""Low-rank adapters: what leaks below the rank, what does not above it, and controls that must stay silent."""
+"""Low-rank adapters: tokens beyond the rank, what B = 0 leaves of them, and controls that must stay silent."""
 
 from dataclasses import replace
 
@@ -11,12 +11,15 @@ from unmask.protocols import observe_lora
 from unmask.recovery import Status
 
 SHORT = [[5, 17, 99, 250]]
+EARLIER = [[60, 61, 62], [70, 71, 72, 73]]
 LONG = [[5, 17, 99, 250, 8, 11, 30, 31], [400, 3, 9, 21, 77, 78]]
+TEXTS = (
+    "The meeting with Hannah was moved to Thursday because of the strike.",
+    "Please send forty litres of white paint to the old harbour office.",
+    "Her brother sold two goats, a tractor and seven barrels of cider.",
+    "Nobody told the driver that bridge three stays closed until March.",
+)
 TASKS = {"tiny_gpt2": "next_token", "tiny_llama": "next_token", "tiny_bert": "classification"}
-
-
-def find(evidence, model):
-    return find_lora_tokens(evidence, model, 32, torch.Generator().manual_seed(0))
 
 
 def held(texts, task):
@@ -28,19 +31,78 @@ def held(texts, task):
 def test_fewer_inputs_than_the_rank_are_told_exactly(name, steps, request):
     model, task = request.getfixturevalue(name), TASKS[name]
     evidence = observe_lora(model, SHORT, task=task, rank=8, steps=steps, earlier_texts=[[60, 61, 62]])
-    found = find(evidence, model)
+    found = find_lora_tokens(evidence, model)
     assert found.candidates is not None
     assert found.candidates.tokens == held(SHORT, task)
     assert found.candidates.gap.decades > 1
     assert all("lora_A" in name if steps else "lora_B" in name for name in found.used)
 
 
+@pytest.mark.parametrize("rank", [2, 4])
 @pytest.mark.parametrize("name", TASKS)
-def test_as_many_inputs_as_the_rank_tell_nothing(name, request):
+def test_more_inputs_than_the_rank_are_told_once_adapters_are_trained(name, rank, request):
+    model, task = request.getfixturevalue(name), TASKS[name]
+    found = find_lora_tokens(observe_lora(model, LONG, task=task, rank=rank, steps=2, earlier_texts=EARLIER), model)
+    assert found.candidates is not None, found.reason
+    assert found.candidates.tokens == held(LONG, task)
+    assert found.candidates.gap.accepted < 3e-5
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_as_many_inputs_as_the_rank_tell_nothing_while_b_is_zero(name, request):
     model = request.getfixturevalue(name)
-    found = find(observe_lora(model, LONG, task=TASKS[name], rank=4), model)
+    found = find_lora_tokens(observe_lora(model, LONG, task=TASKS[name], rank=4), model)
     assert found.candidates is None
     assert "4 directions" in found.reason
+    assert "B are zero" in found.reason
+
+
+def test_more_tokens_than_the_width_tell_nothing(tiny_llama):
+    texts = [list(range(start, start + 20)) for start in (10, 100, 200, 300)]
+    found = find_lora_tokens(observe_lora(tiny_llama, texts, steps=2, earlier_texts=EARLIER), tiny_llama)
+    assert found.candidates is None
+    assert "the batch holds more" in found.reason
+
+
+def columns_of(evidence, change):
+    """The evidence with every factor's gradient changed."""
+    return replace(evidence, gradients={name: change(g) for name, g in evidence.gradients.items()})
+
+
+CONTROLS = {
+    "noise": lambda g, draw: torch.randn(g.shape, generator=draw),
+    "shuffled columns": lambda g, draw: g[:, torch.randperm(g.shape[1], generator=draw)],
+    "a little noise": lambda g, draw: g + 1e-2 * g.std() * torch.randn(g.shape, generator=draw),
+    "signs": lambda g, draw: g.sign(),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_what_is_no_gradient_tells_nothing(tiny_llama, control):
+    evidence = observe_lora(tiny_llama, LONG, rank=4, steps=2, earlier_texts=EARLIER)
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        changed = columns_of(evidence, lambda g, draw=draw: CONTROLS[control](g, draw))
+        assert not recover_text(changed, tiny_llama).value.token_set
+
+
+def test_the_gradients_of_another_model_tell_nothing(tiny_llama, tiny_mistral):
+    if tiny_llama.width == tiny_mistral.width:
+        evidence = observe_lora(tiny_mistral, LONG, rank=4, steps=2, earlier_texts=EARLIER)
+        assert find_lora_tokens(evidence, tiny_llama).candidates is None
+
+
+def test_equal_tokens_are_a_class(tiny_llama):
+    """Two tokens of one embedding: which of them occurs cannot be told."""
+    model = tiny_llama.to()
+    with torch.no_grad():
+        weights = model.parameter(model.token_embedding)
+        weights[401] = weights[99]
+    recovery = recover_text(
+        observe_lora(model, LONG, rank=4, steps=2, earlier_texts=EARLIER), model, attack="bag-of-words"
+    )
+    assert not recovery.value.token_set & {99, 401}
+    assert recovery.value.token_set == held(LONG, "next_token") - {99}
 
 
 def test_an_update_of_other_adapters_yields_nothing(tiny_bert):
@@ -49,20 +111,30 @@ def test_an_update_of_other_adapters_yields_nothing(tiny_bert):
     generator = torch.Generator().manual_seed(3)
     for tensor in evidence.adapters.values():
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
-    found = find(evidence, tiny_bert)
+    found = find_lora_tokens(evidence, tiny_bert)
     assert found.candidates is None or found.candidates.gap.decades < 1 or not found.candidates.tokens
 
 
 def test_without_adapters_the_reason_says_so(tiny_bert):
     evidence = observe_lora(tiny_bert, SHORT, task="classification", rank=8)
-    assert "no adapter" in find(evidence.only("layer.1."), tiny_bert).reason
+    assert "no adapter" in find_lora_tokens(evidence.only("layer.1."), tiny_bert).reason
 
 
 def test_real_weights(minilm):
     texts = [minilm.encode("Ring at Petersen.")]
-    found = find(observe_lora(minilm, texts, task="classification", rank=8), minilm)
+    found = find_lora_tokens(observe_lora(minilm, texts, task="classification", rank=8), minilm)
     assert found.candidates is not None
     assert found.candidates.tokens == set(texts[0])
+
+
+def test_many_more_tokens_than_the_rank_on_real_weights(minilm):
+    texts = [minilm.encode(text) for text in TEXTS]
+    earlier = [minilm.encode("The ferry leaves at six.")]
+    evidence = observe_lora(minilm, texts, task="classification", rank=4, steps=2, earlier_texts=earlier)
+    found = find_lora_tokens(evidence, minilm)
+    assert found.candidates is not None
+    assert found.candidates.tokens == {token for text in texts for token in text}
+    assert len(found.candidates.tokens) > 10 * 4
 
 
 # Through the whole attack
@@ -85,7 +157,7 @@ def test_above_the_rank_the_reason_names_it(name, request):
     model = request.getfixturevalue(name)
     recovery = recover_text(observe_lora(model, LONG, task=TASKS[name], rank=4), model)
     assert recovery.status is Status.NOT_IDENTIFIABLE
-    assert "rank show 4 directions" in recovery.reason
+    assert "show 4 directions" in recovery.reason
     assert not recovery.value.token_set
 
 

@@ -13,21 +13,15 @@ from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
 from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof
 from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.prefix_search import Forest
-from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.run import Run
 from unmask.evidence import GradientEvidence, Task
 from unmask.linalg.gap import Gap
-from unmask.linalg.subspace import Span
 from unmask.models import Model
 from unmask.protocols.replay import Agreement
 from unmask.recovery import AmbiguityKind, RecoveredTexts, Recovery, Status
 
 CLEAR = Gap(1e-6, 1e-1)
 A, B = (5, 6, 7), (8, 9)  # what the spans show; the texts go on by one label
-
-
-def span(rank: int, width: int = 16) -> Span:
-    return Span(torch.eye(width, dtype=torch.float64)[:, :rank], torch.ones(width), width, 5.0, 1e-8)
 
 
 def forest(*branches: tuple[int, ...], gap: Gap = CLEAR, **options: Any) -> Forest:
@@ -48,9 +42,10 @@ def confirmed(proof: Proof = Proof.CLIENT, endings: list[TextEnding] = ENDINGS, 
 
 def findings(model: Model, **changes: Any) -> SearchResult:
     """A search that found two texts, explains all five directions, and whose replay agrees."""
-    site = SpanSite("check site", span(5), lambda model, states, mixed: mixed, ("some.weight",))
     candidates = Candidates({-1: torch.tensor([5, 6, 7, 8, 9])}, CLEAR, 500)
-    whole = SearchResult(model, candidates, site, forest(A, B), confirmed(), ("some.weight",), 1.0, labelled=True)
+    whole = SearchResult(
+        model, candidates, "check site", 5, forest(A, B), confirmed(), ("some.weight",), 1.0, labelled=True
+    )
     return replace(whole, **changes)
 
 
@@ -153,8 +148,7 @@ def test_a_narrow_gap_makes_nothing_certain(tiny_gpt2):
 
 @pytest.mark.parametrize("rank", [4, 6])
 def test_directions_that_are_not_explained_are_not_the_whole(tiny_gpt2, rank):
-    site = replace(findings(tiny_gpt2).site, span=span(rank))
-    recovery = judge(tiny_gpt2, site=site, confirmation=confirmed(Proof.DEEP_SPANS))
+    recovery = judge(tiny_gpt2, rank=rank, confirmation=confirmed(Proof.DEEP_SPANS))
     assert recovery.status is Status.PARTIAL
     assert f"explain 5 of {rank} directions" in recovery.reason
 
@@ -244,7 +238,6 @@ def test_repetitions_of_a_rotary_model_have_no_direction_of_their_own(tiny_llama
     repeated = (5, 5, 5, 7)  # one row for 5, 5 5 and 5 5 5, one for the whole
     endings = [TextEnding((0, (*repeated, 11)), 1, 1e-5), TextEnding((0, (*B, 12)), 1, 1e-5)]
     for model, rank in ((tiny_llama, 4), (tiny_gpt2, 6)):
-        site = replace(findings(model).site, span=span(rank))
-        recovery = judge(model, forest=forest(repeated, B), confirmation=confirmed(endings=endings), site=site)
+        recovery = judge(model, forest=forest(repeated, B), confirmation=confirmed(endings=endings), rank=rank)
         assert recovery.status is Status.RECOVERED, recovery.reason
         assert recovery.certificate.details["explained_rank"] == rank

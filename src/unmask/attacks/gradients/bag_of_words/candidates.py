@@ -72,7 +72,7 @@ def _find_exactly(
         return BagOfWords(candidates, tuple(name for name in read if name is not None))
     site = first_input_site(evidence, model)
     if site is None and evidence.adapters:
-        return _find_in_adapters(evidence, model, num_probes, min_gap_decades, generator)
+        return _find_in_adapters(evidence, model, min_gap_decades)
     if site is None:
         return BagOfWords(None, (), Status.MISSING_EVIDENCE, _missing(evidence, model))
     if site.span.rank == 0:
@@ -130,15 +130,13 @@ def _noise_floor(evidence: GradientEvidence, found: NoisyTokens, reason: str) ->
     )
 
 
-def _find_in_adapters(
-    evidence: GradientEvidence, model: Model, num_probes: int, min_gap_decades: float, generator: torch.Generator
-) -> BagOfWords:
+def _find_in_adapters(evidence: GradientEvidence, model: Model, min_gap_decades: float) -> BagOfWords:
     """The same behind low-rank adapters. What they do not show may be there: they show few directions, and blurred."""
-    found = find_lora_tokens(evidence, model, num_probes, generator)
+    found = find_lora_tokens(evidence, model)
     if found.candidates is None:
         status = Status.NOT_IDENTIFIABLE if found.used else Status.MISSING_EVIDENCE
         return BagOfWords(None, found.used, status, found.reason)
-    judged = _judge(found.candidates, found.used, min_gap_decades)
+    judged = _judge(merge_equal(found.candidates, model, told_apart=False), found.used, min_gap_decades)
     return judged if judged.candidates else replace(judged, status=Status.NOT_IDENTIFIABLE)
 
 

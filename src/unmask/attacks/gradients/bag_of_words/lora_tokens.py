@@ -1,35 +1,48 @@
 """The bag of words from low-rank adapters: y = W·x + s·B·(A·x) in block 0's queries, keys and values.
 
-Two gradients leave the client, and each sees the inputs through the rank r:
+    ∂L/∂A = s·Bᵀ·∂L/∂Yᵀ·X       each of its r rows is a combination of the batch's inputs
+    ∂L/∂B = s·∂L/∂Yᵀ·(X·Aᵀ)     its row space is that of X·Aᵀ, in r dimensions
 
-    ∂L/∂B = s·∂L/∂Yᵀ·(X·Aᵀ)     its row space is that of X·Aᵀ, in r dimensions: 'does A·x lie in it?'
-    ∂L/∂A = s·Bᵀ·∂L/∂Yᵀ·X       its row space lies in that of X, in d dimensions, but has at most r of them
+*By ∂A.* The rows of ∂A are few, but each is a combination of the same few vectors out of a vocabulary: sparse recovery
+with several right-hand sides (`pursuit.py`), with vectors of tokens and, where they are learned, of positions. Tokens
+may be many more than r. The vocabulary's second moments whiten the vectors first, so that they are nearly orthogonal.
 
-At initialisation B = 0, so ∂L/∂A = 0 and only the first speaks. Either tells tokens only while the batch has fewer
-distinct inputs than directions can show: r for ∂B, r times the number of adapted projections for ∂A.
+    certain  what the tokens leave of ∂A is rounding, and no other token could stand in the place of one of them
 
-Limits: with r or more distinct (token, position) inputs every token passes, and nothing is claimed.
-Source: DAGER's span test (arXiv 2405.15586) behind the adapter's projection.
+*By ∂B*, where ∂A is zero because B is, as in the first step of the first round: 'does A·x lie in the row space?' That
+tells tokens only while the batch has fewer than r distinct inputs.
+
+Limits: tokens + positions up to 0.85·d. Updates of one step, in float32 or better: rounding or noise above 3e-5 of ∂A
+leaves a residual, and nothing is claimed. A token of which only a label is made (the last one of a text) is in neither.
+Source: measured for this project; ∂B is DAGER's span test (arXiv 2405.15586) behind the adapter's projection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from unmask.attacks.gradients.bag_of_words.token_filter import Candidates, filter_tokens
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import Gap, widest_gap
+from unmask.linalg.pursuit import find_rivals, find_support, orthonormal
 from unmask.linalg.subspace import Span, column_span
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 
 _FLOOR = 1e-6  # what float32 leaves of a zero once a vector went through A
 _FAR = 0.1
+_RIDGE = 1e-7  # of the largest second moment: directions of the vocabulary below it are rounding
+_COLUMNS = 1e-4  # of the largest: columns below it hold more rounding than gradient
+_EXPLAINED = 2e-5  # of ∂A: less is float32's rounding, and nothing more is taken
+TOLERANCE = 3e-5  # of ∂A: what right tokens leave at most; a wrong token was seen to leave 3e-4
+_NEEDED = 1e-4  # of ∂A: a token of which less depends is not needed
+_MOST = 0.85  # of the dimensions
 
 
 @dataclass(frozen=True)
@@ -51,40 +64,80 @@ class _Factors:
 
 
 @torch.no_grad()
-def find_lora_tokens(
-    evidence: GradientEvidence, model: Model, num_probes: int, generator: torch.Generator
-) -> LoraTokens:
+def find_lora_tokens(evidence: GradientEvidence, model: Model) -> LoraTokens:
     """Tokens by ∂A if it holds anything, else by ∂B."""
-    inputs = {
-        name: gradient.T
-        for name in _factors(model, "A")
-        if (gradient := evidence.gradients.get(name)) is not None and bool(gradient.any())
-    }
+    inputs = gradients_of_inputs(evidence, model, 0)
     seen = list(_outputs(evidence, model))
     if not inputs and not seen:
         return LoraTokens(None, (), "no adapter of block 0's queries, keys or values holds a gradient")
+    reason = ""
     if inputs:
-        span = column_span(*inputs.values())
-        if span.rank < span.max_rank:
-            found = filter_tokens(model, span, num_probes=num_probes, generator=generator)
+        found, reason = _find_by_inputs(inputs, model)
+        if found is not None:
             return LoraTokens(found, tuple(inputs))
     open_ones = [one for one in _without_blind_ones(model, seen) if one.span.rank < one.span.width]
     if open_ones:
         return LoraTokens(_passing(model, open_ones), tuple(one.name for one in open_ones))
-    rank = max(one.span.width for one in seen) if seen else span.max_rank
-    return LoraTokens(
-        None,
-        (*inputs, *(one.name for one in seen)),
-        f"adapters of this rank show {rank} directions at most and all are in use: the batch has at least as many "
-        "distinct inputs, and every token passes",
+    rank = max((one.span.width for one in seen), default=0)
+    reason = reason or (
+        f"the factors B are zero, as in a first round, so that ∂A is: adapters of this rank then show {rank} "
+        "directions at most and all are in use: the batch has at least as many distinct inputs, and every token passes"
     )
+    return LoraTokens(None, (*inputs, *(one.name for one in seen)), reason)
 
 
-def _factors(model: Model, factor: str) -> list[str]:
-    """Names of the adapters' factors at block 0's queries, keys and values; a fused projection once."""
-    layers = (model.linear(role, 0) for role in (Role.QUERY, Role.KEY, Role.VALUE))
+def gradients_of_inputs(evidence: GradientEvidence, model: Model, block: int) -> dict[str, Float[Tensor, "d r"]]:
+    """∂Aᵀ of the adapters at a block's queries, keys and values, whose columns are combinations of its inputs."""
+    return {
+        name: gradient.T
+        for name in _factors(model, "A", block)
+        if (gradient := evidence.gradients.get(name)) is not None and bool(gradient.any())
+    }
+
+
+def _factors(model: Model, factor: str, block: int = 0) -> list[str]:
+    """Names of the adapters' factors at a block's queries, keys and values; a fused projection once."""
+    layers = (model.linear(role, block) for role in (Role.QUERY, Role.KEY, Role.VALUE))
     modules = dict.fromkeys(layer.parameter.removesuffix(".weight") for layer in layers if layer is not None)
     return [f"{module}.lora_{factor}.weight" for module in modules]
+
+
+def _find_by_inputs(inputs: Mapping[str, Float[Tensor, "d r"]], model: Model) -> tuple[Candidates | None, str]:
+    """Tokens and positions that explain ∂A down to rounding; none where none do, and why."""
+    everyone = torch.arange(model.vocab_size, device=model.device)
+    words, places, shift = model.first_input_parts(everyone, model.max_positions)
+    always = orthonormal(torch.cat([shift[None], model.token_type_directions]).T, 1e-6)
+    measured = torch.cat([gradient.double() for gradient in inputs.values()], dim=1)
+    measured = measured - always @ (always.T @ measured)
+    whiten = _whitener(words, always)
+    atoms = normalize(torch.cat([words, places]).double() @ whiten, dim=1).to(words)
+    basis = orthonormal(whiten.T @ measured, _COLUMNS)
+    most = int(_MOST * (model.width - always.shape[1]))
+    found = find_support(atoms, basis, _EXPLAINED, most, _NEEDED)
+    if not found.chosen or found.residual > TOLERANCE:
+        return None, (
+            f"no {most} tokens explain the gradients of block 0's adapters (they leave {found.residual:.0e} of them, "
+            f"and {TOLERANCE:.0e} is rounding): the batch holds more, or the client trained with dropout, in few "
+            "digits or for several steps, or noise was added"
+        )
+    rivals = find_rivals(atoms, found).tolist()
+    chosen = [(atom, rival) for atom, rival in zip(found.chosen, rivals, strict=True) if atom < model.vocab_size]
+    clear = [rival for _, rival in chosen if rival >= _NEEDED]
+    tokens = torch.tensor(sorted(atom for atom, _ in chosen), device=model.device)
+    length = 1 + max((atom - model.vocab_size for atom in found.chosen if atom >= model.vocab_size), default=-1)
+    everywhere = range(length) if model.learned_positions else [-1]
+    gap = Gap(found.residual, min(clear, default=found.residual))
+    unclear = frozenset(atom for atom, rival in chosen if rival < _NEEDED)
+    return Candidates(dict.fromkeys(everywhere, tokens), gap, len(atoms), unclear), ""
+
+
+def _whitener(words: Float[Tensor, "v d"], always: Float[Tensor, "d k"]) -> Float[Tensor, "d d"]:
+    """The inverse root of the vocabulary's second moments, outside of what every input may hold."""
+    moments = (words.T @ words).double() / len(words)
+    free = torch.eye(len(moments), dtype=torch.float64, device=words.device) - always @ always.T
+    variances, axes = torch.linalg.eigh(free @ moments @ free)
+    scales = (variances.clamp_min(0) + _RIDGE * variances.max()).rsqrt()
+    return free @ (axes * scales) @ axes.T
 
 
 def _outputs(evidence: GradientEvidence, model: Model) -> Iterator[_Factors]:

@@ -94,7 +94,9 @@ class DecoderAttack:
         findings = SearchResult(
             model=model,
             candidates=candidates,
-            site=site,
+            site=site.name,
+            rank=site.span.rank,
+            noise_floor=site.span.noise_floor,
             forest=forest,
             confirmation=confirmation,
             used=tuple(dict.fromkeys(used)),

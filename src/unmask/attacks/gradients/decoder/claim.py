@@ -16,7 +16,6 @@ from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof
 from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.labels import EXPLAINED
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
-from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
@@ -47,12 +46,14 @@ class SearchResult:
 
     model: Model
     candidates: Candidates
-    site: SpanSite
+    site: str  # the layer whose gradient checked prefixes
+    rank: int  # how many directions that gradient has
     forest: Forest
     confirmation: Confirmation
     used: tuple[str, ...]
     min_gap_decades: float
     labelled: bool  # next-token training: every token behind the first is a label
+    noise_floor: float = 0.0  # of that gradient's spectrum
     has_ends: bool = True  # whether ends of texts inside longer ones, and last tokens, could be read
     has_masked_labels: bool = False
     reads_inside: bool = False  # a classification whose loss reads most tokens, and nobody said that it takes a mean
@@ -114,11 +115,11 @@ def _bag(findings: SearchResult, texts: Sequence[RecoveredText]) -> tuple[frozen
 def _certificate(findings: SearchResult, texts: Sequence[RecoveredText]) -> Certificate:
     gap, agreement = findings.forest.gap, findings.confirmation.agreement
     details = {
-        "rank": float(findings.site.span.rank),
+        "rank": float(findings.rank),
         "explained_rank": float(findings.num_distinct_rows),
         "gap_decades": gap.decades,
         "token_gap_decades": findings.candidates.gap.decades,
-        "noise_floor": findings.site.span.noise_floor,
+        "noise_floor": findings.noise_floor,
         "span_distance": max((text.residual for text in texts), default=float("inf")),
     }
     if agreement is not None:
@@ -254,14 +255,14 @@ def _worst(forest: Forest, node: Node) -> float:
 
 
 def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
-    rank = findings.site.span.rank
+    rank = findings.rank
     num_found, num_certain = len(texts), sum(text.certain for text in texts)
     total = sum(text.count for text in texts)
     if not findings.is_clear and not findings.is_replayed:
         why = (
-            f"more prefixes pass at the {findings.site.name} than its rank {rank} allows"
+            f"more prefixes pass at the {findings.site} than its rank {rank} allows"
             if findings.forest.overflow
-            else f"distances at the {findings.site.name} have a gap of only {findings.forest.gap.decades:.1f} decades"
+            else f"distances at the {findings.site} have a gap of only {findings.forest.gap.decades:.1f} decades"
         )
         return Status.PARTIAL, f"the bag of words is certain, the {num_found} texts are a best effort: {why}"
     problems = []

@@ -75,8 +75,9 @@ class LabelReader:
         self.threshold = _SILENT * float(sizes.median())
         self.silent = set((sizes <= self.threshold).nonzero()[:, 0].tolist())
         self.means = self._mean_embeddings(memory_budget_bytes)
-        sketch = torch.randn(_SKETCH, self.added.shape[1], generator=generator).to(self.embedding)
-        self.sketch = self._without_foreign(sketch)
+        width = self.added.shape[1]
+        sketch = torch.eye(width) if width <= _SKETCH else torch.randn(_SKETCH, width, generator=generator)
+        self.sketch = self._without_foreign(sketch.to(self.embedding))
         self.children = _children(rows.nodes)
         self.nodes_at_once = max(1, memory_budget_bytes // (8 * _SKETCH * len(self.embedding)))
 
@@ -155,7 +156,7 @@ class LabelReader:
         directions = self._directions(torch.full((len(labels),), u), torch.tensor(labels, dtype=torch.long))
         weights, rest = _fit(directions.double(), delta)
         while float(rest.norm()) > EXPLAINED * float(delta.norm()) and len(labels) < _MAX_LABELS:
-            ranked = self._rank([u], rest[None], _FINALISTS + len(labels))[0].tolist()
+            ranked = self._rank([u], rest[None], _FINALISTS + len(labels), directions)[0].tolist()
             finalists = [y for y in ranked if y not in labels][:_FINALISTS]
             extra = self._directions(torch.full((len(finalists),), u), torch.tensor(finalists))
             trials = [_fit(torch.cat([directions, row[None]]).double(), delta) for row in extra]
@@ -169,13 +170,21 @@ class LabelReader:
         found = {y: float(w) for y, w in zip(labels, weights, strict=True) if w > least}
         return Labels(found, float(rest.norm() / delta.norm().clamp_min(1e-300)))
 
-    def _rank(self, nodes: list[int], rests: Float[Tensor, "u d"], num_labels: int) -> Int[Tensor, "u y"]:
-        """The labels whose directions are most parallel to each rest, judged in a random sketch of 32 dimensions."""
+    def _rank(
+        self, nodes: list[int], rests: Float[Tensor, "u d"], num_labels: int, known: Float[Tensor, "e d"] | None = None
+    ) -> Int[Tensor, "u y"]:
+        """The labels whose directions are most parallel to each rest, judged in a random sketch of 32 dimensions.
+
+        Outside of the directions that are known, which the rest was measured outside of.
+        """
         pushed = self._push_forward(nodes)
         means = torch.einsum("ud,usd->us", self.means[nodes], pushed)
         slopes = self.head.slopes(self._logits(nodes))[..., None]
         candidates = means[:, None] - slopes * torch.einsum("vd,usd->uvs", self.embedding, pushed)
         wanted = rests.to(self.sketch) @ self.sketch.T
+        if known is not None and 0 < len(known) < self.sketch.shape[0]:
+            frame = torch.linalg.qr(self.sketch @ known.T)[0]
+            candidates = candidates - (candidates @ frame) @ frame.T
         cosine = torch.einsum("uvs,us->uv", candidates, wanted) / candidates.norm(dim=-1).clamp_min(1e-30)
         return cosine.topk(min(num_labels, cosine.shape[1])).indices
 

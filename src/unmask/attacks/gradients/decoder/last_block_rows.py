@@ -42,7 +42,7 @@ def last_block_rows(model: Model, forest: Forest, memory_budget_bytes: int, role
     """Send every leaf through the model and keep each prefix's rows once, at the down or the output projection."""
     if role is Role.ATTENTION_OUT:
         return _attention_rows(model, forest, memory_budget_bytes)
-    nodes, (hidden, stream, added) = _gather(model, forest.leaves, memory_budget_bytes, _last_block)
+    nodes, (hidden, stream, added) = gather_rows(model, forest.leaves, memory_budget_bytes, _last_block)
     last, attended = model.num_blocks - 1, Attended(stream, added)
 
     def leave(rows: Any, added: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def _attention_rows(model: Model, forest: Forest, memory_budget_bytes: int) -> L
         mixed = model.mixed_values(last, stream, positions, mask)
         return mixed, stream, model.after_attention(last, stream, mixed).added
 
-    nodes, (mixed, stream, added) = _gather(model, forest.leaves, memory_budget_bytes, forward)
+    nodes, (mixed, stream, added) = gather_rows(model, forest.leaves, memory_budget_bytes, forward)
 
     def leave(rows: Any, added: Tensor) -> Tensor:
         return model.after_mlp(last, Attended(stream[rows], added))
@@ -78,11 +78,11 @@ def site_rows(
         states = model.embed(tokens, positions)
         return (rows_of(model, states, model.mixed_values(0, states, positions, mask)),)
 
-    nodes, (rows,) = _gather(model, texts, memory_budget_bytes, forward)
+    nodes, (rows,) = gather_rows(model, texts, memory_budget_bytes, forward)
     return nodes, rows
 
 
-def _gather(
+def gather_rows(
     model: Model, texts: Sequence[Node], memory_budget_bytes: int, forward: Callable[..., tuple[Tensor, ...]]
 ) -> tuple[list[Node], list[Tensor]]:
     """What a forward pass over texts gives at every prefix of them, each prefix once."""

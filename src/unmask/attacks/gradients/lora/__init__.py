@@ -1,0 +1,1 @@
+"""Texts from the gradients of low-rank adapters, however many more tokens than the rank there are."""

@@ -1,0 +1,136 @@
+"""Decoders whose adapters alone are sent (LoRA): exact texts, however many more tokens than the rank there are.
+
+    tokens   ← sparse recovery of block 0's ∂A over the vocabulary (`lora_tokens.py`)
+    prefixes ← the same over prefixes of these tokens, at later blocks (`prefix_pursuit.py`)
+    labels   ← what arrives at the adapters of the last block names the token behind every prefix (`label_rows.py`)
+    texts    ← where prefixes end and how often, from labels; the client, run again on them, is the judge
+
+Source: measured for this project. DAGER (arXiv 2405.15586) needs fewer tokens than the rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
+from unmask.attacks.gradients.bag_of_words.lora_tokens import gradients_of_inputs
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
+from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
+from unmask.attacks.gradients.decoder.confirm import confirm_next_token
+from unmask.attacks.gradients.decoder.endings import endings_of_next_token
+from unmask.attacks.gradients.decoder.prefix_search import Forest
+from unmask.attacks.gradients.lora.label_rows import find_label_adapter, label_rows
+from unmask.attacks.gradients.lora.prefix_pursuit import PrefixesFound, pursue_prefixes
+from unmask.attacks.run import Progress, Run, silent
+from unmask.evidence.gradients import GradientEvidence, Task, Update
+from unmask.linalg.gap import Gap
+from unmask.models.adapter import Model
+from unmask.models.linear import Role
+from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
+
+_BLOCKS = (2, 4, 6, 8, 10, 12)  # low ones see little of what stands before a token, high ones cost more
+_SITE = "adapters of the blocks' attention"
+
+
+@dataclass(frozen=True)
+class LoraAttack:
+    """Recover a batch from the gradients of a causal model's adapters.
+
+    `min_gap_decades`: how clearly the tokens must stand apart from all others. `memory_budget_bytes`: the size of the
+    largest temporary when labels are read.
+    """
+
+    min_gap_decades: float = 1.0
+    memory_budget_bytes: int = 2**30
+    seed: int = 0
+
+    def __call__(
+        self, evidence: GradientEvidence, model: Model, progress: Progress = silent
+    ) -> Recovery[RecoveredTexts]:
+        """Run the attack; the evidence and the model are left as they are."""
+        run = Run(self.seed, progress)
+        read = read_tokens(run, evidence, model, 0, self.min_gap_decades)
+        if isinstance(read, Recovery):
+            return read
+        candidates, used = read
+        why = _why_no_texts(evidence, model)
+        measured = {} if why else _gradients_of_blocks(evidence, model)
+        if why or not measured:
+            return claim_tokens(run, candidates, used, why or "the order of tokens needs adapters of later blocks")
+        trained = model.with_factors(evidence.adapters, evidence.adapter_scale or 1.0)
+        found = pursue_prefixes(run, trained, measured, _tokens(candidates).to(model.device))
+        if late := model.problem_at(max(map(len, found.leaves), default=1)):
+            return claim_tokens(run, candidates, used, late)
+        adapter = find_label_adapter(evidence, model)
+        if adapter is None or not found.leaves:
+            why = "no adapter of the last block tells labels" if found.leaves else "no prefixes explain later blocks"
+            return claim_tokens(run, candidates, used, why, _guesses(model, found))
+        progress("reading endings", 0, 1)
+        forest = _forest(found)
+        rows = label_rows(trained, forest, adapter, self.memory_budget_bytes)
+        endings = endings_of_next_token(
+            trained, rows, adapter.gradient, run.generator, self.memory_budget_bytes, candidates.equal
+        )
+        progress("running the client again", 0, 1)
+        confirmation = confirm_next_token(evidence, evidence, model, forest, endings.endings, candidates.equal)
+        if confirmation.agreement is not None:
+            used = tuple(sorted(evidence.gradients))
+        result = SearchResult(
+            model=model,
+            candidates=candidates,
+            site=_SITE,
+            rank=forest.num_rows(model),
+            forest=forest,
+            confirmation=confirmation,
+            used=used,
+            min_gap_decades=self.min_gap_decades,
+            labelled=True,
+            has_masked_labels=endings.has_masked_labels,
+            names=endings.names,
+        )
+        return claim_texts(run, evidence, result)
+
+
+def reads_adapters_alone(evidence: GradientEvidence, model: Model) -> bool:
+    """Whether an update tells block 0's inputs by adapters, and by no layer of the model."""
+    roles = (Role.QUERY, Role.KEY, Role.VALUE)
+    return bool(evidence.adapters) and all(evidence.linear(model, role, 0) is None for role in roles)
+
+
+def _why_no_texts(evidence: GradientEvidence, model: Model) -> str:
+    """Why texts are not tried; empty if they are."""
+    if model.problem:
+        return model.problem
+    if evidence.update is not Update.GRADIENT:
+        return "texts are read from gradients of adapters, and this is a difference of weights"
+    if evidence.task is Task.CLASSIFICATION or model.token_head is None:
+        return "texts are read from adapters that were trained to predict the next token"
+    return ""
+
+
+def _gradients_of_blocks(evidence: GradientEvidence, model: Model) -> dict[int, Float[Tensor, "d m"]]:
+    """∂Aᵀ at the attention of some blocks above block 0; at all that there are, where these are few."""
+    held = [block for block in range(1, model.num_blocks) if gradients_of_inputs(evidence, model, block)]
+    chosen = [block for block in held if block in _BLOCKS] if len(held) > len(_BLOCKS) else held
+    return {
+        block: torch.cat(list(gradients_of_inputs(evidence, model, block).values()), dim=1)
+        for block in chosen or held[: len(_BLOCKS)]
+    }
+
+
+def _tokens(candidates: Candidates) -> Tensor:
+    return torch.tensor(sorted({int(token) for tokens in candidates.by_position.values() for token in tokens}))
+
+
+def _forest(found: PrefixesFound) -> Forest:
+    nodes = {(0, tokens): found.residual for tokens in found.needs}
+    gap = Gap(found.residual, min(found.needs.values()))
+    return Forest(nodes, [(0, tokens) for tokens in found.leaves], gap, found.num_tested)
+
+
+def _guesses(model: Model, found: PrefixesFound) -> tuple[RecoveredText, ...]:
+    return tuple(RecoveredText(leaf, model.decode(leaf), False, found.residual) for leaf in found.leaves)
