@@ -11,8 +11,8 @@ of a gradient; a weight delta is minus a sum of such rows, the decay taken out. 
                  the lower tail of the rows that are no longer than half of all, extended by its last slope
     structure  ← cos(row, u) must be below what the rows that are not noise show: their lower tail, extended as a normal
                  one, and below zero; where only few rows are not noise, below a fixed value
-               then all again, with u half-way to the mean of the update's own rows
-    agreement  ← rows that are not noise must be along u as own states are, or nothing is claimed (other weights)
+    agreement  ← rows that are not noise must be along u as own states are, or nothing is claimed (other weights); then
+                 all again, with u half-way to the mean of the update's own rows
 
 Notation: hᵢ what the output layer sees at place i, pᵢ(v) ≥ 0 the probability of v times the slope of the logits.
 Limits: the states of the client's texts must share the direction that the model's own texts have, which is seen from
@@ -47,6 +47,7 @@ _EXPECTED_FALSE = 0.005  # by noise, and as many by structure
 _NUM_TEXTS, _LENGTH, _NUM_ROUNDS = 8, 16, 4  # of own texts; each round puts one more token of each text in its place
 _NUM_STEPS = 1000  # towards the nearest point of the hull: the margin is within 1 % of that after 3,000 (measured)
 _ALIKE = 0.2  # the median entry as a share of the largest: entries of an adaptive optimiser's steps are much alike
+_TAIL = 5e-3  # of the rows that may be noise: the tail is extended from there
 _BEYOND_NOISE = 5.0  # standard deviations of χ² that a row which is not noise is longer
 _MOST_AGAINST = 0.05  # share of the clear rows: more are no labels, but another direction
 _CLEAR = 25.0  # times the square of its noise: a row whose cosine is its own
@@ -238,7 +239,7 @@ def judge_rows(rows: EmbeddingRows, shared: SharedDirection, is_adaptive: bool) 
     if is_seen and not _is_along(clear, shared.typical_cosine):
         return _nothing("the rows of the update are not along the direction that the final states share")
     limit = _structural_limit(clear, score) if is_seen else -_FIXED_COSINE
-    against = is_signal & (along < -least) & (cosines < limit)
+    against = (along < -least) & (cosines < limit)
     tokens = against.nonzero()[:, 0]
     if not len(tokens):
         return _nothing("no row of the embedding is against the direction that the final states share", is_seen)
@@ -259,11 +260,11 @@ def _is_along(cosines: Float[Tensor, " n"], typical: float) -> bool:
 def _noise_tail(along: Float[Tensor, " n"], num_rows: int) -> float:
     """How far below zero noise of an unknown law brings one row in `num_rows`/`_EXPECTED_FALSE`.
 
-    The lower tail of rows that may be noise, from its quantiles of one in a hundred and one in a thousand on.
+    The lower tail of rows that may be noise, from a quantile on that weak labels are too few to change.
     """
     if len(along) < _ENOUGH_ROWS:
         return math.inf if bool((along < 0).any()) else 0.0
-    share = max(1e-3, 10 / len(along))
+    share = max(_TAIL, 10 / len(along))
     near, far = along.quantile(10 * share), along.quantile(share)
     slope = (near - far) / math.log(10)
     return max(0.0, float(slope * math.log(share * num_rows / _EXPECTED_FALSE) - far))
