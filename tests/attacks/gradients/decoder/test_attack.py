@@ -427,15 +427,20 @@ def test_an_update_with_nothing_useful_says_what_is_missing(decoder, task):
     assert not recovery.certificate.holds
 
 
-def test_a_tied_embedding_tells_nothing_in_next_token_training(tiny_gpt2, tiny_qwen2, tiny_llama):
-    """The output layer moves every row; only the untied embedding of Llama shows the tokens."""
+def test_a_tied_embedding_tells_no_text_in_next_token_training(tiny_gpt2, tiny_qwen2, tiny_llama):
+    """The output layer moves every row; only the untied embedding of Llama shows all tokens.
+
+    The final states of this GPT-2 share a direction, the shift of its final norm, so that some labels are seen.
+    """
     for model, tied in ((tiny_gpt2, True), (tiny_qwen2, True), (tiny_llama, False)):
         texts = [A, B, C]
         recovery = attack(model, texts)
         assert_exact(recovery, texts)
         assert (model.token_embedding == recovery.used[0]) is not tied  # what the bag rests on comes first
         blind = recover_text(without(observe_gradients(model, texts), *names_of(model, "qkv")), model)
-        assert blind.status is (Status.MISSING_EVIDENCE if tied else Status.RECOVERED)
+        some = Status.PARTIAL if model is tiny_gpt2 else Status.MISSING_EVIDENCE
+        assert blind.status is (some if tied else Status.RECOVERED)
+        assert blind.value.token_set <= {token for text in texts for token in text}
 
 
 @each_decoder

@@ -10,6 +10,7 @@ import torch
 from unmask.attacks.gradients.bag_of_words.embedding_rows import positions_from_rows, tokens_from_rows
 from unmask.attacks.gradients.bag_of_words.lora_tokens import find_lora_tokens
 from unmask.attacks.gradients.bag_of_words.noisy_tokens import NoisyTokens, find_noisy_tokens, is_adaptive
+from unmask.attacks.gradients.bag_of_words.tied_rows import find_tied_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates, filter_tokens, merge_equal
 from unmask.attacks.gradients.sites import first_input_site
 from unmask.evidence.gradients import GradientEvidence
@@ -49,7 +50,7 @@ def find_candidates(
 ) -> BagOfWords:
     """Tokens from embedding rows if they tell, else from the span of block 0's queries, keys and values.
 
-    Where neither is exact, because of noise or coarse numbers, by a statistical test.
+    Where neither is exact, because of noise, coarse numbers or an adaptive optimiser, by statistical tests.
     """
     exact = _find_exactly(evidence, model, num_probes, min_gap_decades, generator)
     if exact.candidates is not None or evidence.adapters:
@@ -91,17 +92,23 @@ def _find_exactly(
 def _find_statistically(
     evidence: GradientEvidence, model: Model, exact: BagOfWords, generator: torch.Generator
 ) -> BagOfWords:
-    """Tokens under the noise that the update has; if none stands out, why neither way tells any."""
+    """Tokens under the noise that the update has, and by the rows of a tied embedding; if there are none, why not."""
     found = find_noisy_tokens(evidence, model, generator)
+    tied = find_tied_tokens(evidence, model, generator)
     used = tuple(found.noise)
     details = {
         f"{kind} of {name}": value for kind in ("noise", "signal") for name, value in getattr(found, kind).items()
     }
-    if len(found.tokens):
+    tokens = torch.unique(torch.cat([found.tokens, tied.tokens]))
+    if len(tokens):
         everywhere = range(model.max_positions) if model.learned_positions else [-1]
-        gap = Gap(found.expected_false, 1.0)
-        candidates = Candidates(dict.fromkeys(everywhere, found.tokens.to(model.device)), gap, found.num_tested)
-        return BagOfWords(candidates, used, expected_false=found.expected_false, details=details)
+        expected_false = found.expected_false + tied.expected_false
+        num_tested = found.num_tested + (model.vocab_size if len(tied.tokens) else 0)
+        candidates = Candidates(
+            dict.fromkeys(everywhere, tokens.to(model.device)), Gap(expected_false, 1.0), num_tested
+        )
+        used += (model.token_embedding,) if len(tied.tokens) else ()
+        return BagOfWords(candidates, used, expected_false=expected_false, details={**details, **tied.details})
     if not used:
         return _why_not(evidence, model, exact)
     status = Status.NOT_APPLICABLE if found.rank == 0 else exact.status

@@ -12,7 +12,8 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
-MOST_EXPECTED_FALSE = 0.51  # one half by the decoys of the span, and 1e-9 for each row of the embedding
+# One half by the decoys of the span, 1e-9 for each row of the embedding, and 0.01 by all rows of a tied one.
+MOST_EXPECTED_FALSE = 0.52
 
 
 def read_tokens(
