@@ -148,7 +148,8 @@ def test_it_names_what_it_used(case):
     assert len(set(used)) == len(used)
     assert set(used) <= set(case.recipe.tensors(case.evidence))
     if isinstance(case.evidence, GradientEvidence):
-        assert set(used) <= {name for name, _ in case.recipe.model.named_parameters()}
+        parameters = {name for name, _ in case.recipe.model.named_parameters()}
+        assert set(used) <= parameters | set(case.evidence.adapters)
 
 
 def test_what_it_used_is_enough(case):
