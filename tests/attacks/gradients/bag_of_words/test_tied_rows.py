@@ -16,14 +16,15 @@ from unmask.attacks.gradients.bag_of_words.attack import BagOfWordsAttack
 from unmask.attacks.gradients.bag_of_words.candidates import find_candidates
 from unmask.attacks.gradients.bag_of_words.tied_rows import (
     EmbeddingRows,
+    OwnTexts,
     SharedDirection,
     TiedTokens,
     find_shared_direction,
     find_tied_tokens,
     is_tied,
     judge_rows,
-    own_states,
     read_rows,
+    write_own_texts,
 )
 from unmask.defences import parse_defence, secure_aggregate
 from unmask.evidence import GradientEvidence
@@ -49,9 +50,8 @@ def shifted() -> Model:
 @pytest.fixture(scope="module")
 def shared(shifted: Model) -> dict[bool, SharedDirection]:
     """The direction of the states, and that of their signs."""
-    with torch.no_grad():
-        states = own_states(shifted, torch.Generator().manual_seed(0))
-        found = {False: find_shared_direction(states), True: find_shared_direction(states.sign())}
+    own = write_own_texts(shifted, torch.Generator().manual_seed(0))
+    found = {is_adaptive: find_shared_direction(own, is_adaptive) for is_adaptive in (False, True)}
     assert found[False] is not None
     assert found[True] is not None
     return found
@@ -148,8 +148,9 @@ def test_padding_is_the_only_other_token_that_has_labels(shifted):
 
 def test_random_states_share_no_direction(tiny_gpt2, tiny_qwen2):
     """Fewer states than dimensions always have one; that of other texts is another."""
-    assert find_shared_direction(torch.randn(8, 64, WIDTH, generator=torch.Generator().manual_seed(0))) is None
-    assert find_shared_direction(torch.randn(8, 16, 2048, generator=torch.Generator().manual_seed(0))) is None
+    for shape in ((8, 64, WIDTH), (8, 16, 2048)):
+        states = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        assert find_shared_direction(OwnTexts(states, torch.ones(*shape[:2], 1)), is_adaptive=False) is None
     encoder = adapt(random_model(transformers.BertForMaskedLM, bert_config()), word_tokenizer())
     for model, task in ((tiny_gpt2, "next_token"), (tiny_qwen2, "next_token"), (encoder, "masked_token")):
         found = find(observe_gradients(model, TEXTS, task=task), model)
@@ -157,8 +158,20 @@ def test_random_states_share_no_direction(tiny_gpt2, tiny_qwen2):
 
 
 def test_the_direction_has_a_part_of_every_state(shifted, shared):
-    states = own_states(shifted, torch.Generator().manual_seed(5)).detach()
-    assert bool((states @ shared[False].vector > 0).all())
+    own = write_own_texts(shifted, torch.Generator().manual_seed(5))
+    assert bool((own.states @ shared[False].vector > 0).all())
+
+
+def test_the_limit_is_the_lowest_row_of_a_token_that_is_no_label(shifted):
+    """Rows of texts that the direction was not made of, as an adaptive optimiser leaves them."""
+    own = write_own_texts(shifted, torch.Generator().manual_seed(0))
+    for is_adaptive in (False, True):
+        found = find_shared_direction(own, is_adaptive)
+        assert found is not None
+        assert -1 < found.lowest_cosine <= 0
+    text = own.states[1]
+    rows = torch.einsum("nv,nd->vd", own.chances[1].double(), text) / len(text)
+    torch.testing.assert_close(own.absent_rows(1).double(), rows, rtol=1e-4, atol=1e-7)
 
 
 def test_models_that_scale_embeddings_and_bound_logits_give_no_false_token():
@@ -262,13 +275,12 @@ def sent_words(smollm2: Model) -> set[int]:
     return {token for text in SENTENCES for token in smollm2.encode(text)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "least"),
     [
         ({"optimizer": "adamw", "weight_decay": 0.01}, 0.8),
-        ({"optimizer": "adamw", "local_steps": 4}, 0.8),
-        ({"optimizer": "sgd", "local_steps": 4, "learning_rate": 1e-3}, 0.8),
+        pytest.param({"optimizer": "adamw", "local_steps": 4}, 0.8, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "sgd", "local_steps": 4, "learning_rate": 1e-3}, 0.8, marks=pytest.mark.slow),
     ],
 )
 def test_weight_deltas_of_real_weights(smollm2, sent_words, options, least):

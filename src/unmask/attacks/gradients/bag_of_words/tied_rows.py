@@ -9,8 +9,8 @@ of a gradient; a weight delta is minus a sum of such rows, the decay taken out. 
                  their signs if an adaptive optimiser made the update, which leaves little more than signs of entries
     noise      ← ⟨row, u⟩ must be below zero by more than its error: known of roundings, grids and published noise, else
                  the lower tail of the rows that are no longer than half of all, extended by its last slope
-    structure  ← cos(row, u) must be below what the rows that are not noise show: their lower tail, extended as a normal
-                 one, and below zero; where only few rows are not noise, below a fixed value
+    structure  ← cos(row, u) must be below zero, and below that of all rows that the model's own texts leave of tokens
+                 which are no labels; where only few rows are not noise, below a fixed value
     agreement  ← rows that are not noise must be along u as own states are, or nothing is claimed (other weights); then
                  all again, with u half-way to the mean of the update's own rows
 
@@ -20,8 +20,7 @@ the rows but not proven. Tokens that the model expected as often as they came ar
 late in the minibatches of an adaptive optimiser, after steps that moved their rows along u. Rows that were renumbered
 would not be noticed. A padding token that has labels is a token.
 Cost: some forward passes over 128 tokens, and vocab·d multiplications.
-Source: the identity is the gradient of a softmax; the hull's nearest point by Gilbert, SIAM J. Control 4 (1966); tails
-with a log-concave density lie below their tangents, Bagnoli, Bergstrom, Economic Theory 26 (2005).
+Source: the identity is the gradient of a softmax; the hull's nearest point by Gilbert, SIAM J. Control 4 (1966).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _ENOUGH_ROWS = 200  # ten of them are below a quantile of 5 %
 # Where no tail is seen. Rows of absent tokens reached −0.06 (u the mean of states); −0.21 where training diverged.
 _FIXED_COSINE = 0.2
 _LEAST_COSINE = 0.02  # below it a sign may be that of bfloat16's rounding
-_ENDS = 0.5  # spreads before zero: of a normal tail less than 1/4 of the lowest thousandth is then below zero
+_EPSILON = 1e-8  # Adam's, as every library sets it
 _AGREEMENT = 0.5  # of the cosine that own states have
 _NOISE_AS_STATED = 1.2  # times what the protocol says, and the noise is another
 _UNLIKE = 0.05  # of own states may be against a direction that was found without them
@@ -74,11 +73,27 @@ class TiedTokens:
 
 
 @dataclass(frozen=True)
+class OwnTexts:
+    """Texts that the model makes itself: what the output layer sees of them, and the chances that it gives tokens."""
+
+    states: Float[Tensor, "texts n d"]
+    chances: Float[Tensor, "texts n v"]
+
+    def absent_rows(self, text: int) -> Float[Tensor, "v d"]:
+        """Rows that one text leaves of tokens which are not its labels, for all tokens."""
+        return (self.chances[text].T @ self.states[text].to(self.chances)) / self.states.shape[1]
+
+
+@dataclass(frozen=True)
 class SharedDirection:
-    """A unit vector that final states have a part along, and the median cosine of states that it was not made of."""
+    """A unit vector that final states have a part along.
+
+    Of texts that it was not made of: the median cosine of states, and the lowest of rows of tokens that are no labels.
+    """
 
     vector: Float[Tensor, " d"]
     typical_cosine: float
+    lowest_cosine: float
 
 
 @dataclass(frozen=True)
@@ -115,8 +130,7 @@ def find_tied_tokens(evidence: GradientEvidence, model: Model, generator: torch.
     if not may_be_tied(evidence, model) or not is_tied(model):
         return _nothing(f"'{model.token_embedding}' does not predict tokens")
     is_adaptive = _is_adaptive(evidence, update)
-    states = own_states(model, generator)
-    shared = find_shared_direction(states.sign() if is_adaptive else states)
+    shared = find_shared_direction(write_own_texts(model, generator), is_adaptive)
     if shared is None:
         return _nothing("the final states of this model share no direction")
     rows = read_rows(evidence, model)
@@ -141,39 +155,45 @@ def _is_adaptive(evidence: GradientEvidence, delta: Tensor) -> bool:
     return float(sizes.median()) > _ALIKE * float(sizes.max())
 
 
-def own_states(model: Model, generator: torch.Generator) -> Float[Tensor, "texts n d"]:
-    """What the output layer sees of texts that the model makes itself.
+def write_own_texts(model: Model, generator: torch.Generator) -> OwnTexts:
+    """Random tokens first; then every token is drawn anew from what the model predicts at its place, several times.
 
-    Random tokens first; then every token is drawn anew from what the model predicts at its place, several times.
+    Every round is kept: a text of random tokens is as much a text as one that the model expects.
     """
     head = model.token_head
     assert head is not None  # `is_tied`
     length = min(_LENGTH, model.max_positions)
     tokens = usual_tokens(model.hf, _NUM_TEXTS * length).view(_NUM_TEXTS, length).to(model.device)
-    seen = []
+    states, chances = [], []
     with training_mode(model.hf, False):
         for _ in range(_NUM_ROUNDS):
             stream = model.hidden_states(tokens)[-1]
-            seen.append(head.features(stream).double())
-            chances = head.logits(stream).float().softmax(-1).flatten(0, 1).cpu()
-            drawn = torch.multinomial(chances, 1, generator=generator).view(_NUM_TEXTS, length).to(tokens)
+            states.append(head.features(stream).detach().double())
+            chances.append(head.logits(stream).detach().float().softmax(-1))
+            likely = chances[-1].flatten(0, 1).cpu()
+            drawn = torch.multinomial(likely, 1, generator=generator).view(_NUM_TEXTS, length).to(tokens)
             tokens = torch.cat([tokens[:, :1], drawn[:, :-1]], 1) if model.causal else drawn
-    return torch.cat(seen, 1)
+    return OwnTexts(torch.cat(states), torch.cat(chances))
 
 
-def find_shared_direction(states: Float[Tensor, "texts n d"]) -> SharedDirection | None:
+def find_shared_direction(own: OwnTexts, is_adaptive: bool) -> SharedDirection | None:
     """The direction of the widest margin; None if it is not one of other texts' states too.
 
     Fewer states than dimensions always share a direction. So it is sought among one half of the texts, and must be
     that of the other half; then among all.
     """
-    unit = normalize(states, dim=-1)
+    unit = normalize(own.states.sign() if is_adaptive else own.states, dim=-1)
     width = unit.shape[-1]
     half = _nearest_in_hull(unit[::2].reshape(-1, width))
     cosines = unit[1::2].reshape(-1, width) @ half
     if float(cosines.quantile(_UNLIKE)) <= 0:
         return None
-    return SharedDirection(_nearest_in_hull(unit.reshape(-1, width)), float(cosines.median()))
+    lowest = 0.0
+    for text in range(1, len(unit), 2):
+        rows = own.absent_rows(text).double()
+        rows = rows / (rows.abs() + _EPSILON) if is_adaptive else rows
+        lowest = min(lowest, float((rows @ half / rows.norm(dim=1).clamp_min(1e-300)).min()))
+    return SharedDirection(_nearest_in_hull(unit.reshape(-1, width)), float(cosines.median()), lowest)
 
 
 def _nearest_in_hull(points: Float[Tensor, "n d"]) -> Float[Tensor, " d"]:
@@ -239,7 +259,7 @@ def judge_rows(rows: EmbeddingRows, shared: SharedDirection, is_adaptive: bool) 
     is_seen = len(clear) >= max(_ENOUGH_ROWS, _FEW_ROWS * num_rows)
     if is_seen and not _is_along(clear, shared.typical_cosine):
         return _nothing("the rows of the update are not along the direction that the final states share")
-    limit = _structural_limit(clear, score) if is_seen else -_FIXED_COSINE
+    limit = min(-_LEAST_COSINE, shared.lowest_cosine) if is_seen else -_FIXED_COSINE
     against = (along < -least) & (cosines < limit)
     tokens = against.nonzero()[:, 0]
     if not len(tokens):
@@ -269,27 +289,6 @@ def _noise_tail(along: Float[Tensor, " n"], num_rows: int) -> float:
     near, far = along.quantile(10 * share), along.quantile(share)
     slope = (near - far) / math.log(10)
     return max(0.0, float(slope * math.log(share * num_rows / _EXPECTED_FALSE) - far))
-
-
-def _structural_limit(cosines: Float[Tensor, " n"], score: float) -> float:
-    """The cosine that no row of an absent token is below, by the lower tail of the cosines of clear rows.
-
-    Rows of labels, which are against the direction, are too few to change quantiles of three times their share. They
-    can also be left out, if the tail of the others ends before zero.
-    """
-    limit, _, _ = _normal_tail(cosines, score, 3 * float((cosines < 0).double().mean()))
-    without, end, spread = _normal_tail(cosines[cosines > 0], score, 0.0)
-    return min(-_LEAST_COSINE, max(limit, without) if end > _ENDS * spread else limit)
-
-
-def _normal_tail(values: Float[Tensor, " n"], score: float, least_share: float) -> tuple[float, float, float]:
-    """Where a normal tail through two low quantiles reaches a score; the lower quantile, and the spread."""
-    far = max(1e-3, 10 / len(values), least_share)
-    shares = (min(0.5, 10 * far), far)
-    high, low = (float(values.quantile(share)) for share in shares)
-    z_high, z_low = (NormalDist().inv_cdf(share) for share in shares)
-    spread = (high - low) / (z_high - z_low)
-    return low - (score + z_low) * spread, low, spread
 
 
 def _nothing(reason: str, is_along: bool = False) -> TiedTokens:
