@@ -51,7 +51,7 @@ class Kind:
     summary: str
     make: Callable[..., Any]
     settings: tuple[Setting, ...] = ()
-    check: Callable[..., None] = lambda **settings: None
+    check: Callable[..., object] = lambda **settings: None
 
     @property
     def usage(self) -> str:

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from unmask.errors import InputError
 from unmask.models import Model, Role, adapt, load_model
+from unmask.protocols import observe_gradients, observe_lora
+from unmask.protocols.lora import observe_lora_again
 
 GATED = ("llama", "qwen2", "mistral")
 BLOCK_ROLES = list(Role)
@@ -440,3 +442,18 @@ def test_to_leaves_the_original_alone(tiny):
 def test_to_keeps_tied_weights_tied(tiny_gpt2):
     twin = tiny_gpt2.to(dtype=torch.float64)
     assert twin.unembedding is twin.parameter("wte.weight")
+
+
+def test_factors_in_the_weights_give_what_adapters_beside_them_give(tiny_llama, tiny_gpt2):
+    """Of a layer that stores its weights as nn.Linear does, and of one that stores them the other way round."""
+    for model in (tiny_llama, tiny_gpt2):
+        evidence = observe_lora(model, [[5, 6, 7, 8]], rank=4, steps=2, earlier_texts=[[60, 61, 62]])
+        merged = model.with_factors(evidence.adapters, evidence.adapter_scale)
+        again = observe_lora_again(evidence, model, [[9, 10, 11]])
+        layer = model.linear(Role.QUERY, 0)
+        whole = observe_gradients(merged, [[9, 10, 11]]).gradients[layer.parameter]
+        whole = whole if layer.stored_transposed else whole.T
+        down, up = (f"{layer.module}.lora_{factor}.weight" for factor in "AB")
+        by_chain_rule = evidence.adapter_scale * evidence.adapters[up].T @ whole
+        torch.testing.assert_close(again.gradients[down], by_chain_rule, rtol=1e-3, atol=1e-6)
+        assert not torch.equal(merged.parameter(layer.parameter), model.parameter(layer.parameter))

@@ -17,6 +17,7 @@ from unmask.evidence import GradientEvidence, Task, Update, load_evidence
 from unmask.models import Model, Role, adapt
 from unmask.protocols import observe_gradients, observe_lora
 from unmask.protocols.batch import make_batch
+from unmask.protocols.lora import observe_lora_again
 
 pytest.importorskip("peft", reason="PEFT is missing: pip install 'unmask[lora]'")
 
@@ -270,3 +271,29 @@ def test_without_peft_the_package_is_named(tiny_gpt2, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(InputError, match=r"pip install 'unmask\[lora\]'"):
         observe_lora(tiny_gpt2, TEXTS)
+
+
+@pytest.mark.parametrize("settings", [{"local_steps": 2}, {"local_steps": 3, "optimizer": "sgd", "batch_size": 1}])
+def test_local_steps_are_seen_as_a_difference_of_factors(tiny_llama, settings):
+    texts = [[5, 6, 7, 8], [9, 10, 11]]
+    evidence = observe_lora(tiny_llama, texts, rank=4, steps=1, earlier_texts=[[60, 61, 62]], **settings)
+    assert evidence.update is Update.DELTA
+    assert evidence.num_steps == settings["local_steps"]
+    assert evidence.optimizer == settings.get("optimizer", "adamw")
+    assert evidence.local_batch_size == settings.get("batch_size", 2)
+    assert any(bool(delta.any()) for delta in evidence.gradients.values())
+
+
+def test_the_same_local_steps_again_give_the_same_difference(tiny_llama):
+    texts = [[5, 6, 7, 8], [9, 10, 11]]
+    evidence = observe_lora(tiny_llama, texts, rank=4, steps=1, earlier_texts=[[60, 61, 62]], local_steps=3)
+    again = observe_lora_again(evidence, tiny_llama, texts)
+    for name, delta in evidence.gradients.items():
+        assert torch.equal(again.gradients[name], delta)
+    other = observe_lora_again(evidence, tiny_llama, [[5, 6, 7, 9], [9, 10, 11]])
+    assert any(not torch.equal(other.gradients[name], delta) for name, delta in evidence.gradients.items())
+
+
+def test_local_steps_of_no_number_are_refused(tiny_llama):
+    with pytest.raises(InputError, match="local_steps 0 or more"):
+        observe_lora(tiny_llama, [[5, 6, 7]], local_steps=-1)

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Literal, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unmask.errors import InputError
 from unmask.evidence.captured import linear_sizes, plain_name
-from unmask.evidence.gradients import GradientEvidence
+from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.protocols.batch import Texts
 from unmask.protocols.client import Client, DataOptions, fix_seed
+from unmask.protocols.local_training import LocalTraining
 
 
 def observe_lora(
@@ -40,11 +41,20 @@ def observe_lora(
     steps: int = 0,
     learning_rate: float = 1e-3,
     earlier_texts: Texts | None = None,
+    local_steps: int = 0,
+    optimizer: Literal["sgd", "adamw"] = "adamw",
+    local_learning_rate: float = 5e-5,
+    batch_size: int | None = None,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = None,
     train_mode: bool = False,
     seed: int = 0,
     **data: Unpack[DataOptions],
 ) -> GradientEvidence:
     """Gradients of the LoRA factors on `texts`, and the factors themselves, which the server sent and so knows.
+
+    With `local_steps` the client trains for that many steps of its `optimizer`, and its factors' change is seen: what
+    LLM federations send. `local_learning_rate`, `batch_size`, `weight_decay` and `max_grad_norm` are that training's.
 
     `targets` are roles of layers ('query', 'mlp_in', …) or ends of module names ('q_proj'). With `steps` = 0 the
     factors are PEFT's initial ones, as in the first round. Else they have been trained for that many AdamW steps on
@@ -52,7 +62,19 @@ def observe_lora(
     dropout on, LoRA's own included. `data` are the options of `observe_gradients`; a head of the model's own stays
     frozen, a fresh one is trained along, and neither is shared.
     """
-    _check(rank, alpha, dropout, steps, learning_rate)
+    training = check_lora(
+        rank=rank,
+        alpha=alpha,
+        dropout=dropout,
+        steps=steps,
+        learning_rate=learning_rate,
+        local_steps=local_steps,
+        optimizer=optimizer,
+        local_learning_rate=local_learning_rate,
+        batch_size=batch_size,
+        weight_decay=weight_decay,
+        max_grad_norm=max_grad_norm,
+    )
     client = Client(model, texts, seed=seed, **data)
     modules = _modules(model, targets)
     factors = _inject(client, modules, rank, alpha, dropout, seed)
@@ -63,20 +85,33 @@ def observe_lora(
         _inject(earlier, modules, rank, alpha, dropout, seed)
         _train(earlier, steps, learning_rate, train_mode, seed)
         client.load_state_dict(earlier.state_dict())
-    with fix_seed(seed):
-        client.train(train_mode)
-        loss = client(client.batch(client.rows), client.rows).mean()
-        gradients = torch.autograd.grad(loss, list(factors.values()), allow_unused=True)
+    sent = {name: factor.detach().clone() for name, factor in factors.items()}
+    known = client.side_knowledge()
+    if training is not None:
+        known |= {
+            "update": Update.DELTA,
+            "learning_rate": training.rate,
+            "num_steps": training.run(client, train_mode=train_mode, seed=seed),
+            "optimizer": training.optimizer,
+            "weight_decay": training.weight_decay,
+            "momentum": 0.0,
+            "local_batch_size": training.batch_size or len(texts),
+        }
+        seen = {name: factor.detach() - sent[name] for name, factor in factors.items() if factor.grad is not None}
+    else:
+        with fix_seed(seed):
+            client.train(train_mode)
+            seen = _gradients(client, factors)
     return GradientEvidence(
-        gradients={name: g.detach() for name, g in zip(factors, gradients, strict=True) if g is not None},
+        gradients=seen,
         model_fingerprint=model.fingerprint(),
         task=client.task,
         num_texts=len(texts),
         compute_dtype=model.dtype,
         num_clients=1,
         adapter_scale=alpha / rank,
-        **client.side_knowledge(),
-        adapters={name: factor.detach().clone() for name, factor in factors.items()},
+        **known,
+        adapters=sent,
     )
 
 
@@ -91,12 +126,27 @@ def observe_lora_again(
     with torch.no_grad():
         for name, factor in factors.items():
             factor.copy_(evidence.adapters[name])
+    if evidence.update is Update.DELTA:
+        training = LocalTraining(
+            local_steps=evidence.num_steps or 1,
+            batch_size=evidence.local_batch_size,
+            optimizer="sgd" if evidence.optimizer == "sgd" else "adamw",
+            learning_rate=evidence.learning_rate,
+            weight_decay=evidence.weight_decay or 0.0,
+        )
+        training.run(client, train_mode=False, seed=0)
+        seen = {name: f.detach() - evidence.adapters[name] for name, f in factors.items() if f.grad is not None}
+        return replace(evidence, gradients=seen, num_texts=len(texts))
     with torch.enable_grad():
         client.eval()
-        loss = client(client.batch(client.rows), client.rows).mean()
-        gradients = torch.autograd.grad(loss, list(factors.values()), allow_unused=True)
-    seen = {name: g.detach() for name, g in zip(factors, gradients, strict=True) if g is not None}
-    return replace(evidence, gradients=seen, num_texts=len(texts))
+        return replace(evidence, gradients=_gradients(client, factors), num_texts=len(texts))
+
+
+def _gradients(client: Client, factors: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Gradients of the mean loss over all texts."""
+    loss = client(client.batch(client.rows), client.rows).mean()
+    gradients = torch.autograd.grad(loss, list(factors.values()), allow_unused=True)
+    return {name: g.detach() for name, g in zip(factors, gradients, strict=True) if g is not None}
 
 
 def _inject(
@@ -155,11 +205,36 @@ def _paths_of_role(model: Model, target: Role | str) -> set[str]:
     return {layer.parameter.removesuffix(".weight") for layer in layers if layer is not None}
 
 
-def _check(rank: int, alpha: float, dropout: float, steps: int, learning_rate: float) -> None:
-    if rank < 1 or steps < 0:
-        raise InputError(f"rank must be at least 1 and steps 0 or more, got {rank} and {steps}")
+def check_lora(
+    *,
+    rank: int = 8,
+    alpha: float = 16,
+    dropout: float = 0.0,
+    steps: int = 0,
+    learning_rate: float = 1e-3,
+    local_steps: int = 0,
+    optimizer: Literal["sgd", "adamw"] = "adamw",
+    local_learning_rate: float = 5e-5,
+    batch_size: int | None = None,
+    weight_decay: float = 0.0,
+    max_grad_norm: float | None = None,
+) -> LocalTraining | None:
+    """Refuse settings that do not go together; the local training that they mean, None where there is none."""
+    if rank < 1 or steps < 0 or local_steps < 0:
+        raise InputError(
+            f"rank must be at least 1, steps and local_steps 0 or more, got {rank}, {steps} and {local_steps}"
+        )
     for name, value in (("alpha", alpha), ("learning_rate", learning_rate)):
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"{name} must be a finite number above 0, got {value}")
     if not 0 <= dropout < 1:
         raise InputError(f"dropout must lie in [0, 1), got {dropout}")
+    training = LocalTraining(
+        local_steps=local_steps or None,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        learning_rate=local_learning_rate,
+        weight_decay=weight_decay,
+        max_grad_norm=max_grad_norm,
+    )
+    return training if local_steps else None

@@ -9,9 +9,10 @@ from unmask.evidence.gradients import OPTIMIZERS
 from unmask.models.adapter import Model
 from unmask.protocols.batch import Texts
 from unmask.protocols.dpsgd import PrivateUpdate, check_dpsgd, observe_dpsgd
-from unmask.protocols.fedavg import check_fedavg, observe_fedavg
+from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
-from unmask.protocols.lora import observe_lora
+from unmask.protocols.local_training import LocalTraining
+from unmask.protocols.lora import check_lora, observe_lora
 from unmask.specs import Kind, Spec, number, one_of, whole_number
 
 PROTOCOLS: Mapping[str, Kind] = {
@@ -30,7 +31,7 @@ PROTOCOLS: Mapping[str, Kind] = {
             number("momentum", default=0.0),
             number("max_grad_norm", default=None),
         ),
-        check_fedavg,
+        LocalTraining,
     ),
     "dpsgd": Kind(
         "dpsgd:noise_multiplier=0.5,max_grad_norm=1,dataset_size=1000",
@@ -48,7 +49,7 @@ PROTOCOLS: Mapping[str, Kind] = {
     ),
     "lora": Kind(
         "lora:rank=8",
-        "gradients of low-rank adapters only (PEFT)",
+        "gradients of low-rank adapters only, or their change after local steps (PEFT)",
         observe_lora,
         (
             whole_number("rank", 1, default=8, always_written=True),
@@ -56,7 +57,14 @@ PROTOCOLS: Mapping[str, Kind] = {
             number("dropout", default=0.0),
             whole_number("steps", 0, default=0),
             number("learning_rate", default=1e-3),
+            whole_number("local_steps", 0, default=0),
+            one_of("optimizer", OPTIMIZERS, default="adamw"),
+            number("local_learning_rate", default=5e-5),
+            whole_number("batch_size", 1, default=None),
+            number("weight_decay", default=0.0),
+            number("max_grad_norm", default=None),
         ),
+        check_lora,
     ),
 }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from unmask.attacks.gradients.bag_of_words.delta_tokens import find_delta_tokens
 from unmask.attacks.gradients.bag_of_words.embedding_rows import positions_from_rows, tokens_from_rows
 from unmask.attacks.gradients.bag_of_words.lora_tokens import find_lora_tokens
 from unmask.attacks.gradients.bag_of_words.noisy_tokens import NoisyTokens, find_noisy_tokens, is_adaptive
@@ -53,7 +54,7 @@ def find_candidates(
     Where neither is exact, because of noise, coarse numbers or an adaptive optimiser, by statistical tests.
     """
     exact = _find_exactly(evidence, model, num_probes, min_gap_decades, generator)
-    if exact.candidates is not None or evidence.adapters:
+    if exact.candidates is not None:
         return exact
     return _find_statistically(evidence, model, exact, generator)
 
@@ -92,23 +93,28 @@ def _find_exactly(
 def _find_statistically(
     evidence: GradientEvidence, model: Model, exact: BagOfWords, generator: torch.Generator
 ) -> BagOfWords:
-    """Tokens under the noise that the update has, and by the rows of a tied embedding; if there are none, why not."""
+    """Tokens by all tests that bear noise and optimisers; if there are none, why not."""
     found = find_noisy_tokens(evidence, model, generator)
     tied = find_tied_tokens(evidence, model, generator)
+    steps = find_delta_tokens(evidence, model)
     used = tuple(found.noise)
     details = {
         f"{kind} of {name}": value for kind in ("noise", "signal") for name, value in getattr(found, kind).items()
     }
-    tokens = torch.unique(torch.cat([found.tokens, tied.tokens]))
+    tokens = torch.unique(torch.cat([found.tokens, tied.tokens, steps.tokens]))
     if len(tokens):
         everywhere = range(model.max_positions) if model.learned_positions else [-1]
-        expected_false = found.expected_false + tied.expected_false
-        num_tested = found.num_tested + (model.vocab_size if len(tied.tokens) else 0)
+        expected_false = found.expected_false + tied.expected_false + steps.expected_false
+        num_tested = found.num_tested + model.vocab_size * sum(bool(len(other.tokens)) for other in (tied, steps))
         candidates = Candidates(
             dict.fromkeys(everywhere, tokens.to(model.device)), Gap(expected_false, 1.0), num_tested
         )
         used += (model.token_embedding,) if len(tied.tokens) else ()
-        return BagOfWords(candidates, used, expected_false=expected_false, details={**details, **tied.details})
+        used += steps.used if len(steps.tokens) else ()
+        details |= {**tied.details, **steps.details}
+        return BagOfWords(candidates, tuple(dict.fromkeys(used)), expected_false=expected_false, details=details)
+    if steps.used:
+        return BagOfWords(None, steps.used, Status.NOT_APPLICABLE, steps.reason, details=steps.details)
     if not used:
         return _why_not(evidence, model, exact)
     status = Status.NOT_APPLICABLE if found.rank == 0 else exact.status

@@ -12,8 +12,9 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
-# One half by the decoys of the span, 1e-9 for each row of the embedding, and 0.01 by all rows of a tied one.
-MOST_EXPECTED_FALSE = 0.52
+# One half by the decoys of the span, 1e-9 for each row of the embedding, 0.01 by all rows of a tied one, and 0.01 by
+# differences of weights.
+MOST_EXPECTED_FALSE = 0.53
 
 
 def read_tokens(

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
-from unmask.evidence.gradients import GradientEvidence
+from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.gap import Gap, widest_gap
 from unmask.linalg.pursuit import find_rivals, find_support, orthonormal
 from unmask.linalg.subspace import Span, column_span
@@ -66,6 +66,8 @@ class _Factors:
 @torch.no_grad()
 def find_lora_tokens(evidence: GradientEvidence, model: Model) -> LoraTokens:
     """Tokens by ∂A if it holds anything, else by ∂B."""
+    if evidence.update is Update.DELTA:
+        return LoraTokens(None, (), "differences of factors have the rounding of the factors in them: no span is exact")
     inputs = gradients_of_inputs(evidence, model, 0)
     seen = list(_outputs(evidence, model))
     if not inputs and not seen:
@@ -90,12 +92,12 @@ def gradients_of_inputs(evidence: GradientEvidence, model: Model, block: int) ->
     """∂Aᵀ of the adapters at a block's queries, keys and values, whose columns are combinations of its inputs."""
     return {
         name: gradient.T
-        for name in _factors(model, "A", block)
+        for name in first_factors(model, "A", block)
         if (gradient := evidence.gradients.get(name)) is not None and bool(gradient.any())
     }
 
 
-def _factors(model: Model, factor: str, block: int = 0) -> list[str]:
+def first_factors(model: Model, factor: str, block: int = 0) -> list[str]:
     """Names of the adapters' factors at a block's queries, keys and values; a fused projection once."""
     layers = (model.linear(role, block) for role in (Role.QUERY, Role.KEY, Role.VALUE))
     modules = dict.fromkeys(layer.parameter.removesuffix(".weight") for layer in layers if layer is not None)
@@ -141,7 +143,7 @@ def _whitener(words: Float[Tensor, "v d"], always: Float[Tensor, "d k"]) -> Floa
 
 
 def _outputs(evidence: GradientEvidence, model: Model) -> Iterator[_Factors]:
-    for down, up in zip(_factors(model, "A"), _factors(model, "B"), strict=True):
+    for down, up in zip(first_factors(model, "A"), first_factors(model, "B"), strict=True):
         gradient, weights = evidence.gradients.get(up), evidence.adapters.get(down)
         if gradient is not None and weights is not None and bool(gradient.any()):
             yield _Factors(up, weights, column_span(gradient.T))
