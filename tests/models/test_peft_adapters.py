@@ -128,3 +128,9 @@ def test_what_cannot_be_read_is_refused():
     ):
         with pytest.raises(UnsupportedModelError, match=words):
             load_model(wrapped)
+
+
+def test_the_scale_of_rank_stabilised_lora():
+    adapters = load_model(with_lora(llama(), use_rslora=True)).adapters
+    assert adapters is not None
+    assert adapters.scale == 32 / 16**0.5

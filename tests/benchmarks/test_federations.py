@@ -1,0 +1,31 @@
+"""The benchmark of federations, on one small cell."""
+
+from gradients import federations
+
+TEXTS = [
+    "The meeting was moved to Thursday.",
+    "Please send forty litres of paint.",
+    "Her brother sold two goats.",
+    "Nobody told the driver.",
+]
+
+
+def test_a_cell_is_scored_by_what_reaches_adapters(minilm):
+    cell = federations.measure_cell(minilm, "classification", "lora:rank=4,steps=2", TEXTS, 2)
+    assert cell["recall"] == 1.0
+    assert cell["false"] == cell["false_certain"] == 0
+    assert cell["tokens"] == len({token for text in TEXTS[:2] for token in minilm.encode(text)})
+
+
+def test_draws_differ_and_repeat():
+    first, again, other = (federations.draw_texts(TEXTS, 3, draw) for draw in (0, 0, 1))
+    assert first == again != other
+
+
+def test_the_table_has_a_line_for_each_client(capsys):
+    cell = {"model": "minilm-l6", "protocol": "lora:rank=8,steps=2", "texts": 8, "recall": 1.0, "false": 0}
+    federations.show([cell | {"exact": 0, "seconds": 3.0}] * 2)
+    assert (
+        "| minilm-l6 | `lora:rank=8,steps=2` | 8 | 2 | 1.00 (1.00–1.00) | 0 | 0, 0 of 8 | 3–3 |"
+        in capsys.readouterr().out
+    )
