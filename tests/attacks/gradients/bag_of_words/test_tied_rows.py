@@ -58,7 +58,7 @@ def shared(shifted: Model) -> dict[bool, SharedDirection]:
 
 
 def find(evidence: GradientEvidence, model: Model) -> TiedTokens:
-    return find_tied_tokens(evidence, model, torch.Generator().manual_seed(0))
+    return find_tied_tokens(evidence, model)
 
 
 def tokens(found: TiedTokens) -> set[int]:

@@ -95,7 +95,7 @@ def _find_statistically(
 ) -> BagOfWords:
     """Tokens by all tests that bear noise and optimisers; if there are none, why not."""
     found = find_noisy_tokens(evidence, model, generator)
-    tied = find_tied_tokens(evidence, model, generator)
+    tied = find_tied_tokens(evidence, model)
     steps = find_delta_tokens(evidence, model)
     used = tuple(found.noise)
     details = {

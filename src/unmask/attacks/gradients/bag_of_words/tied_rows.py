@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_tied
+from unmask.attacks.model_cache import compute_once
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.coarse import Coarseness, storage_of, storage_variance
 from unmask.models.adapter import Model
@@ -122,7 +123,7 @@ class EmbeddingRows:
 
 
 @torch.no_grad()
-def find_tied_tokens(evidence: GradientEvidence, model: Model, generator: torch.Generator) -> TiedTokens:
+def find_tied_tokens(evidence: GradientEvidence, model: Model) -> TiedTokens:
     """Tokens whose row of the tied embedding's update points against the direction that all final states share."""
     update = evidence.gradients.get(model.token_embedding)
     if update is None or not bool(update.any()):
@@ -130,7 +131,7 @@ def find_tied_tokens(evidence: GradientEvidence, model: Model, generator: torch.
     if not may_be_tied(evidence, model) or not is_tied(model):
         return _nothing(f"'{model.token_embedding}' does not predict tokens")
     is_adaptive = _is_adaptive(evidence, update)
-    shared = find_shared_direction(write_own_texts(model, generator), is_adaptive)
+    shared = compute_once(model, ("tied rows", is_adaptive), lambda: _find_own_direction(model, is_adaptive))
     if shared is None:
         return _nothing("the final states of this model share no direction")
     rows = read_rows(evidence, model)
@@ -139,6 +140,10 @@ def find_tied_tokens(evidence: GradientEvidence, model: Model, generator: torch.
         return found
     # The rows agree: their own mean is nearer to the states of these texts.
     return judge_rows(rows, replace(shared, vector=rows.turn_towards(shared.vector)), is_adaptive)
+
+
+def _find_own_direction(model: Model, is_adaptive: bool) -> SharedDirection | None:
+    return find_shared_direction(write_own_texts(model, torch.Generator().manual_seed(0)), is_adaptive)
 
 
 def is_tied(model: Model) -> bool:

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.attacks.outputs.model_cache import compute_once
+from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.templates import TokenStates, fit_states
 from unmask.attacks.run import Progress, silent
 from unmask.models.adapter import Model

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from unmask.attacks.outputs.model_cache import compute_once
+from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.position_search import CLEAR, FoundToken, Observation
 from unmask.linalg.near_rows import near_rows

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.model_cache import compute_once
+from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.run import Progress, silent
 from unmask.models.adapter import Model

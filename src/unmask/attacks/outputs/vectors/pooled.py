@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.claims import claim_nothing
-from unmask.attacks.outputs.model_cache import compute_once
+from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.encoder_templates import encoder_templates_for
 from unmask.attacks.outputs.prompts.templates import TokenStates, templates_for
 from unmask.attacks.outputs.state_noise import computing_error, measure_rounding

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unmask.attacks.outputs import model_cache as kept
-from unmask.attacks.outputs.model_cache import compute_once
+from unmask.attacks import model_cache as kept
+from unmask.attacks.model_cache import compute_once
 from unmask.attacks.recover import as_client_ran_it
 from unmask.models import Model
 
