@@ -66,10 +66,9 @@ class _Factors:
 @torch.no_grad()
 def find_lora_tokens(evidence: GradientEvidence, model: Model) -> LoraTokens:
     """Tokens by ∂A if it holds anything, else by ∂B."""
-    if evidence.update is Update.DELTA:
-        return LoraTokens(None, (), "differences of factors have the rounding of the factors in them: no span is exact")
-    inputs = gradients_of_inputs(evidence, model, 0)
-    seen = list(_outputs(evidence, model))
+    # A difference of factors has their rounding in it, but where B was zero there is none to speak of.
+    inputs = gradients_of_inputs(evidence, model, 0) if evidence.update is Update.GRADIENT else {}
+    seen = [] if evidence.optimizer == "adamw" else list(_outputs(evidence, model))
     if not inputs and not seen:
         return LoraTokens(None, (), "no adapter of block 0's queries, keys or values holds a gradient")
     reason = ""
