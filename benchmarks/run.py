@@ -21,6 +21,7 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "gradients.encoders": {"encoders": "encoders: exact texts, the paper's data sets, slopes, against DAGER"},
         "gradients.paper_tables": {"paper_tables": "the paper's data sets on decoders"},
         "gradients.leak_map": {"leak_map": "what protocols and defences leave"},
+        "gradients.federations": {"federations": "LoRA beyond its rank, AdamW, local steps"},
     },
     "outputs": {
         "outputs.paper": {

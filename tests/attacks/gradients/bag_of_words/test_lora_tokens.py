@@ -137,6 +137,14 @@ def test_many_more_tokens_than_the_rank_on_real_weights(minilm):
     assert len(found.candidates.tokens) > 10 * 4
 
 
+def test_tokens_that_pass_by_chance_are_not_claimed(tiny_bert):
+    """Rank 2: of 500 tokens at 64 positions, some lie in any one of two directions nearly."""
+    for seed in range(10):
+        texts = [torch.randint(5, 490, (3,), generator=torch.Generator().manual_seed(seed)).tolist()]
+        evidence = observe_lora(tiny_bert, texts, task="classification", rank=2, seed=seed)
+        assert recover_text(evidence, tiny_bert).value.token_set <= set(texts[0])
+
+
 # Through the whole attack
 
 

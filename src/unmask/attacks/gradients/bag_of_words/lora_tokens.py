@@ -37,6 +37,7 @@ from unmask.models.linear import Role
 
 _FLOOR = 1e-6  # what float32 leaves of a zero once a vector went through A
 _FAR = 0.1
+_BY_CHANCE = 1e-3  # wrong tokens that may pass the test of ∂B on average
 _RIDGE = 1e-7  # of the largest second moment: directions of the vocabulary below it are rounding
 _COLUMNS = 1e-4  # of the largest: columns below it hold more rounding than gradient
 _EXPLAINED = 2e-5  # of ∂A: less is float32's rounding, and nothing more is taken
@@ -78,7 +79,15 @@ def find_lora_tokens(evidence: GradientEvidence, model: Model) -> LoraTokens:
             return LoraTokens(found, tuple(inputs))
     open_ones = [one for one in _without_blind_ones(model, seen) if one.span.rank < one.span.width]
     if open_ones:
-        return LoraTokens(_passing(model, open_ones), tuple(one.name for one in open_ones))
+        found = _passing(model, open_ones)
+        used = tuple(one.name for one in open_ones)
+        free = sum(one.span.width - one.span.rank for one in open_ones)
+        by_chance = found.num_tested * max(found.gap.accepted, _FLOOR) ** free
+        if by_chance > _BY_CHANCE:
+            return LoraTokens(
+                None, used, f"only {free} directions of the adapters tell tokens apart, and some pass by chance"
+            )
+        return LoraTokens(found, used)
     rank = max((one.span.width for one in seen), default=0)
     reason = reason or (
         f"the factors B are zero, as in a first round, so that ∂A is: adapters of this rank then show {rank} "
