@@ -62,7 +62,7 @@ def claim_tokens(
     Nothing follows about texts: the order was never tried, or it was and nothing confirms that it could be found.
     """
     certificate = Certificate(
-        claim="every token listed occurs: its vector lies in the span of block 0's gradients, or its embedding moved",
+        claim="every token listed occurs: block 0's gradients hold its vector or need it, or its embedding moved",
         residual=candidates.gap.accepted,
         tolerance=candidates.gap.threshold,
         rejected=candidates.gap.rejected,
