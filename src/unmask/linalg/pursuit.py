@@ -205,3 +205,10 @@ def orthonormal(matrix: Float[Tensor, "d m"], floor: float) -> Basis:
     """An orthonormal basis of the columns; singular values below `floor` times the largest are rounding."""
     left, sizes, _ = torch.linalg.svd(matrix.double(), full_matrices=False)
     return left[:, sizes > floor * sizes.max()] if len(sizes) else left
+
+
+def inverse_root(moments: Float[Tensor, "d d"], without: Basis, ridge: float) -> Float[Tensor, "d d"]:
+    """What whitens rows of these second moments, outside of some directions; `ridge` is a share of the largest."""
+    free = torch.eye(len(moments), dtype=moments.dtype, device=moments.device) - without @ without.T
+    variances, axes = torch.linalg.eigh(free @ moments @ free)
+    return free @ (axes * (variances.clamp_min(0) + ridge * variances.max()).rsqrt()) @ axes.T

@@ -83,7 +83,8 @@ def observe_lora(
             data["labels"] = None
         earlier = Client(model, texts if earlier_texts is None else earlier_texts, seed=seed, **data)
         _inject(earlier, modules, rank, alpha, dropout, seed)
-        _train(earlier, steps, learning_rate, train_mode, seed)
+        before = LocalTraining(local_steps=steps, optimizer="adamw", learning_rate=learning_rate)
+        before.run(earlier, train_mode=train_mode, seed=seed)
         client.load_state_dict(earlier.state_dict())
     sent = {name: factor.detach().clone() for name, factor in factors.items()}
     known = client.side_knowledge()
@@ -162,19 +163,6 @@ def _inject(
         warnings.filterwarnings("ignore", message="fan_in_fan_out")  # PEFT sets it for Conv1D by itself, and says so
         get_peft_model(client.hf, config)  # in place; the wrapper that it returns is not needed
     return {plain_name(name): parameter for name, parameter in client.shared_parameters([".lora_"]).items()}
-
-
-def _train(client: Client, steps: int, learning_rate: float, train_mode: bool, seed: int) -> None:
-    """Some AdamW steps on all of the client's texts."""
-    trainable = [parameter for parameter in client.parameters() if parameter.requires_grad]
-    descent = torch.optim.AdamW(trainable, learning_rate, weight_decay=0.0)
-    batch = client.batch(client.rows)
-    with fix_seed(seed):
-        client.train(train_mode)
-        for _ in range(steps):
-            descent.zero_grad()
-            client(batch, client.rows).mean().backward()
-            descent.step()
 
 
 def _modules(model: Model, targets: Sequence[Role | str]) -> list[str]:

@@ -31,8 +31,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.bag_of_words.lora_tokens import first_factors
-from unmask.attacks.gradients.bag_of_words.noisy_tokens import is_adaptive
+from unmask.attacks.gradients.bag_of_words.lora_tokens import input_factors
+from unmask.attacks.gradients.bag_of_words.noisy_tokens import is_adamw
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.atoms import chi_square_score
 from unmask.linalg.weighted_pursuit import WeightedPursuit, find_start
@@ -98,7 +98,7 @@ def find_delta_tokens(evidence: GradientEvidence, model: Model) -> DeltaTokens:
     held = [*_layers(evidence, model), *_adapters(evidence, model)]
     columns = list(_columns(evidence, held))
     if not columns:
-        drifts = [one.name for one in held if _is_adamw(evidence, one.delta) and sum(one.had_gradient) > 1]
+        drifts = [one.name for one in held if is_adamw(evidence, one.delta) and sum(one.had_gradient) > 1]
         reason = _DRIFT if drifts else "no difference of block 0's weights tells gradients"
         return DeltaTokens(_none(), used=tuple(drifts), reason=reason)
     values, sigma = (torch.cat([getattr(one, part) for one in columns], dim=1) for part in ("values", "sigma"))
@@ -130,7 +130,7 @@ def _is_told(values: Float[Tensor, "d m"], sigma: Float[Tensor, "d m"], num_toke
 def _columns(evidence: GradientEvidence, held: Sequence[_Held]) -> Iterator[_Columns]:
     """Gradients behind differences, equally many columns of each: those of which most entries are known."""
     for one in held:
-        if _is_adamw(evidence, one.delta):
+        if is_adamw(evidence, one.delta):
             read = _read_adam(evidence, one)
         else:
             read = _read_sgd(evidence, one) if one.is_factor else None  # whole layers are the noisy test's
@@ -156,16 +156,12 @@ def _layers(evidence: GradientEvidence, model: Model) -> Iterator[_Held]:
 
 def _adapters(evidence: GradientEvidence, model: Model) -> Iterator[_Held]:
     """Factors A: while B is zero, they have no gradient."""
-    for down, up in zip(first_factors(model, "A"), first_factors(model, "B"), strict=True):
+    for down, up in zip(input_factors(model, "A"), input_factors(model, "B"), strict=True):
         delta = evidence.gradients.get(down)
         if delta is not None and down in evidence.adapters and up in evidence.adapters and bool(delta.any()):
             had_none = not bool(evidence.adapters[up].any())
             steps = tuple(not had_none or step > 0 for step in range(evidence.num_steps or 1))
             yield _Held(down, delta, evidence.adapters[down], steps, is_factor=True)
-
-
-def _is_adamw(evidence: GradientEvidence, delta: Tensor) -> bool:
-    return evidence.optimizer == "adamw" or (evidence.optimizer is None and is_adaptive(evidence, delta))
 
 
 def _read_adam(evidence: GradientEvidence, held: _Held) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]] | None:

@@ -30,7 +30,7 @@ from torch.nn.functional import normalize
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.gap import Gap, widest_gap
-from unmask.linalg.pursuit import find_rivals, find_support, orthonormal
+from unmask.linalg.pursuit import find_rivals, find_support, inverse_root, orthonormal
 from unmask.linalg.subspace import Span, column_span
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
@@ -100,12 +100,12 @@ def gradients_of_inputs(evidence: GradientEvidence, model: Model, block: int) ->
     """∂Aᵀ of the adapters at a block's queries, keys and values, whose columns are combinations of its inputs."""
     return {
         name: gradient.T
-        for name in first_factors(model, "A", block)
+        for name in input_factors(model, "A", block)
         if (gradient := evidence.gradients.get(name)) is not None and bool(gradient.any())
     }
 
 
-def first_factors(model: Model, factor: str, block: int = 0) -> list[str]:
+def input_factors(model: Model, factor: str, block: int = 0) -> list[str]:
     """Names of the adapters' factors at a block's queries, keys and values; a fused projection once."""
     layers = (model.linear(role, block) for role in (Role.QUERY, Role.KEY, Role.VALUE))
     modules = dict.fromkeys(layer.parameter.removesuffix(".weight") for layer in layers if layer is not None)
@@ -119,7 +119,7 @@ def _find_by_inputs(inputs: Mapping[str, Float[Tensor, "d r"]], model: Model) ->
     always = orthonormal(torch.cat([shift[None], model.token_type_directions]).T, 1e-6)
     measured = torch.cat([gradient.double() for gradient in inputs.values()], dim=1)
     measured = measured - always @ (always.T @ measured)
-    whiten = _whitener(words, always)
+    whiten = inverse_root((words.T @ words).double() / len(words), always, _RIDGE)
     atoms = normalize(torch.cat([words, places]).double() @ whiten, dim=1).to(words)
     basis = orthonormal(whiten.T @ measured, _COLUMNS)
     most = int(_MOST * (model.width - always.shape[1]))
@@ -141,17 +141,8 @@ def _find_by_inputs(inputs: Mapping[str, Float[Tensor, "d r"]], model: Model) ->
     return Candidates(dict.fromkeys(everywhere, tokens), gap, len(atoms), unclear), ""
 
 
-def _whitener(words: Float[Tensor, "v d"], always: Float[Tensor, "d k"]) -> Float[Tensor, "d d"]:
-    """The inverse root of the vocabulary's second moments, outside of what every input may hold."""
-    moments = (words.T @ words).double() / len(words)
-    free = torch.eye(len(moments), dtype=torch.float64, device=words.device) - always @ always.T
-    variances, axes = torch.linalg.eigh(free @ moments @ free)
-    scales = (variances.clamp_min(0) + _RIDGE * variances.max()).rsqrt()
-    return free @ (axes * scales) @ axes.T
-
-
 def _outputs(evidence: GradientEvidence, model: Model) -> Iterator[_Factors]:
-    for down, up in zip(first_factors(model, "A"), first_factors(model, "B"), strict=True):
+    for down, up in zip(input_factors(model, "A"), input_factors(model, "B"), strict=True):
         gradient, weights = evidence.gradients.get(up), evidence.adapters.get(down)
         if gradient is not None and weights is not None and bool(gradient.any()):
             yield _Factors(up, weights, column_span(gradient.T))

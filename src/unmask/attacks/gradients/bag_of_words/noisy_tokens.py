@@ -130,6 +130,12 @@ def is_adaptive(evidence: GradientEvidence, delta: Tensor) -> bool:
     return evidence.update is Update.DELTA and float(sizes.median()) > _ALIKE * float(sizes.max())
 
 
+def is_adamw(evidence: GradientEvidence, delta: Tensor) -> bool:
+    """The same by what is stated, where the optimiser is."""
+    stated = evidence.update is Update.DELTA and evidence.optimizer == "adamw"
+    return stated or (evidence.optimizer is None and is_adaptive(evidence, delta))
+
+
 def _from_span(
     evidence: GradientEvidence,
     model: Model,

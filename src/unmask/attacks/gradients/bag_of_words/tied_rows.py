@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_tied
+from unmask.attacks.gradients.bag_of_words.noisy_tokens import is_adamw
 from unmask.attacks.model_cache import compute_once
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.coarse import Coarseness, storage_of, storage_variance
@@ -46,7 +47,6 @@ from unmask.models.inputs import training_mode, usual_tokens
 _EXPECTED_FALSE = 0.005  # by noise, and as many by structure
 _NUM_TEXTS, _LENGTH, _NUM_ROUNDS = 8, 16, 4  # of own texts; each round puts one more token of each text in its place
 _NUM_STEPS = 1000  # towards the nearest point of the hull: the margin is within 1 % of that after 3,000 (measured)
-_ALIKE = 0.2  # the median entry as a share of the largest: entries of an adaptive optimiser's steps are much alike
 _TAIL = 5e-3  # of the rows that may be noise: the tail is extended from there
 _BEYOND_NOISE = 5.0  # standard deviations of χ² that a row which is not noise is longer
 _MOST_AGAINST = 0.05  # share of the clear rows: more are no labels, but another direction
@@ -130,7 +130,7 @@ def find_tied_tokens(evidence: GradientEvidence, model: Model) -> TiedTokens:
         return _nothing(f"the update does not hold '{model.token_embedding}'")
     if not may_be_tied(evidence, model) or not is_tied(model):
         return _nothing(f"'{model.token_embedding}' does not predict tokens")
-    is_adaptive = _is_adaptive(evidence, update)
+    is_adaptive = is_adamw(evidence, update)
     shared = compute_once(model, ("tied rows", is_adaptive), lambda: _find_own_direction(model, is_adaptive))
     if shared is None:
         return _nothing("the final states of this model share no direction")
@@ -150,14 +150,6 @@ def is_tied(model: Model) -> bool:
     """Whether the rows of the token embedding predict tokens, as far as the model can be computed."""
     head = model.token_head if not model.problem else None
     return head is not None and head.embedding is model.parameter(model.token_embedding)
-
-
-def _is_adaptive(evidence: GradientEvidence, delta: Tensor) -> bool:
-    """Whether an optimiser such as Adam made a weight delta: by what is known, else by the sizes of its entries."""
-    if evidence.update is not Update.DELTA or evidence.optimizer is not None:
-        return evidence.update is Update.DELTA and evidence.optimizer != "sgd"
-    sizes = delta.abs().flatten()
-    return float(sizes.median()) > _ALIKE * float(sizes.max())
 
 
 def write_own_texts(model: Model, generator: torch.Generator) -> OwnTexts:

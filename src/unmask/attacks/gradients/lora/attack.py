@@ -44,6 +44,7 @@ class LoraAttack:
     largest temporary when labels are read.
     """
 
+    num_probes: int = 32
     min_gap_decades: float = 1.0
     memory_budget_bytes: int = 2**30
     seed: int = 0
@@ -53,7 +54,7 @@ class LoraAttack:
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
         run = Run(self.seed, progress)
-        read = read_tokens(run, evidence, model, 0, self.min_gap_decades)
+        read = read_tokens(run, evidence, model, self.num_probes, self.min_gap_decades)
         if isinstance(read, Recovery):
             return read
         candidates, used = read

@@ -31,7 +31,7 @@ from torch.nn.functional import normalize
 
 from unmask.attacks.gradients.lora.prefix_states import CachedPrefix, Extensions, PrefixStates
 from unmask.attacks.run import Run
-from unmask.linalg.pursuit import Pursuit, orthonormal, support_of
+from unmask.linalg.pursuit import Pursuit, inverse_root, orthonormal, support_of
 from unmask.models.adapter import Model
 
 _NUM_TEXTS, _LENGTH = 80, 20  # texts drawn to measure second moments
@@ -103,6 +103,4 @@ def _whitener(rows: Float[Tensor, "n d"], firsts: Float[Tensor, "c d"]) -> Float
     """The inverse root of rows' second moments, outside of the direction that the rows of first tokens share."""
     every = torch.cat([rows, firsts]).double()
     shared = torch.linalg.svd(firsts.double(), full_matrices=False).Vh[:1]
-    free = torch.eye(every.shape[1], dtype=torch.float64, device=every.device) - shared.T @ shared
-    variances, axes = torch.linalg.eigh(free @ (every.T @ every / len(every)) @ free)
-    return free @ (axes * (variances.clamp_min(0) + _RIDGE * variances.max()).rsqrt()) @ axes.T
+    return inverse_root(every.T @ every / len(every), shared.T, _RIDGE)
