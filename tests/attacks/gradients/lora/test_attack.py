@@ -75,6 +75,15 @@ def test_a_text_of_two_tokens_is_never_wrong(tiny_llama):
     assert recovery.value.token_set == {*FIRST[:-1], 7}
 
 
+def test_adapters_without_their_factors_b_give_tokens(tiny_llama):
+    evidence = observe(tiny_llama, [FIRST])
+    downs = {name: factor for name, factor in evidence.adapters.items() if ".lora_A." in name}
+    recovery = recover_text(replace(evidence, adapters=downs), tiny_llama)
+    assert recovery.status is Status.PARTIAL
+    assert "factors B" in recovery.reason
+    assert recovery.value.token_set == set(FIRST[:-1])
+
+
 def test_classification_gives_tokens(tiny_llama):
     recovery = recover_text(observe(tiny_llama, [FIRST], task="classification"), tiny_llama)
     assert recovery.status is Status.PARTIAL

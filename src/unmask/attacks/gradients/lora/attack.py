@@ -108,6 +108,8 @@ def _why_no_texts(evidence: GradientEvidence, model: Model) -> str:
         return model.problem
     if evidence.update is not Update.GRADIENT:
         return "texts are read from gradients of adapters, and this is a difference of weights"
+    if any(name.replace(".lora_A.", ".lora_B.") not in evidence.adapters for name in evidence.adapters):
+        return "the adapters that the server sent lack some of their factors B, without which texts are not read"
     if evidence.task is Task.CLASSIFICATION or model.token_head is None:
         return "texts are read from adapters that were trained to predict the next token"
     return ""
