@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from unmask.linalg.coarse import Coarseness, relative_rounding, rounding_variance, storage_of, storage_variance
+from unmask.linalg.coarse import (
+    Coarseness,
+    distance_to_cells,
+    relative_rounding,
+    rounding_variance,
+    storage_of,
+    storage_variance,
+)
 
 
 def fine(seed: int = 0) -> Tensor:
@@ -112,3 +119,26 @@ def test_rounding_shows_whatever_the_type(shape, store, expected):
         values.view(-1)[0] = 0.999  # so that steps relative to the largest entry are the steps
         seen = relative_rounding(store(values))
         assert expected * 0.7 <= seen <= expected * 3, (seed, seen)
+
+
+def float16(tensor: Tensor) -> Tensor:
+    return tensor.half().float()
+
+
+def bfloat16(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16().float()
+
+
+@pytest.mark.parametrize("store", [int8, float8, bfloat16, float16, largest, thinned, lambda tensor: tensor])
+def test_what_was_stored_lies_in_its_cells_and_a_hundredth_more_does_not(store):
+    tensor = fine()
+    seen = store(tensor)
+    assert float(distance_to_cells(seen, tensor).norm() / seen.norm()) < 1e-6  # float32 rounds the levels themselves
+    assert float(distance_to_cells(seen, 1.01 * tensor).norm() / seen.norm()) > 1e-3
+
+
+def test_float16_is_told_by_its_digits_though_small_entries_become_zero():
+    seen = float16(1e-5 * fine())
+    assert float((seen == 0).double().mean()) > 0.01
+    assert storage_of(seen).kind is Coarseness.DIGITS
+    assert storage_of(seen).dtype is torch.float16

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unmask.errors import InputError
-from unmask.linalg.noise import estimate_noise, marchenko_pastur_median, noise_edge
+from unmask.linalg.noise import estimate_noise, marchenko_pastur_median, noise_edge, noise_in, square
 
 
 def noise(d: int, m: int, seed: int = 0) -> torch.Tensor:
@@ -62,3 +62,12 @@ def test_vectors_have_no_spectrum(matrix):
 def test_the_sides_must_be_in_order():
     with pytest.raises(InputError, match="1 ≤ d ≤ m"):
         marchenko_pastur_median(5, 4)
+
+
+@pytest.mark.parametrize("shape", [(40, 200), (60, 60), (200, 40)])
+def test_the_square_matrix_has_the_same_values_and_left_vectors(shape):
+    matrix = noise(*shape)
+    left, values, _ = torch.linalg.svd(square(matrix), full_matrices=False)
+    torch.testing.assert_close(values, torch.linalg.svdvals(matrix))
+    torch.testing.assert_close((left.T @ matrix).norm(dim=1), values)
+    assert noise_in(values, max(shape)).sigma == pytest.approx(estimate_noise(matrix).sigma)

@@ -25,6 +25,7 @@ _SAMPLE = 2**18  # entries that levels are looked for in
 _MAX_LEVELS = 512  # int8 has 255 levels, float8 253; a float32 tensor of this many entries has nearly as many values
 _ON_GRID = 2e-3  # of a step: float32's rounding of 127 steps is 1e-5
 _MOST_STEPS = 1024  # from zero to the largest entry of an even grid; float8 has 458,752 of its smallest steps
+_FEW_DIGITS = (torch.bfloat16, torch.float16)
 _NARROW = (torch.bfloat16, torch.float16, torch.float32)
 _DECIMALS = range(7)
 _FEWEST = 4  # values that a common step is looked for in
@@ -50,6 +51,7 @@ class Storage:
     step: float
     zero_share: float
     levels: Float[Tensor, " levels"] | None = None  # of an uneven grid
+    dtype: torch.dtype = torch.bfloat16  # whose digits the entries have, where these are few
 
 
 def storage_of(tensor: Tensor) -> Storage:
@@ -66,12 +68,18 @@ def storage_of(tensor: Tensor) -> Storage:
         if step is not None:
             return Storage(Coarseness.EVEN, step, zero_share)
         return Storage(Coarseness.DIGITS, smallest, zero_share, levels)
-    if zero_share > _SPARSE:
+    is_half = smallest < torch.finfo(torch.float16).smallest_normal and _has_digits(nonzero, torch.float16)
+    if zero_share > _SPARSE and not is_half:  # small numbers become zero in float16
         is_cut = smallest > _THRESHOLDED * float(nonzero.abs().median())
         return Storage(Coarseness.LARGEST if is_cut else Coarseness.THINNED, smallest, zero_share)
-    if bool((nonzero.float().bfloat16().double() == nonzero).all()):
-        return Storage(Coarseness.DIGITS, smallest, zero_share)
+    for narrow in _FEW_DIGITS:
+        if _has_digits(nonzero, narrow):
+            return Storage(Coarseness.DIGITS, smallest, zero_share, dtype=narrow)
     return Storage(Coarseness.FINE, smallest, zero_share)
+
+
+def _has_digits(values: Tensor, dtype: torch.dtype) -> bool:
+    return bool((values.to(dtype).double() == values).all())
 
 
 def relative_rounding(tensor: Tensor) -> float:
@@ -116,14 +124,44 @@ def storage_variance(tensor: Tensor) -> Float[Tensor, "*shape"] | None:
     if storage.kind is Coarseness.THINNED:
         return storage.zero_share * values.square()
     if storage.levels is None:
-        return rounding_variance(values, torch.bfloat16)
+        return rounding_variance(values, storage.dtype)
     return _spacing(storage.levels)[_nearest(storage.levels, values)].square() / 12
 
 
 def rounding_variance(values: Tensor, dtype: torch.dtype) -> Float[Tensor, "*shape"]:
     """Of numbers rounded to the nearest of a float type: Δ²/12 with Δ the distance of its neighbouring numbers."""
-    exponents = values.double().abs().clamp_min(1e-38).log2().floor()
-    return (torch.finfo(dtype).eps * 2.0**exponents).square() / 12
+    return _digit(values, dtype).square() / 12
+
+
+def distance_to_cells(seen: Tensor, again: Tensor, storage: Storage | None = None) -> Float[Tensor, "*shape"]:
+    """How far numbers are from what could have been stored as the entries seen: zero if storing them gives just these.
+
+    Of entries that were left out by chance nothing is known; those that were too small to be sent are below what was.
+    `storage`: how they were stored, where that was looked at before.
+    """
+    storage = storage or storage_of(seen)
+    values = seen.double()
+    far = (again.to(seen.device).double() - values).abs()
+    if storage.kind is Coarseness.EVEN:
+        return (far - storage.step / 2).clamp_min(0)
+    if storage.kind is Coarseness.DIGITS and storage.levels is None:
+        return (far - _digit(values, storage.dtype) / 2).clamp_min(0)
+    if storage.kind is Coarseness.DIGITS:
+        levels = torch.unique(values)  # rare ones may not be in the sample
+        middles, ends = (levels[1:] + levels[:-1]) / 2, levels.new_full((1,), float("inf"))
+        nearest, numbers = _nearest(levels, values), again.to(seen.device).double()
+        low, high = torch.cat([-ends, middles])[nearest], torch.cat([middles, ends])[nearest]
+        return (low - numbers).clamp_min(0) + (numbers - high).clamp_min(0)
+    if storage.kind is Coarseness.THINNED:
+        return torch.where(values == 0, 0.0, far)
+    return torch.where(values == 0, (far - storage.step).clamp_min(0), far)  # a few zeros may be small entries too
+
+
+def _digit(values: Tensor, dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """The distance of neighbouring numbers of a float type, at some values."""
+    least = torch.finfo(dtype).smallest_normal
+    exponents = values.double().abs().clamp_min(least).log2().floor()
+    return torch.finfo(dtype).eps * 2.0**exponents
 
 
 def _sample(tensor: Tensor) -> Float[Tensor, " n"]:

@@ -63,14 +63,24 @@ def marchenko_pastur_median(d: int, m: int) -> float:
 
 
 def estimate_noise(matrix: Float[Tensor, "d m"]) -> NoiseLevel:
-    """The noise of a matrix, from its own spectrum. Cost: its singular values.
+    """The noise of a matrix, from its own spectrum. Cost: its singular values."""
+    if matrix.ndim != 2 or min(matrix.shape) < 2:
+        raise InputError(f"noise is estimated from a matrix of two rows and columns at least, got {matrix.shape}")
+    return noise_in(torch.linalg.svdvals(square(matrix.double())), max(matrix.shape))
+
+
+def square(matrix: Float[Tensor, "d m"]) -> Float[Tensor, "d k"]:
+    """A matrix with the singular values and left singular vectors of a wide one, and no more columns than rows."""
+    d, m = matrix.shape
+    return matrix if d >= m else torch.linalg.qr(matrix.T, mode="r").R.T
+
+
+def noise_in(values: Float[Tensor, " d"], m: int) -> NoiseLevel:
+    """The same from the singular values of a matrix whose longer side is m.
 
     The iteration starts from r = 0, where σ is largest, and only ever raises r: signals leave the bulk one by one.
     """
-    if matrix.ndim != 2 or min(matrix.shape) < 2:
-        raise InputError(f"noise is estimated from a matrix of two rows and columns at least, got {matrix.shape}")
-    values = torch.linalg.svdvals(matrix.double())
-    d, m = sorted(matrix.shape)
+    d = len(values)
     rank, sigma = 0, 0.0
     for _ in range(_MAX_ROUNDS):
         sigma = float(values[rank:].median()) / marchenko_pastur_median(d - rank, m - rank)
