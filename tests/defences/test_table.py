@@ -27,6 +27,7 @@ SETTINGS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "random": st.fixed_dictionaries({"share": shares}),
     "int8": st.fixed_dictionaries({}, optional={"stochastic": st.booleans()}),
     "fp8": st.just({}),
+    "fp16": st.just({}),
     "bf16": st.just({}),
     "withhold": st.fixed_dictionaries({"pattern": st.lists(names, min_size=1)}),
 }
@@ -65,6 +66,7 @@ def test_the_text_gives_the_defence_back(defence):
         ("int8:stochastic=false", "int8"),
         ("int8:stochastic=true", "int8:stochastic=true"),
         ("fp8", "fp8"),
+        ("fp16", "fp16"),
         ("bf16", "bf16"),
         ("withhold:pattern=embeddings", "withhold:pattern=embeddings"),
         ("withhold:pattern=wte+wpe", "withhold:pattern=wte+wpe"),
@@ -116,6 +118,7 @@ def test_settings_are_a_copy():
         ("int8", lambda e: defences.quantise_int8(e)),
         ("int8:stochastic=true", lambda e: defences.quantise_int8(e, seeded())),
         ("fp8", lambda e: defences.quantise_fp8(e)),
+        ("fp16", lambda e: defences.quantise_fp16(e)),
         ("bf16", lambda e: defences.quantise_bf16(e)),
         ("withhold:pattern=wte+ln_f", lambda e: defences.withhold(e, ["wte", "ln_f"])),
     ],
@@ -126,7 +129,7 @@ def test_the_text_calls_the_function(text, direct):
 
 
 def test_a_defence_without_chance_leaves_the_generator_alone():
-    for text in ("clip:norm=0.5", "topk:share=0.2", "int8", "fp8", "bf16", "withhold:pattern=wte"):
+    for text in ("clip:norm=0.5", "topk:share=0.2", "int8", "fp8", "fp16", "bf16", "withhold:pattern=wte"):
         generator = seeded()
         parse_defence(text)(random_update(), generator)
         assert generator.get_state().equal(seeded().get_state()), text

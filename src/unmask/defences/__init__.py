@@ -15,7 +15,7 @@ from unmask.defences.oracles import (
     parse_oracle_defence,
 )
 from unmask.defences.prune import keep_largest, keep_random
-from unmask.defences.quantise import quantise_bf16, quantise_fp8, quantise_int8
+from unmask.defences.quantise import quantise_bf16, quantise_fp8, quantise_fp16, quantise_int8
 from unmask.defences.table import DEFENCES, Defence, defend_states, parse_defence
 from unmask.defences.withhold import withhold
 
@@ -41,6 +41,7 @@ __all__ = [
     "parse_oracle_defence",
     "quantise_bf16",
     "quantise_fp8",
+    "quantise_fp16",
     "quantise_int8",
     "secure_aggregate",
     "withhold",

@@ -16,7 +16,7 @@ import torch
 from unmask.defences.clip import clip_norm
 from unmask.defences.noise import add_gaussian_noise, add_laplace_noise
 from unmask.defences.prune import keep_largest, keep_random
-from unmask.defences.quantise import quantise_bf16, quantise_fp8, quantise_int8
+from unmask.defences.quantise import quantise_bf16, quantise_fp8, quantise_fp16, quantise_int8
 from unmask.defences.tensorwise import AnyTensors
 from unmask.defences.withhold import withhold
 from unmask.evidence.outputs import HiddenEvidence
@@ -70,6 +70,11 @@ DEFENCES: Mapping[str, Kind] = {
         "fp8",
         "float8 (e4m3fn) with a scale for each tensor: three bits of mantissa",
         lambda evidence, generator: quantise_fp8(evidence),
+    ),
+    "fp16": Kind(
+        "fp16",
+        "float16: ten bits of mantissa, and an even grid below 6e-5",
+        lambda evidence, generator: quantise_fp16(evidence),
     ),
     "bf16": Kind(
         "bf16",
