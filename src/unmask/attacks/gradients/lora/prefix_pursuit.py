@@ -29,7 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from unmask.attacks.gradients.lora.prefix_states import CachedPrefix, Extensions, PrefixStates
+from unmask.attacks.gradients.prefix_states import CachedPrefix, Extensions, PrefixStates, attention_layers
 from unmask.attacks.run import Run
 from unmask.linalg.pursuit import Pursuit, inverse_root, orthonormal, support_of
 from unmask.models.adapter import Model
@@ -65,11 +65,13 @@ def pursue_prefixes(
     run: Run, model: Model, measured: Mapping[int, Float[Tensor, "d m"]], tokens: Int[Tensor, " c"]
 ) -> PrefixesFound:
     """Prefixes of a batch, from what its inputs left at some blocks, and the tokens that it holds."""
-    states = PrefixStates(model, tuple(sorted(measured)))
+    states = PrefixStates(model, attention_layers(list(measured)))
     first = states.extend(states.begin(), tokens)
     drawn = states.draw(tokens, _NUM_TEXTS, _LENGTH, run.generator)
     whiteners = [_whitener(rows, firsts) for rows, firsts in zip(drawn, first.rows, strict=True)]
-    bases = [orthonormal(w.T @ measured[b].double(), _COLUMNS) for b, w in zip(states.blocks, whiteners, strict=True)]
+    bases = [
+        orthonormal(w.T @ measured[b].double(), _COLUMNS) for b, w in zip(sorted(measured), whiteners, strict=True)
+    ]
 
     def atoms(extensions: Extensions) -> list[Tensor]:
         return [normalize(rows.double() @ w, dim=1).float() for rows, w in zip(extensions.rows, whiteners, strict=True)]

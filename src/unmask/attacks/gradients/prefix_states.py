@@ -1,7 +1,8 @@
-"""Inputs of several blocks' attention at the end of a prefix, with cached keys and values of every block below."""
+"""Inputs of several layers at the end of a prefix, with cached keys and values of every block below."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.models.adapter import Model
+from unmask.models.linear import Role
+
+# A layer: its block, and what its input is: that of the queries (so of keys and values too), of the output projection
+# or of the MLP.
+Layer = tuple[int, Role]
+INPUTS = (Role.QUERY, Role.ATTENTION_OUT, Role.MLP_IN)
 
 
 @dataclass(frozen=True)
@@ -22,7 +29,7 @@ class CachedPrefix:
 
 @dataclass(frozen=True)
 class Extensions:
-    """Prefixes that are one token longer: their last rows at each block looked at, keys and values at each below."""
+    """Prefixes that are one token longer: their last rows at each layer looked at, keys and values at each block."""
 
     rows: list[Float[Tensor, "c d"]]
     keys: tuple[Float[Tensor, "c g e"], ...]
@@ -31,10 +38,10 @@ class Extensions:
 
 @dataclass(frozen=True)
 class PrefixStates:
-    """Rows of prefixes at the attention of some `blocks`, in increasing order."""
+    """Rows of prefixes at some layers, in the order of the forward pass."""
 
     model: Model
-    blocks: tuple[int, ...]
+    layers: tuple[Layer, ...]
 
     def begin(self) -> CachedPrefix:
         """The empty prefix."""
@@ -47,16 +54,18 @@ class PrefixStates:
         positions = torch.full_like(tokens, len(prefix.tokens))
         states = self.model.embed(tokens, positions)
         rows, keys, values = [], [], []
-        for block in range(self.blocks[-1] + 1):
+        for block, roles in self._roles():
             seen = self.model.attention_input(block, states)
-            if block in self.blocks:
-                rows.append(seen)
-            if block == self.blocks[-1]:
+            rows += [seen] if Role.QUERY in roles else []
+            if (block, Role.QUERY) == self.layers[-1]:
                 break
             q, k, v = self.model.queries_keys_values(block, seen, positions)
             before = (prefix.keys[block], prefix.values[block]) if prefix.tokens else (k[:0], v[:0])
             mixed = self.model.mix_behind(block, q, k, v, before[0][None], before[1][None])[0]
-            states = self.model.after_mlp(block, self.model.after_attention(block, states, mixed))
+            rows += [mixed] if Role.ATTENTION_OUT in roles else []
+            attended = self.model.after_attention(block, states, mixed)
+            rows += [self.model.mlp_input(block, attended)] if Role.MLP_IN in roles else []
+            states = self.model.after_mlp(block, attended)
             keys.append(k)
             values.append(v)
         return Extensions(rows, tuple(keys), tuple(values))
@@ -71,7 +80,17 @@ class PrefixStates:
 
     @torch.no_grad()
     def draw(self, tokens: Int[Tensor, " c"], num_texts: int, length: int, generator: torch.Generator) -> list[Tensor]:
-        """Rows of texts that are drawn from some tokens, all positions of them."""
+        """Rows of texts that are drawn from some tokens, all positions of them, at the attention of the blocks."""
         drawn = tokens[torch.randint(len(tokens), (num_texts, length), generator=generator).to(tokens.device)]
-        states = self.model.hidden_states(drawn, num_blocks=self.blocks[-1])
-        return [self.model.attention_input(block, states[block]).flatten(0, 1) for block in self.blocks]
+        states = self.model.hidden_states(drawn, num_blocks=self.layers[-1][0])
+        return [self.model.attention_input(block, states[block]).flatten(0, 1) for block, _ in self.layers]
+
+    def _roles(self) -> Iterator[tuple[int, set[Role]]]:
+        """The blocks up to the last layer, and which of their inputs are looked at."""
+        for block in range(self.layers[-1][0] + 1):
+            yield block, {role for of, role in self.layers if of == block}
+
+
+def attention_layers(blocks: Sequence[int]) -> tuple[Layer, ...]:
+    """The inputs of the attention of some blocks."""
+    return tuple((block, Role.QUERY) for block in sorted(blocks))
