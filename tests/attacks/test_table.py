@@ -80,7 +80,7 @@ def test_the_default_attack_has_a_name(tiny_gpt2):
     evidence = unmask.observe_gradients(tiny_gpt2, TEXTS)
     assert unmask.recover_text(evidence, tiny_gpt2, attack="default").value.texts
     assert parse_attack("default", "gradients", Secret.TEXTS) is None
-    choice = "default, decoder, encoder, lora, pairs, dager"
+    choice = "default, decoder, noisy, encoder, lora, pairs, dager"
     with pytest.raises(InputError, match=f"no attack 'dragger'; choose one of {choice}$"):
         parse_attack("dragger", "gradients", Secret.TEXTS)
 

@@ -252,8 +252,8 @@ def test_a_scaled_update_invents_no_label_that_the_model_is_sure_of():
     assert all(found.covers(text) for found in recovery.value.texts)
 
 
-def test_a_last_token_under_the_tolerance_of_local_training_stays_open():
-    """The model was sure of the last token: its label moved less than a weight delta tells, and it used to be lost."""
+def test_a_last_token_under_the_tolerance_of_local_training_is_not_lost():
+    """The model was sure of the last token: its trace is below the tolerance, but one label less is a tenth less."""
     config = transformers.LlamaConfig(**llama_sizes(hidden_size=64, num_hidden_layers=2, vocab_size=60))
     hf = random_model(transformers.LlamaForCausalLM, config, seed=4)
     with torch.no_grad():
@@ -261,7 +261,7 @@ def test_a_last_token_under_the_tolerance_of_local_training_stays_open():
     model = adapt(hf)
     text = (37, 3, 57, 48, 57, 17, 13, 6, 13, 4, 10)
     recovery = recover_text(observe_fedavg(model, [text], local_steps=1, learning_rate=0.01), model)
-    assert not recovery.value.certain
+    assert {found.tokens for found in recovery.value.certain} <= {text}
     assert recovery.value.texts[0].covers(text)
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.reference.layer_inputs import layer_inputs
 
-from unmask.attacks.gradients.sites import first_input_site, prefix_sites
+from unmask.attacks.gradients.sites import above_noise, first_input_site, output_site, prefix_sites
+from unmask.defences import parse_defence
 from unmask.models import Model, Role, adapt
 from unmask.protocols import observe_gradients
 
@@ -114,3 +115,19 @@ def test_float32_tensors_of_an_autocast_client_are_as_coarse_as_its_products(tin
     assert fine.compute_dtype is sent.compute_dtype is torch.bfloat16
     ranks = [first_input_site(evidence, tiny_llama).span.rank for evidence in (fine, sent)]
     assert ranks[0] == ranks[1]
+
+
+@pytest.mark.parametrize("defence", ["bf16", "noise:sigma=1e-6"])
+@torch.no_grad()
+def test_a_span_above_noise_has_the_rows_about_as_far_as_noise_leaves_them(tiny_bert, defence):
+    clean = observe_gradients(tiny_bert, TEXTS, task="classification")
+    evidence = parse_defence(defence)(clean, torch.Generator().manual_seed(0))
+    site = output_site(evidence, tiny_bert)
+    assert site is not None
+    above = above_noise(evidence, tiny_bert, site)
+    assert above.noise is not None
+    assert above.parameters == site.parameters
+    assert 0 < above.span.rank <= sum(map(len, TEXTS))
+    rows = layer_inputs(tiny_bert, torch.tensor([TEXTS[0]]), site.parameters[0])[0]
+    far, left = above.noise.squares(rows)
+    assert float(far.sum() / left.sum()) < 4

@@ -6,14 +6,17 @@ spans exactly the rows of the batch, 'is this prefix in the batch?' is one dista
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from unmask.attacks.gradients.bag_of_words.noisy_tokens import error_variance
 from unmask.evidence.gradients import GradientEvidence
+from unmask.linalg.noisy_span import NoisySpan
 from unmask.linalg.subspace import Span, column_span, span_above
+from unmask.linalg.whitening import whiten
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 
@@ -29,6 +32,8 @@ class SpanSite:
     span: Span
     rows: RowsOf
     parameters: tuple[str, ...]
+    layers: tuple[tuple[Role, int], ...] = ()  # that share this input: their roles and blocks
+    noise: NoisySpan | None = None  # what noise leaves of rows of the batch, where the span is one above noise
 
 
 def why_no_first_inputs(model: Model) -> str:
@@ -101,7 +106,27 @@ def _site(
     layers = (model.linear(role, block) for role in present)
     names = tuple(dict.fromkeys(layer.parameter for layer in layers if layer is not None))
     span = column_span(*present.values()) if floor is None else span_above(*present.values(), floor=floor)
-    return SpanSite(name, span, rows, names)
+    return SpanSite(name, span, rows, names, tuple((role, block) for role in present))
+
+
+def above_noise(evidence: GradientEvidence, model: Model, site: SpanSite) -> SpanSite:
+    """The same layers with the directions of their gradients that stand out of noise or of few digits."""
+    noise = noisy_span(evidence, model, site.layers, torch.float64)
+    return site if noise is None else replace(site, span=noise.as_span(), noise=noise)
+
+
+def noisy_span(
+    evidence: GradientEvidence, model: Model, layers: Sequence[tuple[Role, int]], dtype: torch.dtype
+) -> NoisySpan | None:
+    """The directions above the noise of layers with one input; None if the update holds none of them."""
+    gradients, variances = [], []
+    for role, block in layers:
+        layer, gradient = model.linear(role, block), evidence.linear(model, role, block)
+        if layer is not None and gradient is not None:
+            variance = error_variance(evidence, model, layer.parameter)
+            gradients.append(gradient)
+            variances.append(None if variance is None else layer.orient(variance))
+    return NoisySpan.of(whiten(gradients, variances), dtype) if gradients else None
 
 
 def _as_computed(evidence: GradientEvidence, gradient: Tensor) -> Tensor:

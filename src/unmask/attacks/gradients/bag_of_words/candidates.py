@@ -53,15 +53,17 @@ def find_candidates(
 
     Where neither is exact, because of noise, coarse numbers or an adaptive optimiser, by statistical tests.
     """
-    exact = _find_exactly(evidence, model, num_probes, min_gap_decades, generator)
+    exact = find_exact_tokens(evidence, model, num_probes, min_gap_decades, generator)
     if exact.candidates is not None:
         return exact
-    return _find_statistically(evidence, model, exact, generator)
+    return find_noisy_bag(evidence, model, exact, generator)
 
 
-def _find_exactly(
+@torch.no_grad()
+def find_exact_tokens(
     evidence: GradientEvidence, model: Model, num_probes: int, min_gap_decades: float, generator: torch.Generator
 ) -> BagOfWords:
+    """The tokens that rows or spans tell without any noise; else why they do not."""
     rows = tokens_from_rows(evidence, model)
     if rows is not None:
         positions = positions_from_rows(evidence, model)
@@ -90,7 +92,8 @@ def _find_exactly(
     return _judge(merge_equal(candidates, model, told_apart=False), site.parameters, needed)
 
 
-def _find_statistically(
+@torch.no_grad()
+def find_noisy_bag(
     evidence: GradientEvidence, model: Model, exact: BagOfWords, generator: torch.Generator
 ) -> BagOfWords:
     """Tokens by all tests that bear noise and optimisers; if there are none, why not."""

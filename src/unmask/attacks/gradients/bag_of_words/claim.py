@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from unmask.attacks.claims import claim_nothing
 from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords, find_candidates
@@ -13,7 +14,7 @@ from unmask.models.adapter import Model
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
 # One half by the decoys of the span, 1e-9 for each row of the embedding, 0.01 by all rows of a tied one, and 0.01 by
-# differences of weights.
+# differences of weights, after one step or several.
 MOST_EXPECTED_FALSE = 0.53
 
 
@@ -23,14 +24,22 @@ def read_tokens(
     """The tokens of a batch and the tensors that tell them; or, where no more can be read, what is claimed."""
     run.progress("reading the bag of words", 0, 1)
     bag = find_candidates(evidence, model, num_probes, min_gap_decades, run.generator)
-    if bag.candidates is None:
-        return claim_nothing(run, bag.status, bag.reason, bag.used, frozenset([Aim.TOKENS]))
-    if bag.expected_false is not None:
-        return claim_noisy_tokens(run, bag)
+    if bag.candidates is None or bag.expected_false is not None:
+        return claim_bag(run, bag)
     return bag.candidates, bag.used
 
 
-def claim_noisy_tokens(run: Run, bag: BagOfWords) -> Recovery[RecoveredTexts]:
+def claim_bag(run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, ...] = ()) -> Recovery[RecoveredTexts]:
+    """What a bag of words claims: nothing, tokens that a test chose, or tokens. Guesses at texts claim nothing."""
+    if bag.candidates is None:
+        nothing = claim_nothing(run, bag.status, bag.reason, bag.used, frozenset([Aim.TOKENS]))
+        return replace(nothing, value=RecoveredTexts(guesses))
+    if bag.expected_false is not None:
+        return claim_noisy_tokens(run, bag, guesses)
+    return claim_tokens(run, bag.candidates, bag.used, "no order of them explains the update", guesses)
+
+
+def claim_noisy_tokens(run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, ...] = ()) -> Recovery[RecoveredTexts]:
     """Tokens that a test chose under noise: a part of the batch, a stated number of false ones, no texts."""
     assert bag.candidates is not None  # only a bag with tokens has expected false ones
     assert bag.expected_false is not None
@@ -43,11 +52,11 @@ def claim_noisy_tokens(run: Run, bag: BagOfWords) -> Recovery[RecoveredTexts]:
     tokens = bag.candidates.tokens
     reason = (
         f"{len(tokens)} tokens stand out of the noise, {bag.expected_false:.2g} of them false on average; others may "
-        "occur too, and the order of tokens is not read from noisy updates"
+        "occur too, and no order of them explains the update"
     )
     cost = run.cost(candidates=bag.candidates.num_tested)
     looked_for = frozenset([Aim.TOKENS])
-    return Recovery(RecoveredTexts((), tokens), Status.PARTIAL, reason, certificate, cost, bag.used, looked_for)
+    return Recovery(RecoveredTexts(guesses, tokens), Status.PARTIAL, reason, certificate, cost, bag.used, looked_for)
 
 
 def claim_tokens(

@@ -148,7 +148,9 @@ def _from_span(
     Noise that is louder than it was taken for, or not quite white, looks like tokens and decoys without end: then the
     lowest level is sought at which it does not, from above, where little is to be explained.
     """
-    variances = [_variance(evidence, model, name, gradient) for name, gradient in gradients.items()]
+    flipped = {name for name, gradient in gradients.items() if gradient is not evidence.gradients[name]}
+    errors = {name: error_variance(evidence, model, name) for name in gradients}
+    variances = [v.T if v is not None and name in flipped else v for name, v in errors.items()]
     white = whiten(list(gradients.values()), variances)
     if white.excess > _MORE_NOISE:
         variances = [None] * len(variances)
@@ -214,14 +216,13 @@ def _longest(positions: list[int]) -> int:
     return length
 
 
-def _variance(evidence: GradientEvidence, model: Model, name: str, gradient: Tensor) -> Tensor | None:
+def error_variance(evidence: GradientEvidence, model: Model, name: str) -> Tensor | None:
     """The variance of each entry's error, where something tells it: the protocol, the weights' rounding, the values."""
+    gradient = evidence.gradients[name]
     if evidence.noise_std:
         return torch.full_like(gradient, evidence.noise_std**2, dtype=torch.float64)
     if evidence.update is Update.DELTA:
-        weights = model.parameter(name).detach()
-        variance = rounding_variance(weights, evidence.gradients[name].dtype) * (evidence.num_steps or 1)
-        return variance if gradient.shape == weights.shape else variance.T
+        return rounding_variance(model.parameter(name).detach(), gradient.dtype) * (evidence.num_steps or 1)
     return storage_variance(gradient)
 
 

@@ -5,7 +5,7 @@
     texts    ← where prefixes end, their last token and how often they occur, from the last block
 
 Up to d distinct prefixes the test is exact from the start; beyond, the span of a wider layer is completed first
-(`beyond_width.py`).
+(`beyond_width.py`). Updates with few digits, noise or local steps are left to `noisy/attack.py`.
 Source: DAGER, arXiv 2405.15586, with the deviations that each module states.
 """
 
@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
+from unmask.attacks.gradients.bag_of_words.candidates import find_exact_tokens
+from unmask.attacks.gradients.bag_of_words.claim import claim_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.beyond_width import CompletedSpan, complete, dependencies, wide_site
 from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
@@ -28,12 +29,13 @@ from unmask.attacks.gradients.decoder.endings import (
 )
 from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows, site_rows
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixSearch, is_repetition
+from unmask.attacks.gradients.noisy.attack import NoisyAttack, is_blurred
 from unmask.attacks.gradients.replay.arrivals import Arrivals, highest_layer
 from unmask.attacks.gradients.sites import SpanSite, prefix_sites
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
-from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
+from unmask.recovery import RecoveredText, RecoveredTexts, Recovery, Status
 
 _FAR = 0.1  # relative distance that only a wrong row has
 _TYPICAL_LENGTH = 16  # tokens a text, to guess how many texts a batch holds when nobody says
@@ -57,10 +59,22 @@ class DecoderAttack:
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
         run = Run(self.seed, progress)
-        read_first = read_tokens(run, evidence, model, self.num_probes, self.min_gap_decades)
-        if isinstance(read_first, Recovery):
-            return read_first
-        candidates, used = read_first
+        progress("reading the bag of words", 0, 1)
+        bag = find_exact_tokens(evidence, model, self.num_probes, self.min_gap_decades, run.generator)
+        exact = None if bag.candidates is None else self._read_exactly(run, evidence, model, bag.candidates, bag.used)
+        if exact is not None and (exact.status is Status.RECOVERED or not is_blurred(evidence, model)):
+            return exact
+        noisy = NoisyAttack(self.num_probes, self.min_gap_decades, self.memory_budget_bytes, self.seed)
+        found = noisy.read_texts(run, evidence, model, bag)
+        if exact is None or found.status is Status.RECOVERED:
+            return found
+        return found if len(found.value.certain) > len(exact.value.certain) else exact
+
+    def _read_exactly(
+        self, run: Run, evidence: GradientEvidence, model: Model, candidates: Candidates, used: tuple[str, ...]
+    ) -> Recovery[RecoveredTexts]:
+        """Texts by spans without noise, once the tokens of the batch are known."""
+        progress = run.progress
         if model.problem:
             return claim_tokens(run, candidates, used, model.problem)
         working = as_gradient(evidence)

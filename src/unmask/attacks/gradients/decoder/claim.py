@@ -78,7 +78,8 @@ class SearchResult:
     @property
     def is_replayed(self) -> bool:
         """Whether the client was run again and sends this update."""
-        return self.confirmation.proof in (Proof.CLIENT, Proof.SCALED_CLIENT)
+        clients = (Proof.CLIENT, Proof.SCALED_CLIENT, Proof.ROUNDED_CLIENT, Proof.NOISY_CLIENT)
+        return self.confirmation.proof in clients
 
     @property
     def explains_everything(self) -> bool:
@@ -189,7 +190,8 @@ def _open_points(
 
 def _counts_are_told(evidence: GradientEvidence, findings: SearchResult) -> bool:
     """Whether the weights of labels are counts: in a plain mean over one client's batch, which the replay confirms."""
-    plain = evidence.num_clients == 1 and findings.confirmation.proof is Proof.CLIENT
+    exact = (Proof.CLIENT, Proof.ROUNDED_CLIENT, Proof.NOISY_CLIENT)
+    plain = evidence.num_clients == 1 and findings.confirmation.proof in exact
     total = sum(ending.count for ending in findings.endings)
     return plain and (evidence.num_texts is None or total <= evidence.num_texts)
 

@@ -41,6 +41,8 @@ class Proof(Enum):
 
     CLIENT = "the client, run again on these texts, sends this very update: every tensor agrees"
     SCALED_CLIENT = "the client, run again on these texts, sends this update up to one factor: every tensor agrees"
+    ROUNDED_CLIENT = "the client, run again on these texts, sends this very update, up to the digits that were sent"
+    NOISY_CLIENT = "the client, run again on these texts, sends this update up to noise: what is left has no structure"
     ARRIVALS = "the texts' rows, and no others, explain every tensor of the update below the loss"
     DEEP_SPANS = "every row of a certain text lies in the gradients' spans in the first block and in later ones"
     NONE = "every prefix of a text lies in the gradient's span in the first block, which is no proof of the text"
@@ -81,12 +83,12 @@ def confirm_next_token(
         endings = merged if sum(ending.count for ending in merged) == evidence.num_texts else endings
     done = replay_client(evidence, model, list(endings), equal)
     if done.holds:
-        return _confirm_client(model, done)
+        return confirm_client(model, done)
     if any(ending.is_traceless for ending in endings):
         read = [replace(e, node=(e.node[0], e.node[1][:-1])) if e.is_traceless else e for e in endings]
         again = replay_client(evidence, model, [e for e in read if len(e.node[1]) > 1], equal)
         if again.holds:
-            return _confirm_client(model, again)
+            return confirm_client(model, again)
     sure = _sure_to_go_on(model, done.endings, done.agreement)
     if done.agreement is not None and done.agreement.holds_up_to_scale:
         return Confirmation(
@@ -95,7 +97,7 @@ def confirm_next_token(
     return _confirm_rows(working, model, forest, done.endings, equal, sure, done.num_passes)
 
 
-def _confirm_client(model: Model, done: ClientReplay) -> Confirmation:
+def confirm_client(model: Model, done: ClientReplay) -> Confirmation:
     """The client sends this very update. A label more changes a mean over N labels by 1/N, if that is seen at all."""
     assert done.agreement is not None  # it holds
     num_labels = sum((len(ending.node[1]) - 1) * ending.count for ending in done.endings)

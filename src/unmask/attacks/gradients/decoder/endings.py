@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.gradients.decoder.label_flows import Labelled, ends_of
-from unmask.attacks.gradients.decoder.labels import LabelReader, arriving_gradients
+from unmask.attacks.gradients.decoder.labels import LabelReader, Labels, arriving_gradients
 from unmask.attacks.gradients.decoder.last_block_rows import LastBlockRows
 from unmask.attacks.gradients.decoder.prefix_search import Node, is_repetition
 from unmask.evidence.gradients import GradientEvidence
@@ -135,26 +135,42 @@ def endings_of_next_token(
     weights = [weight for found in labels for weight in found.weights.values()]
     unit = unit_weight(weights)
     step = unit or (sorted(weights)[len(weights) // 2] if weights else 1.0)
-    nodes = set(rows.nodes)
+    silent = {known.nodes[u]: label for u, label in reader.surest(step).items() if not labels[u].weights}
+    read = dict(zip(known.nodes, labels, strict=True))
+    return endings_from_labels(model, set(rows.nodes), read, silent, step, unit is not None, equal)
+
+
+def endings_from_labels(
+    model: Model,
+    nodes: set[Node],
+    labels: Mapping[Node, Labels],
+    silent: Mapping[Node, int | None],
+    step: float,
+    is_unit: bool,
+    equal: Mapping[int, tuple[int, ...]] | None = None,
+) -> EndingsRead:
+    """Texts from the labels of every prefix with a row of its own, and from prefixes at which nothing arrives.
+
+    `step` is the weight of one occurrence if it `is_unit`, else a typical weight.
+    """
     stands_for = {member: token for token, members in (equal or {}).items() for member in members}
     follow: dict[Node, dict[int, float]] = {}
     names: dict[Node, set[int]] = {}
-    for node, read in zip(known.nodes, labels, strict=True):
+    for node, read in labels.items():
         follow[node] = {}
         for label, weight in read.weights.items():
             shared = node[0], (*node[1], stands_for.get(label, label))
             continues = shared in nodes or is_repetition(model, shared)
             text = shared if continues else (node[0], (*node[1], label))
             names.setdefault(text, set()).add(label)
-            flow = float(round(weight / step)) if unit else weight / step
+            flow = float(round(weight / step)) if is_unit else weight / step
             follow[node][text[1][-1]] = follow[node].get(text[1][-1], 0.0) + flow
-    residuals = {node: read.residual for node, read in zip(known.nodes, labels, strict=True)}
-    silent = {known.nodes[u]: label for u, label in reader.surest(step).items() if not labels[u].weights}
+    residuals = {node: read.residual for node, read in labels.items()}
     found = ends_of(Labelled(follow, residuals, silent), nodes, rotary=not model.learned_positions)
     endings = [
         TextEnding(
             end.node,
-            max(1, round(end.flow)) if unit else 1,
+            max(1, round(end.flow)) if is_unit else 1,
             end.residual,
             is_traceless=end.is_traceless,
             has_open_run=end.has_open_run,

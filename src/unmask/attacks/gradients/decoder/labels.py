@@ -96,7 +96,7 @@ class LabelReader:
         found: dict[int, int | None] = {}
         for chunk in _chunks(silent, self.nodes_at_once):
             likeliest = self._logits(chunk).argmax(1)
-            sizes = weight * self._directions(torch.tensor(chunk), likeliest.cpu()).norm(dim=1)
+            sizes = weight * self.directions(torch.tensor(chunk), likeliest.cpu()).norm(dim=1)
             for u, label, size in zip(chunk, likeliest.tolist(), sizes.tolist(), strict=True):
                 found[u] = label if size <= _SURE * self.threshold else None
         return found
@@ -108,7 +108,7 @@ class LabelReader:
         nodes = torch.tensor([u for u, _ in options])
         labels = torch.tensor([ys for _, ys in options])
         pairs = nodes[:, None].expand_as(labels)
-        towards = self._directions(pairs.flatten(), labels.flatten()).unflatten(0, labels.shape).double()
+        towards = self.directions(pairs.flatten(), labels.flatten()).unflatten(0, labels.shape).double()
         delta = self.arrived[nodes].double()[:, None]
         weights = (towards * delta).sum(-1) / towards.square().sum(-1)
         residuals = (delta - weights[..., None] * towards).norm(dim=-1) / delta.norm(dim=-1).clamp_min(1e-300)
@@ -131,16 +131,16 @@ class LabelReader:
         return torch.cat(means)
 
     def _logits(self, nodes: list[int]) -> Float[Tensor, "u vocab"]:
-        outputs = self._features(nodes)(self.added[nodes]) @ self.embedding.T
+        outputs = self.features(nodes)(self.added[nodes]) @ self.embedding.T
         return self.head.bounded(outputs if self.head.bias is None else outputs + self.head.bias)
 
-    def _features(self, nodes: Any) -> Callable[[Tensor], Tensor]:
+    def features(self, nodes: Any) -> Callable[[Tensor], Tensor]:
         """What the output layer is given at some prefixes, as a function of what the down projection adds there."""
         return lambda added: self.head.features(self.leave(nodes, added))
 
-    def _directions(self, nodes: Tensor, labels: Tensor) -> Float[Tensor, "e d"]:
+    def directions(self, nodes: Tensor, labels: Tensor) -> Float[Tensor, "e d"]:
         """Jᵤᵀ(μ_u − e_y) of pairs (u, y): what one occurrence of y behind u sends to u."""
-        features, backward = torch.func.vjp(self._features(nodes), self.added[nodes])  # type: ignore[misc]
+        features, backward = torch.func.vjp(self.features(nodes), self.added[nodes])  # type: ignore[misc]
         named = self.embedding[labels]
         outputs = (features * named).sum(-1, keepdim=True)
         outputs = outputs if self.head.bias is None else outputs + self.head.bias[labels][:, None]
@@ -153,12 +153,12 @@ class LabelReader:
             return Labels({}, 0.0)
         labels = list(self.children[u])
         delta = self.arrived[u].double()
-        directions = self._directions(torch.full((len(labels),), u), torch.tensor(labels, dtype=torch.long))
+        directions = self.directions(torch.full((len(labels),), u), torch.tensor(labels, dtype=torch.long))
         weights, rest = _fit(directions.double(), delta)
         while float(rest.norm()) > EXPLAINED * float(delta.norm()) and len(labels) < _MAX_LABELS:
             ranked = self._rank([u], rest[None], _FINALISTS + len(labels), directions)[0].tolist()
             finalists = [y for y in ranked if y not in labels][:_FINALISTS]
-            extra = self._directions(torch.full((len(finalists),), u), torch.tensor(finalists))
+            extra = self.directions(torch.full((len(finalists),), u), torch.tensor(finalists))
             trials = [_fit(torch.cat([directions, row[None]]).double(), delta) for row in extra]
             best = min(range(len(trials)), key=lambda index: float(trials[index][1].norm()))
             if float(trials[best][1].norm()) > _USEFUL * float(rest.norm()):
@@ -189,18 +189,21 @@ class LabelReader:
         return cosine.topk(min(num_labels, cosine.shape[1])).indices
 
     def _push_forward(self, nodes: list[int]) -> Float[Tensor, "u s d"]:
-        """J_u·s of all rows s of the sketch: how the head's features move when what is added moves along s.
+        """J_u·s of all rows s of the sketch."""
+        each = [u for u in nodes for _ in self.sketch]
+        return self.push(each, self.sketch.repeat(len(nodes), 1)).unflatten(0, (len(nodes), -1))
+
+    def push(self, nodes: list[int], ways: Float[Tensor, "u d"]) -> Float[Tensor, "u d"]:
+        """J_u·s of one way s for each prefix: how the head's features move when what is added moves along s.
 
         Kernels of experts have no forward derivatives: there differences do, as labels are only ranked by them.
         """
-        each = [u for u in nodes for _ in self.sketch]
-        features, added, ways = self._features(each), self.added[each], self.sketch.repeat(len(nodes), 1)
+        features, added = self.features(nodes), self.added[nodes]
         try:
-            moved = torch.func.jvp(features, (added,), (ways,))[1]
+            return torch.func.jvp(features, (added,), (ways,))[1]
         except NotImplementedError:
             steps = _STEP * added.norm(dim=1, keepdim=True) / ways.norm(dim=1, keepdim=True)
-            moved = (features(added + steps * ways) - features(added - steps * ways)) / (2 * steps)
-        return moved.unflatten(0, (len(nodes), -1))
+            return (features(added + steps * ways) - features(added - steps * ways)) / (2 * steps)
 
 
 def _fit(directions: Float[Tensor, "e d"], delta: Float[Tensor, " d"]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,54 @@
+"""Texts in which another token could stand: told apart while digits and noise allow it, and named where they do not."""
+
+import pytest
+import torch
+import transformers
+from tests.conftest import adapt
+from tests.tiny_models import llama_sizes, random_model
+
+from unmask import recover_text
+from unmask.attacks.gradients.noisy.near_tokens import ReplayedTexts, find_confusable
+from unmask.attacks.gradients.replay.noisy_client import Loss
+from unmask.defences import parse_defence
+from unmask.protocols import observe_gradients
+
+TEXTS = [(5, 17, 99, 250, 8), (400, 3, 21, 11)]
+TWIN = 77  # of token 17
+
+
+def twins(difference: float):
+    """A model in which two tokens are nearly the same, as inputs and as labels."""
+    config = transformers.LlamaConfig(**llama_sizes())
+    hf = random_model(transformers.LlamaForCausalLM, config)
+    with torch.no_grad():
+        for rows in (hf.model.embed_tokens.weight, hf.lm_head.weight):
+            rows[TWIN] = rows[17] + difference * torch.randn(rows[17].shape, generator=torch.Generator().manual_seed(0))
+    return adapt(hf)
+
+
+def confusable(model, defence, loss):
+    clean = observe_gradients(model, [list(text) for text in TEXTS])
+    seen = parse_defence(defence)(clean, torch.Generator().manual_seed(1))
+    return find_confusable(seen, model, ReplayedTexts(TEXTS, [4 / 7, 3 / 7], clean.gradients), loss)
+
+
+@pytest.mark.parametrize(("defence", "loss"), [("bf16", Loss.DIGITS), ("noise:sigma=1e-5", Loss.NOISE)])
+def test_tokens_that_differ_are_told_apart_and_twins_are_not(defence, loss):
+    assert confusable(twins(1e-1), defence, loss) == set()
+    assert confusable(twins(1e-9), defence, loss) == {0}
+
+
+def test_without_the_matrices_that_tell_a_text_with_a_near_token_is_doubtful():
+    model = twins(1e-3)
+    evidence = observe_gradients(model, [list(text) for text in TEXTS]).only("self_attn")
+    replayed = ReplayedTexts(TEXTS, [4 / 7, 3 / 7], evidence.gradients)
+    assert find_confusable(evidence, model, replayed, Loss.NOISE) == {0}
+
+
+@pytest.mark.parametrize("defence", ["bf16", "noise:sigma=1e-5", "int8"])
+@pytest.mark.parametrize("difference", [1e-2, 1e-4, 1e-6])
+def test_nothing_certain_is_false_where_two_tokens_are_nearly_the_same(difference, defence):
+    model = twins(difference)
+    evidence = observe_gradients(model, [list(text) for text in TEXTS])
+    recovery = recover_text(parse_defence(defence)(evidence, torch.Generator().manual_seed(1)), model)
+    assert {text.tokens for text in recovery.value.certain} <= set(TEXTS)
