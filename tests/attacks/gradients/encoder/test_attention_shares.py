@@ -149,6 +149,22 @@ def test_a_tied_output_layer_does_not_disturb(tiny_bert):
         assert float(shares[token][position]) > 0.99
 
 
+def test_rows_that_noise_moves_a_little_still_tell(tiny_bert):
+    evidence = classified(tiny_bert, ONCE)
+    rows = evidence.gradients[tiny_bert.token_embedding]
+    noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+    size = float(rows.norm(dim=1)[words(ONCE)].median()) / tiny_bert.width**0.5
+    blurred = {**evidence.gradients, tiny_bert.token_embedding: rows + 0.01 * size * noise}
+    model = tiny_bert.to(dtype=torch.float64)
+    noisy, plain = (
+        position_shares(replace(evidence, gradients=blurred), model, words(ONCE), max(map(len, ONCE)), most)
+        for most in (0.2, 0.0)
+    )
+    assert not torch.equal(noisy, plain)  # without a bound on noise, rows are left out
+    for token, position in only_places(ONCE).items():
+        assert float(noisy[position, words(ONCE).tolist().index(token)]) > 0.9
+
+
 def test_types_of_pairs(tiny_bert):
     texts = [(START, 17, 99, END, 250, END), (START, 400, 3, END, 21, END)]
     tokens = words(texts)

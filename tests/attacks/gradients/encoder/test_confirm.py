@@ -10,8 +10,10 @@ import torch
 from tests.attacks.gradients.encoder_batches import (
     BATCH,
     END,
+    FRAME,
     START,
     as_places,
+    candidates_of,
     classified,
     classified_pairs,
     pair_kinds,
@@ -21,7 +23,8 @@ from tests.attacks.gradients.encoder_batches import (
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confirm_encoder, text_input
 from unmask.attacks.gradients.encoder.position_candidates import Text
-from unmask.attacks.gradients.encoder.problem import Problem
+from unmask.attacks.gradients.encoder.problem import Problem, set_up
+from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
 from unmask.protocols import observe_fedavg
@@ -49,6 +52,22 @@ def test_the_right_texts_explain_the_update(tiny_bert, pooling):
         assert found.agreement.holds
         assert not found.refuted
         assert found.num_passes > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("defence", "proof"), [("bf16", Proof.ROUNDED_CLIENT), ("noise:sigma=1e-6", Proof.NOISY_CLIENT)]
+)
+def test_under_noise_the_client_is_run_again(tiny_bert, defence, proof):
+    clean = classified(tiny_bert, labels=[1, 0, 1], num_labels=2)
+    evidence = parse_defence(defence)(clean, torch.Generator().manual_seed(0))
+    problem = set_up(evidence, tiny_bert, candidates_of(tiny_bert, clean), FRAME, noisy=True)
+    assert isinstance(problem, Problem)
+    assert confirm_encoder(evidence, problem, places_of(problem, BATCH)).proof is proof
+    for wrong in ([*BATCH[:2], MADE_UP], BATCH[:2]):
+        found = confirm_encoder(evidence, problem, places_of(problem, wrong))
+        assert found.proof is Proof.NONE
+        assert found.refuted == set(places_of(problem, wrong))
 
 
 @pytest.mark.parametrize("pooling", ["first", "mean"])

@@ -9,6 +9,9 @@
 until the texts' rows are as many as the gradient's rank. After masked-token training, what was hidden is then read off
 the gradient that arrives at the last block (`masked_tokens.py`).
 
+Where noise or few digits blur the spans, the same search accepts what is as near as they leave it (`noisy_search.py`),
+and nothing is certain but what the client, run again, confirms.
+
 Deviation: DAGER (arXiv 2405.15586, Algorithm 3) enumerates products of token sets, which is exponential in the length.
 """
 
@@ -18,17 +21,19 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
-from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
-from unmask.attacks.gradients.decoder.confirm import Proof
+from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords, find_candidates
+from unmask.attacks.gradients.bag_of_words.claim import claim_bag, claim_tokens
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates, merge_equal
+from unmask.attacks.gradients.decoder.confirm import Proof, is_coarse
 from unmask.attacks.gradients.decoder.endings import last_down_projection
-from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts
+from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts, claim_noisy_texts
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confirm_encoder
 from unmask.attacks.gradients.encoder.masked_tokens import find_originals
-from unmask.attacks.gradients.encoder.problem import Problem, set_up
+from unmask.attacks.gradients.encoder.noisy_search import NoisySearch
+from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.run import Progress, Run, silent
-from unmask.evidence.gradients import GradientEvidence
+from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery
 
@@ -62,10 +67,15 @@ class EncoderAttack:
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
         run = Run(self.seed, progress)
-        read_first = read_tokens(run, evidence, model, self.num_probes, self.min_gap_decades)
-        if isinstance(read_first, Recovery):
-            return read_first
-        candidates, used = read_first
+        run.progress("reading the bag of words", 0, 1)
+        bag = find_candidates(evidence, model, self.num_probes, self.min_gap_decades, run.generator)
+        if bag.candidates is None:
+            return claim_bag(run, bag)
+        if _is_blurred(evidence, model, bag):
+            return self._read_noisy(run, evidence, model, bag)
+        if bag.expected_false is not None:
+            return claim_bag(run, bag)
+        candidates, used = bag.candidates, bag.used
         search = self.find_texts(run, evidence, model, candidates)
         if isinstance(search, str):
             return claim_tokens(run, candidates, used, search)
@@ -90,21 +100,45 @@ class EncoderAttack:
         )
         return claim_encoder_texts(run, evidence, findings)
 
+    def _read_noisy(
+        self, run: Run, evidence: GradientEvidence, model: Model, bag: BagOfWords
+    ) -> Recovery[RecoveredTexts]:
+        """Texts of tokens that may be false or missing, near spans above noise; the client, run again, is the judge."""
+        assert bag.candidates is not None  # it was looked at
+        candidates = merge_equal(bag.candidates, model, told_apart=True)
+        search = self.find_texts(run, evidence, model, candidates, noisy=True)
+        if isinstance(search, str):
+            return claim_bag(run, bag)
+        confirmation = EncoderConfirmation(Proof.NONE)
+        if search.found:
+            run.progress("running the client again", 0, 1)
+            confirmation = confirm_encoder(evidence, search.problem, list(search.found))
+        used = tuple(dict.fromkeys((*bag.used, *search.problem.parameters, *sorted(evidence.gradients))))
+        findings = EncoderResult(search, candidates, self.min_gap_decades, used, confirmation)
+        return claim_noisy_texts(run, evidence, findings, bag)
+
     @torch.no_grad()
     def find_texts(
-        self, run: Run, evidence: GradientEvidence, model: Model, candidates: Candidates
+        self, run: Run, evidence: GradientEvidence, model: Model, candidates: Candidates, *, noisy: bool = False
     ) -> EncoderSearch | str:
         """The finished search for texts of some tokens, or why there was none."""
-        problem = set_up(evidence, model, candidates, self.frame)
+        problem = set_up(evidence, model, candidates, self.frame, noisy=noisy)
         if not isinstance(problem, Problem):
             return problem
-        search = EncoderSearch(
+        search = (NoisySearch if noisy else EncoderSearch)(
             run,
             problem,
             num_texts=evidence.num_texts,
-            num_equations=self.num_equations,
+            num_equations=self.num_equations // 2 if noisy else self.num_equations,  # noise drowns the others
             max_steps=self.max_steps,
             max_anchors=self.max_anchors,
         )
         search.search(self.effort)
         return search
+
+
+def _is_blurred(evidence: GradientEvidence, model: Model, bag: BagOfWords) -> bool:
+    """Whether noise or few digits blur a gradient whose texts a replay could confirm."""
+    if evidence.task is Task.MASKED_TOKEN or evidence.update is Update.DELTA or evidence.adapters:
+        return False
+    return is_coarse(evidence, model) or (bag.expected_false is not None and is_full(evidence, model))

@@ -30,16 +30,22 @@ _LEAST_REST = 1e-2  # of the largest: what is left of a position that nothing di
 
 @torch.no_grad()
 def position_shares(
-    evidence: GradientEvidence, model: Model, tokens: Int[Tensor, " t"], num_positions: int
+    evidence: GradientEvidence, model: Model, tokens: Int[Tensor, " t"], num_positions: int, most_noise: float = 0.0
 ) -> Float[Tensor, "p t"]:
     """S ≥ 0 with columns that sum to 1 and D_p ≈ Σ_t S(p, t)·D_t.
 
     Gradients of the two embeddings are sums over the same places, and are used as further columns if they are shared.
+    They tell nothing if rows of other tokens move too, by more than `most_noise` of the median row of `tokens`.
     Cost: one least-squares problem of size d, then p·t² an iteration.
     """
     at_tokens, at_positions, _ = _arriving(evidence, model, tokens, num_positions)
     moved, filled = (evidence.gradients.get(name or "") for name in (model.token_embedding, model.position_embedding))
-    if moved is not None and filled is not None and _both_tell(moved, filled) and not _moves_others(moved, tokens):
+    if (
+        moved is not None
+        and filled is not None
+        and _both_tell(moved, filled)
+        and not _moves_others(moved, tokens, most_noise)
+    ):
         by_row, by_position = moved[tokens].double(), filled[:num_positions].double()
         scale = at_tokens.norm() / by_row.norm().clamp_min(1e-300)
         at_tokens = torch.cat([at_tokens, scale * by_row], dim=1)
@@ -52,11 +58,12 @@ def _both_tell(moved: Float[Tensor, "v d"], filled: Float[Tensor, "n d"]) -> boo
     return bool(moved.any()) and bool(filled.any())
 
 
-def _moves_others(rows: Float[Tensor, "v d"], tokens: Int[Tensor, " t"]) -> bool:
+def _moves_others(rows: Float[Tensor, "v d"], tokens: Int[Tensor, " t"], most: float) -> bool:
     """Whether rows of tokens outside of the bag have moved too, as a tied output layer or a decay does to all rows."""
     others = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
     others[tokens] = False
-    return bool(rows[others.nonzero()[:_NUM_OTHERS, 0]].any())
+    moved = rows[others.nonzero()[:_NUM_OTHERS, 0]].double().norm(dim=1)
+    return bool((moved > most * rows[tokens].double().norm(dim=1).median()).any())
 
 
 @torch.no_grad()

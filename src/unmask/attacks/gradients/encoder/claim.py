@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from unmask.attacks.gradients.bag_of_words.claim import claim_tokens
+from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords
+from unmask.attacks.gradients.bag_of_words.claim import claim_bag, claim_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import EQUAL, Candidates
 from unmask.attacks.gradients.decoder.ambiguity import equal_tokens, open_count
 from unmask.attacks.gradients.decoder.confirm import Proof
@@ -86,7 +87,7 @@ class EncoderResult:
     @property
     def explains_everything(self) -> bool:
         """Whether a replay leaves nothing of the update unexplained."""
-        return self.confirmation.proof in (Proof.CLIENT, Proof.SCALED_CLIENT, Proof.ARRIVALS)
+        return self.confirmation.proof not in (Proof.NONE, Proof.DEEP_SPANS)
 
     def _original(self, places: Text) -> Original:
         """A text before masking; as it was found, and not explained, where that cannot be read."""
@@ -144,6 +145,19 @@ def claim_encoder_texts(run: Run, evidence: GradientEvidence, findings: EncoderR
     bag = findings.candidates.tokens, findings.candidates.classes
     aims = findings.confirmation.proof.aims
     return Recovery(RecoveredTexts((*texts, *guesses), *bag), status, reason, certificate, cost, findings.used, aims)
+
+
+def claim_noisy_texts(
+    run: Run, evidence: GradientEvidence, findings: EncoderResult, bag: BagOfWords
+) -> Recovery[RecoveredTexts]:
+    """Texts that a replay confirms; else the bag of words alone, with what was found as guesses."""
+    if findings.explains_everything:
+        recovery = claim_encoder_texts(run, evidence, findings)
+        held = frozenset(token for text in recovery.value.texts if text.certain for token in text.tokens)
+        return replace(recovery, value=replace(recovery.value, token_set=held))
+    nearest = sorted(findings.texts.items(), key=lambda item: item[1])[: evidence.num_texts]
+    found = [RecoveredText(tokens, findings.model.decode(tokens), False, distance) for tokens, distance in nearest]
+    return claim_bag(run, bag, (*found, *_guesses(evidence, findings)))
 
 
 def _with_counts(evidence: GradientEvidence, texts: list[RecoveredText]) -> list[RecoveredText]:

@@ -1,14 +1,15 @@
 """Which texts of an encoder are certain: what arrives explains the update, or the client, run again, sends it.
 
-One gradient tells whatever the labels and the head are (`arrivals.py`). Local training does not: the client is run
-again, with labels that are read off what arrives and then, where the replay still disagrees, changed one at a time.
+One gradient tells whatever the labels and the head are (`arrivals.py`). Local training does not, nor do few digits or
+noise: the client is run again, with labels that are read off what arrives and then, where the replay still disagrees,
+changed one at a time.
 
 Limits: the head must be known and linear, or part of the model; at most f tokens. Cost: as in `confirm.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,8 @@ from torch.nn import functional
 from unmask.attacks.gradients.decoder.confirm import Proof, is_coarse
 from unmask.attacks.gradients.encoder.position_candidates import Text
 from unmask.attacks.gradients.encoder.problem import Problem
+from unmask.attacks.gradients.noisy.confirm import judge, loss_behind
+from unmask.attacks.gradients.noisy.near_tokens import ReplayedTexts, find_confusable
 from unmask.attacks.gradients.replay.arrivals import Arrivals, TextInput, highest_layer, replay_arrivals
 from unmask.attacks.gradients.replay.later_spans import lies_in, spans_of_blocks
 from unmask.errors import InputError
@@ -46,12 +49,14 @@ def confirm_encoder(
 ) -> EncoderConfirmation:
     """Replay what arrives, or the client; where neither explains the update, look at spans of later blocks."""
     model = problem.model
-    if is_coarse(evidence, model):
+    if is_coarse(evidence, model) and not problem.is_noisy:
         return EncoderConfirmation(Proof.NONE, None, frozenset(texts))
     inputs = [text_input(problem, text) for text in texts]
+    if problem.is_noisy and len(texts) != (evidence.num_texts or len(texts)):
+        return EncoderConfirmation(Proof.NONE, None, frozenset(texts))  # no replay fits while texts are missing
     arrivals, rows = _arrivals(evidence, model, inputs, equal)
-    if problem.drifts:
-        return _replay_client(evidence, model, inputs, arrivals, rows, texts)
+    if problem.drifts or problem.is_noisy:
+        return _replay_client(evidence, problem, inputs, arrivals, rows, texts)
     if arrivals is not None and arrivals.agreement.holds:
         arriving = torch.zeros(len(texts), dtype=arrivals.sizes.dtype, device=rows.device)
         arriving.scatter_reduce_(0, rows[:, 0], arrivals.sizes.to(rows.device), "amax")
@@ -88,14 +93,14 @@ def _arrivals(
 
 def _replay_client(
     evidence: GradientEvidence,
-    model: Model,
+    problem: Problem,
     inputs: Sequence[TextInput],
     arrivals: Arrivals | None,
     rows: Int[Tensor, "n 2"],
     texts: Sequence[Text],
 ) -> EncoderConfirmation:
     """Run the client again with the labels that explain the update best."""
-    everyone = frozenset(texts)
+    model, everyone = problem.model, frozenset(texts)
     is_pair = any(text.types is not None for text in inputs)
     if evidence.task is not Task.CLASSIFICATION or not can_replay(evidence, len(texts)) or is_pair:
         return EncoderConfirmation(Proof.NONE, None, everyone)
@@ -104,28 +109,41 @@ def _replay_client(
         return EncoderConfirmation(Proof.NONE, None, everyone)
     tokens = [text.tokens for text in inputs]
     try:
-        best = agree(evidence, replay(evidence, model, tokens, labels=labels))
+        again = replay(evidence, model, tokens, labels=labels)
+        best = _judge(evidence, problem, again, tokens)
         passes = len(texts)
-        for index in range(len(texts) if not _is_settled(best) and len(texts) <= _MOST_TEXTS else 0):
+        for index in range(len(texts) if best[0] is Proof.NONE and len(texts) <= _MOST_TEXTS else 0):
             for label in range(_num_labels(evidence, model)):
                 changed = [*labels[:index], label, *labels[index + 1 :]]
-                if changed == labels or _is_settled(best):
+                if changed == labels or best[0] is not Proof.NONE:
                     continue
-                found = agree(evidence, replay(evidence, model, tokens, labels=changed))
+                other = replay(evidence, model, tokens, labels=changed)
                 passes += len(texts)
-                if found.misfit_as_is < best.misfit_as_is:
-                    labels, best = changed, found
+                if agree(evidence, other).misfit_as_is < agree(evidence, again).misfit_as_is:
+                    labels, again, best = changed, other, _judge(evidence, problem, other, tokens)
     except InputError:
         return EncoderConfirmation(Proof.NONE, None, everyone)  # the stated client cannot be run on these texts
-    if best.holds:
-        return EncoderConfirmation(Proof.CLIENT, best, frozenset(), passes)
-    if best.holds_up_to_scale:
-        return EncoderConfirmation(Proof.SCALED_CLIENT, best, frozenset(), passes)
-    return EncoderConfirmation(Proof.NONE, best, everyone, passes)
+    proof, agreement = best
+    refuted = everyone if proof is Proof.NONE else frozenset()
+    if proof is not Proof.NONE and problem.is_noisy:
+        replayed = ReplayedTexts(tokens, [1 / len(tokens)] * len(tokens), again, labels)
+        refuted = frozenset(texts[k] for k in find_confusable(evidence, model, replayed, loss_behind(proof)))
+    return EncoderConfirmation(proof, agreement, refuted, passes)
 
 
-def _is_settled(agreement: Agreement) -> bool:
-    return agreement.holds or agreement.holds_up_to_scale
+def _judge(
+    evidence: GradientEvidence, problem: Problem, again: Mapping[str, Tensor], texts: Sequence[tuple[int, ...]]
+) -> tuple[Proof, Agreement]:
+    """Whether the client sends this update, as it is, up to a factor, or up to its digits or its noise.
+
+    Under noise a token more or less must show, which is less than a label of a text.
+    """
+    if problem.is_noisy:
+        return judge(evidence, problem.model, again, num_labels=sum(map(len, texts)))
+    found = agree(evidence, again)
+    if found.holds:
+        return Proof.CLIENT, found
+    return Proof.SCALED_CLIENT if found.holds_up_to_scale else Proof.NONE, found
 
 
 def _num_labels(evidence: GradientEvidence, model: Model) -> int:

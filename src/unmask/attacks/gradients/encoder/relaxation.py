@@ -35,6 +35,7 @@ from unmask.shapes import Probes
 
 _FILL_WEIGHT = 2.0
 _HALVINGS = 4
+_NOISE_WEIGHT = 100.0  # how much more noise counts than what a linear step gets wrong
 _MOST_ANCHOR_ROWS = 5
 _LEAST_PROGRESS = 1e-2  # of the squared residual; less in a step means that it has settled
 
@@ -286,7 +287,8 @@ class AttendingRows:
 def whiten_probes(relaxation: Relaxation, rows: Sequence[int], prior: float, max_probes: int) -> Relaxation:
     """The same system with combinations of each layer's probes that all tell places apart equally well.
 
-    Second moments of ∂r/∂w over some rows and all places; their strongest eigenvectors, scaled to 1.
+    Second moments of ∂r/∂w over some rows and all places; their strongest eigenvectors, scaled to 1. Under noise, what
+    it leaves of a probe is added, so that combinations it drowns count for less.
     """
     weights = torch.full((len(relaxation.chosen),), prior).to(relaxation.model.dtype).to(relaxation.chosen.device)
     weights[relaxation.index_of(relaxation.places.start)] = 1.0
@@ -297,6 +299,19 @@ def whiten_probes(relaxation: Relaxation, rows: Sequence[int], prior: float, max
         moments = sum((j @ j.T for j in jacobians), torch.zeros_like(jacobians[0] @ jacobians[0].T))
         eigenvalues, vectors = torch.linalg.eigh(moments / (len(rows) * len(weights)))
         kept = (eigenvalues > 1e-8 * eigenvalues[-1]).nonzero()[-max_probes:, 0]
-        combine = (vectors[:, kept] / eigenvalues[kept].sqrt()).flip(1)
+        noise = _NOISE_WEIGHT * _noise_of(alone, rows, weights) if layer.site.noise is not None else 0.0
+        combine = (vectors[:, kept] / (eigenvalues[kept] + noise).sqrt()).flip(1)
         probed.append(ProbedLayer(layer.site, (layer.probes.double() @ combine).to(layer.probes.dtype)))
     return Relaxation(relaxation.model, relaxation.places, relaxation.chosen, probed)
+
+
+def _noise_of(relaxation: Relaxation, places: Sequence[int], weights: Float[Tensor, " c"]) -> float:
+    """The mean square that noise leaves of a probe at rows of the batch."""
+    rows, total = relaxation.rows(places), 0.0
+    _, mixed = rows._mix(weights)
+    for layer in relaxation.probed:
+        assert layer.site.noise is not None  # asked of noisy layers alone
+        x = layer.site.rows(relaxation.model, rows.states, mixed.flatten(1))
+        sizes = layer.site.span.scale(x).square().sum(1) * layer.site.noise.squares(x)[1]
+        total += float(sizes.mean()) / layer.probes.shape[1]
+    return total

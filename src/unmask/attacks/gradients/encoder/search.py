@@ -46,8 +46,12 @@ class EncoderSearch:
         self.prior = 1 / (num_texts or _fullest_position(places))
         self._draw_probes()
         self.random_distance, self.random_cost = self._wrong_by_chance()
-        floor = self.settings.drift_distance if problem.drifts else 10 * FLOAT32_FLOOR
-        self.accepted_below = (floor * self.random_distance) ** 0.5
+
+    @property
+    def accepted_below(self) -> float:
+        """The distance of a text that may be in the batch."""
+        floor = self.settings.drift_distance if self.problem.drifts else 10 * FLOAT32_FLOOR
+        return (floor * self.random_distance) ** 0.5
 
     def _wrong_by_chance(self) -> tuple[float, float]:
         """The distance and the cost of a random text, as a median; those that are right by chance left out."""
@@ -243,10 +247,10 @@ class EncoderSearch:
         places = self.problem.places
         indices = chosen.nonzero()[:, 0]
         num_equations = min(self.num_equations, max(self.settings.fewest_equations, len(indices) // 4))
-        sizes = (self.settings.num_output_probes, 2 * num_equations)
+        sizes = (self.settings.num_output_probes, 2 * num_equations, 2 * num_equations)
         probed = [
             ProbedLayer(site, self._probes(site, size))
-            for site, size in zip((self.problem.output, self.problem.down), sizes, strict=True)
+            for site, size in zip((self.problem.output, self.problem.down, self.problem.mlp), sizes, strict=True)
             if site is not None
         ]
         clearest = places.share.masked_fill(places.is_frame | ~chosen, -1.0).argsort(descending=True)

@@ -34,4 +34,7 @@ class SearchSettings:
     most_in_vain: int = 40  # anchors in a row that lead to no new text
     most_in_vain_at_first: int = 16  # the same before any text is found
     drift_distance: float = 5e-3  # what local steps leave of a zero distance; only a replay makes such a text certain
+    noisy_distance: float = 2.0  # the same of noise and few digits, in what they leave of a row of the batch
+    max_noisy_sweeps: int = 2  # over all positions, by all layers
+    max_noisy_attempts: int = 2  # descents from an anchor, each from the best rows of the text before
     patience: int = 3  # anchors of the last text that fail before all are taken together

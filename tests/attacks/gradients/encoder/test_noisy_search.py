@@ -1,0 +1,40 @@
+"""The search under noise and few digits: it finds the batch, and calls nothing certain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.attacks.gradients.encoder_batches import BATCH, FRAME, candidates_of, classified
+
+from unmask.attacks.gradients.encoder.noisy_search import NoisySearch
+from unmask.attacks.gradients.encoder.problem import Problem, set_up
+from unmask.attacks.run import Run, silent
+from unmask.defences import parse_defence
+
+
+@torch.no_grad()
+def searched(model, defence: str, **settings) -> NoisySearch:
+    evidence = parse_defence(defence)(classified(model), torch.Generator().manual_seed(0))
+    problem = set_up(evidence, model, candidates_of(model, evidence), FRAME, noisy=True)
+    assert isinstance(problem, Problem), problem
+    options = {"num_texts": len(BATCH), "num_equations": 96, "max_steps": 8, "max_anchors": 30, **settings}
+    search = NoisySearch(Run(0, silent), problem, **options)
+    search.search()
+    return search
+
+
+@pytest.mark.parametrize("defence", ["bf16", "fp16"])
+def test_it_finds_the_batch(tiny_bert, defence):
+    search = searched(tiny_bert, defence)
+    assert {search.problem.places.tokens_of(text) for text in search.found} == set(BATCH)
+    assert search.is_done
+    assert max(search.found.values()) <= search.accepted_below == search.settings.noisy_distance
+
+
+def test_without_the_number_of_texts_the_rank_ends_it(tiny_bert):
+    search = searched(tiny_bert, "bf16", num_texts=None)
+    assert search.is_done == (search.num_rows >= search.problem.rank)
+
+
+def test_a_budget_of_anchors_ends_it(tiny_bert):
+    assert searched(tiny_bert, "bf16", max_anchors=1).num_anchors == 1
