@@ -15,8 +15,8 @@ The columns of g are combinations of the batch's inputs: tokens are found by `we
              token's gain is beyond noise; and no other token could stand in its place, by the ratio of likelihoods
 
 Notation: σ_φ the rounding of the weights over the learning rate; β₁, β₂ = 0.9, 0.999 and ε = 1e-8 as every library has
-them. Limits: one step with a gradient. In further ones the gradient drifts, by more than ε of it, and what is left is
-not noise: nothing is claimed. Tokens that are only labels leave no trace.
+them. Limits: one step with a gradient. In further ones the gradient drifts, by more than ε of it: `adamw_steps.py`
+reads those of adapters. Tokens that are only labels leave no trace.
 Cost: vocab·d·m multiplications a token, for at most 64 columns.
 Source: measured for this project.
 """
@@ -24,32 +24,35 @@ Source: measured for this project.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.gradients.bag_of_words.lora_tokens import input_factors
+from unmask.attacks.gradients.bag_of_words.adamw_steps import find_adamw_tokens
 from unmask.attacks.gradients.bag_of_words.noisy_tokens import is_adamw
+from unmask.attacks.gradients.bag_of_words.weight_changes import (
+    BETAS,
+    EPSILON,
+    DeltaTokens,
+    WeightChange,
+    adapter_changes,
+    find_nothing,
+    last_place,
+    layer_changes,
+)
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.atoms import chi_square_score
 from unmask.linalg.weighted_pursuit import WeightedPursuit, find_start
 from unmask.models.adapter import Model
-from unmask.models.linear import Role
 
-_BETAS, _EPSILON = (0.9, 0.999), 1e-8
-_ARITHMETIC = 2e-7  # of a step: what float32 leaves of Adam's own arithmetic
 _FLOAT32 = 1e-4  # of a column's median entry: what float32 leaves of a gradient that is a sum of much larger terms
 _READABLE = 6.0  # roundings that a step must be short of its largest size
 _MOST_COLUMNS = 64
 _MOST = 0.6  # of the width: tokens and positions
 _SCORE, _CLAIMED = 5.0, 8.5  # as of `noisy_tokens.py`
-_DRIFT = (
-    "an adaptive optimiser (Adam) took several steps: the gradient drifts between them by more than the epsilon that "
-    "tells its size, so that block 0's weights show little more than signs; and no embedding rows tell tokens"
-)
 _UNTOLD = (
     "the steps show too few gradients of block 0's weights, or too roughly: several sets of tokens would explain them"
 )
@@ -57,28 +60,6 @@ _CONFUSED = 0.01  # of all batches: a token may be taken for any other of the vo
 _KNOWN = 0.3  # of a column's entries: with fewer it tells nothing that others do not
 _FEW, _PRECISE = 0.25, 400.0  # tokens of a column's known entries, and their median (value/error)²
 _FITS = 2.0  # χ²/n: more is no noise of the size that is known; right tokens leave 0.7 to 1.3 (measured)
-
-
-@dataclass(frozen=True)
-class DeltaTokens:
-    """Tokens that occur, the expected number of false ones, and the tensors they rest on; if there are none, why."""
-
-    tokens: Int[Tensor, " n"]
-    expected_false: float = 0.0
-    used: tuple[str, ...] = ()
-    details: Mapping[str, float] = field(default_factory=dict)
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A difference of weights, the weights before, and which steps had a gradient."""
-
-    name: str
-    delta: Float[Tensor, "m d"]
-    weights: Float[Tensor, "m d"]
-    had_gradient: tuple[bool, ...]
-    is_factor: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,13 +75,14 @@ class _Columns:
 def find_delta_tokens(evidence: GradientEvidence, model: Model) -> DeltaTokens:
     """Tokens from the difference of block 0's query, key and value weights, or of their adapters' factors A."""
     if evidence.update is not Update.DELTA:
-        return _nothing("the update is no difference of weights")
-    held = [*_layers(evidence, model), *_adapters(evidence, model)]
+        return find_nothing("the update is no difference of weights")
+    held = [*layer_changes(evidence, model), *adapter_changes(evidence, model)]
     columns = list(_columns(evidence, held))
     if not columns:
-        drifts = [one.name for one in held if is_adamw(evidence, one.delta) and sum(one.had_gradient) > 1]
-        reason = _DRIFT if drifts else "no difference of block 0's weights tells gradients"
-        return DeltaTokens(_none(), used=tuple(drifts), reason=reason)
+        drifting = [one for one in held if is_adamw(evidence, one.delta) and one.num_gradients > 1]
+        if drifting:
+            return find_adamw_tokens(evidence, model, drifting)
+        return find_nothing("no difference of block 0's weights tells gradients")
     values, sigma = (torch.cat([getattr(one, part) for one in columns], dim=1) for part in ("values", "sigma"))
     everyone = torch.arange(model.vocab_size, device=model.device)
     words, places, shift = model.first_input_parts(everyone, model.max_positions)
@@ -110,9 +92,9 @@ def find_delta_tokens(evidence: GradientEvidence, model: Model) -> DeltaTokens:
     used = tuple(one.name for one in columns)
     details = {"delta_misfit": found.misfit, "delta_tokens": float(len(found.chosen))}
     if not found.chosen or found.is_full or found.misfit > _FITS:
-        return DeltaTokens(_none(), used=used, details=details, reason=_unexplained(evidence, found.misfit))
+        return find_nothing(_unexplained(evidence, found.misfit), used, details)
     if not _is_told(values, sigma, len(found.chosen)):
-        return DeltaTokens(_none(), used=used, details=details, reason=_UNTOLD)
+        return find_nothing(_UNTOLD, used, details)
     scores = chi_square_score(found.gains, values.shape[1])
     alone = found.gains - found.rivals > 2 * math.log(model.vocab_size / _CONFUSED)
     chosen = torch.tensor(found.chosen, device=scores.device)
@@ -127,7 +109,7 @@ def _is_told(values: Float[Tensor, "d m"], sigma: Float[Tensor, "d m"], num_toke
     return num_tokens < _FEW * float(known.sum(0).double().median()) and precision > _PRECISE
 
 
-def _columns(evidence: GradientEvidence, held: Sequence[_Held]) -> Iterator[_Columns]:
+def _columns(evidence: GradientEvidence, held: Sequence[WeightChange]) -> Iterator[_Columns]:
     """Gradients behind differences, equally many columns of each: those of which most entries are known."""
     for one in held:
         if is_adamw(evidence, one.delta):
@@ -145,57 +127,31 @@ def _columns(evidence: GradientEvidence, held: Sequence[_Held]) -> Iterator[_Col
                 yield _Columns(one.name, values[best].T, sigma[best].T)
 
 
-def _layers(evidence: GradientEvidence, model: Model) -> Iterator[_Held]:
-    layers = (model.linear(role, 0) for role in (Role.QUERY, Role.KEY, Role.VALUE))
-    for layer in {layer.parameter: layer for layer in layers if layer is not None}.values():
-        delta, weights = evidence.gradients.get(layer.parameter), model.parameter(layer.parameter).detach()
-        if delta is not None and not model.is_shared(0) and bool(delta.any()):
-            delta, weights = (part if layer.stored_transposed else part.T for part in (delta, weights))
-            yield _Held(layer.parameter, delta, weights, (True,) * (evidence.num_steps or 1))
-
-
-def _adapters(evidence: GradientEvidence, model: Model) -> Iterator[_Held]:
-    """Factors A: while B is zero, they have no gradient."""
-    for down, up in zip(input_factors(model, "A"), input_factors(model, "B"), strict=True):
-        delta = evidence.gradients.get(down)
-        if delta is not None and down in evidence.adapters and up in evidence.adapters and bool(delta.any()):
-            had_none = not bool(evidence.adapters[up].any())
-            steps = tuple(not had_none or step > 0 for step in range(evidence.num_steps or 1))
-            yield _Held(down, delta, evidence.adapters[down], steps, is_factor=True)
-
-
-def _read_adam(evidence: GradientEvidence, held: _Held) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]] | None:
+def _read_adam(
+    evidence: GradientEvidence, held: WeightChange
+) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]] | None:
     """The gradient behind the one step of AdamW that had one, and its errors; None after other numbers of steps."""
-    if sum(held.had_gradient) != 1:
+    if held.num_gradients != 1:
         return None
     number = len(held.had_gradient)
-    a, b = ((1 - beta) / (1 - beta**number) for beta in _BETAS)
+    a, b = ((1 - beta) / (1 - beta**number) for beta in BETAS)
     b = math.sqrt(b)
-    before, change = held.weights.double(), held.delta.double()
-    rate = evidence.learning_rate or float(change.abs().max()) * b / a
-    step = -(change / rate + (evidence.weight_decay or 0.0) * number * before)
-    roundings = 1 + (number if evidence.weight_decay else 0)  # decay is a product of its own, in every step
-    rounding = _last_place(before, before + change, held.delta.dtype) * math.sqrt(roundings / 12) / rate + _ARITHMETIC
+    rate = evidence.learning_rate or float(held.delta.double().abs().max()) * b / a
+    step, rounding = held.read_step(rate, evidence.weight_decay or 0.0)
     room = a - b * step.abs()
     is_readable = room > _READABLE * b * rounding
     room = room.clamp_min(1e-9)
-    sigma = _EPSILON * a * rounding / room.square()
-    return _EPSILON * step / room, torch.where(is_readable, sigma, math.inf)
+    sigma = EPSILON * a * rounding / room.square()
+    return EPSILON * step / room, torch.where(is_readable, sigma, math.inf)
 
 
-def _read_sgd(evidence: GradientEvidence, held: _Held) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:
+def _read_sgd(evidence: GradientEvidence, held: WeightChange) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:
     """The mean gradient of the steps, up to the learning rate if that is not known, and the weights' rounding."""
     before, change, number = held.weights.double(), held.delta.double(), evidence.num_steps or 1
     scale = (evidence.learning_rate or 1.0) * number
     decay = (evidence.learning_rate or 0.0) * (evidence.weight_decay or 0.0) * number
-    rounding = _last_place(before, before + change, held.delta.dtype) * math.sqrt(number / 12)
+    rounding = last_place(before, before + change, held.delta.dtype) * math.sqrt(number / 12)
     return -(change + decay * before) / scale, rounding / scale
-
-
-def _last_place(before: Tensor, after: Tensor, dtype: torch.dtype) -> Tensor:
-    """A unit in the last place of the larger of two weights."""
-    size = torch.maximum(before.abs(), after.abs()).clamp_min(1e-30)
-    return torch.finfo(dtype).eps * 2.0 ** torch.floor(torch.log2(size))
 
 
 def _unexplained(evidence: GradientEvidence, misfit: float) -> str:
@@ -204,11 +160,3 @@ def _unexplained(evidence: GradientEvidence, misfit: float) -> str:
         f"no tokens explain the difference of block 0's weights down to their rounding (χ²/n {misfit:.1f}, where 1 is "
         f"expected), after {steps} steps: the client trained with dropout or more steps, or noise was added"
     )
-
-
-def _none() -> Int[Tensor, " 0"]:
-    return torch.zeros(0, dtype=torch.long)
-
-
-def _nothing(reason: str) -> DeltaTokens:
-    return DeltaTokens(_none(), reason=reason)

@@ -1,0 +1,113 @@
+"""Tokens behind several AdamW steps of adapters: all of a synthetic vocabulary's, none of what was destroyed."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from tests.linalg.adam_problems import NUM_ATOMS, NUM_COLUMNS, WIDTH, make_atoms, make_problem
+
+from unmask import recover_text
+from unmask.attacks.gradients.bag_of_words.adamw_steps import find_adamw_tokens
+from unmask.attacks.gradients.bag_of_words.claim import MOST_EXPECTED_FALSE
+from unmask.attacks.gradients.bag_of_words.delta_tokens import find_delta_tokens
+from unmask.attacks.gradients.bag_of_words.weight_changes import WeightChange
+from unmask.audit.cases.data import INVENTED_TEXTS
+from unmask.evidence.gradients import GradientEvidence, Update
+from unmask.protocols import observe_lora
+
+RATE = 5e-5
+TEXTS = [[5, 17, 99, 250, 8, 11, 30, 31], [400, 3, 9, 21, 77, 78]]
+
+
+@dataclass
+class Vocabulary:
+    """What the attack asks of a model."""
+
+    words: torch.Tensor
+    num_positions: int = 0
+    vocab_size: int = NUM_ATOMS
+    device: str = "cpu"
+
+    def first_input_parts(self, tokens, num_positions):
+        return self.words[tokens], torch.zeros(self.num_positions, WIDTH), torch.zeros(WIDTH)
+
+
+def make_changes(problem, num_steps, begins_at_zero=False, destroy=lambda steps: steps):
+    """Two factors whose weights took these steps in float32."""
+    draw = torch.Generator().manual_seed(0)
+    before = 0.1 * torch.randn(NUM_COLUMNS, WIDTH, generator=draw)
+    delta = (before.double() - RATE * destroy(problem.measured).T).float() - before
+    had_gradient = tuple(step > 0 or not begins_at_zero for step in range(num_steps))
+    halves = (slice(0, NUM_COLUMNS // 2), slice(NUM_COLUMNS // 2, NUM_COLUMNS))
+    return [WeightChange(f"{half}", delta[half], before[half], had_gradient, is_factor=True) for half in halves]
+
+
+def find(problem, changes, **known):
+    evidence = GradientEvidence({}, "", update=Update.DELTA, optimizer="adamw", **({"learning_rate": RATE} | known))
+    return find_adamw_tokens(evidence, Vocabulary(problem.dictionary[:NUM_ATOMS]), changes)
+
+
+@pytest.mark.parametrize(("num_steps", "begins_at_zero"), [(2, False), (4, False), (3, True)])
+def test_tokens_of_several_steps(num_steps, begins_at_zero):
+    problem = make_problem(num_steps, begins_at_zero=begins_at_zero)
+    found = find(problem, make_changes(problem, num_steps, begins_at_zero))
+    assert set(found.tokens.tolist()) == problem.used, found.reason
+    assert 0 < found.expected_false <= 0.01 < MOST_EXPECTED_FALSE
+    assert len(found.used) == 2
+
+
+DESTROYED = {
+    "rows": lambda steps, draw: steps[torch.randperm(len(steps), generator=draw)],
+    "columns": lambda steps, draw: torch.stack([c[torch.randperm(len(c), generator=draw)] for c in steps.T], 1),
+    "signs": lambda steps, draw: steps.abs() * torch.randn(steps.shape, generator=draw).sign(),
+    "a little noise": lambda steps, draw: steps + 2e-3 * torch.randn(steps.shape, generator=draw),
+}
+
+
+@pytest.mark.parametrize("num_seeds", [1, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("control", DESTROYED)
+def test_destroyed_steps_claim_nothing(control, num_seeds):
+    for seed in range(num_seeds):
+        problem, draw = make_problem(2 + seed % 3, seed=seed), torch.Generator().manual_seed(seed)
+        changes = make_changes(problem, 2 + seed % 3, destroy=lambda steps, draw=draw: DESTROYED[control](steps, draw))
+        found = find(problem, changes)
+        assert not len(found.tokens)
+        assert "several steps" in found.reason
+
+
+@pytest.mark.parametrize("num_seeds", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_another_vocabulary_claims_nothing(num_seeds):
+    for seed in range(num_seeds):
+        problem = make_problem(2 + seed % 3, seed=seed)
+        other = replace(problem, dictionary=make_atoms(torch.Generator().manual_seed(99 + seed)))
+        assert not len(find(other, make_changes(problem, 2 + seed % 3)).tokens)
+
+
+def test_what_is_not_known_is_not_guessed():
+    problem = make_problem(2)
+    changes = make_changes(problem, 2)
+    assert not len(find(problem, changes, learning_rate=None).tokens)
+    layers = [replace(change, is_factor=False) for change in changes]
+    assert not len(find(problem, layers).tokens)
+    evidence = GradientEvidence({}, "", update=Update.DELTA, learning_rate=RATE)
+    learned = Vocabulary(problem.dictionary[:NUM_ATOMS], num_positions=4)
+    assert not len(find_adamw_tokens(evidence, learned, changes).tokens)
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-2])
+def test_tiny_models_give_no_false_token(tiny_llama, rate):
+    """Their gradients are so large that steps show little more than signs."""
+    evidence = observe_lora(tiny_llama, TEXTS, local_steps=3, steps=2, local_learning_rate=rate)
+    assert set(find_delta_tokens(evidence, tiny_llama).tokens.tolist()) <= {token for text in TEXTS for token in text}
+
+
+@pytest.mark.slow
+def test_two_steps_of_real_weights(smollm2):
+    """A later round: two steps of AdamW on adapters of rank 8."""
+    texts, earlier = list(INVENTED_TEXTS[:4]), list(INVENTED_TEXTS[4:12])
+    evidence = observe_lora(smollm2, texts, rank=8, steps=2, earlier_texts=earlier, local_steps=2)
+    held = {token for text in texts for token in smollm2.encode(text)[:-1]}
+    recovery = recover_text(evidence, smollm2, attack="bag-of-words")
+    assert recovery.value.token_set <= held
+    assert len(recovery.value.token_set) >= 0.9 * len(held), recovery.reason
+    assert recovery.certificate.residual <= 0.01
