@@ -1,6 +1,6 @@
-"""What LLM federations send: LoRA beyond its rank, AdamW, local steps. Tokens and texts, over several draws of texts.
+"""What LLM federations send: few digits, noise, LoRA beyond its rank, AdamW, local steps. Tokens and texts, by draws.
 
-python benchmarks/run.py gradients federations --data texts.tsv [--draws 3] [--only lora adamw] [--models smollm2-135m]
+python benchmarks/run.py gradients federations --data texts.tsv [--draws 3] [--only lora bf16] [--models smollm2-135m]
 python benchmarks/run.py gradients federations --show                   the table of what was measured
 
 `--data` is a file with one text a line, up to its first tab; each draw takes texts of its own, and the adapters of
@@ -21,14 +21,18 @@ import torch
 from machine import machine
 
 import unmask
+from unmask.defences import parse_defence
 from unmask.models import Model
 from unmask.protocols.table import parse_protocol
 
 RESULTS = Path(__file__).parents[1] / "results" / "federations.jsonl"
 TASKS = {"smollm2-135m": "next_token", "minilm-l6": "classification"}
 LATER = "steps=2"  # of earlier rounds, on other texts
-# (model, protocol, number of texts)
+BLURS = ("bf16", "fp16", "fp8", "int8", "topk:share=0.1", "noise:sigma=1e-5", "noise:sigma=1e-4")
+# (model, protocol, number of texts); a defence stands behind a plus
 CELLS = (
+    *((name, f"fedsgd + {blur}", 8) for blur in BLURS for name in TASKS),
+    *((name, f"fedavg:local_steps={steps},learning_rate=0.01", 8) for steps in (1, 4, 10, 20) for name in TASKS),
     *(("smollm2-135m", f"lora:rank={rank},{LATER}", count) for rank in (4, 8, 32) for count in (8, 16)),
     *(("minilm-l6", f"lora:rank={rank},{LATER}", count) for rank in (8, 32) for count in (8, 16)),
     *(("smollm2-135m", f"lora:rank=8,{LATER},local_steps=1", count) for count in (4, 8, 16)),
@@ -95,12 +99,15 @@ def draw_texts(texts: list[str], count: int, draw: int) -> list[str]:
 def measure_cell(model: Model, task: str, protocol: str, texts: list[str], count: int) -> dict[str, Any]:
     """One client, one attack, and the scores that only an auditor can give."""
     earlier = {"earlier_texts": texts[count:]} if LATER in protocol else {}
+    protocol, _, defence = protocol.partition(" + ")
     evidence = parse_protocol(protocol)(model, texts[:count], task=task, **earlier).evidence
+    if defence:
+        evidence = parse_defence(defence)(evidence, torch.Generator().manual_seed(count))
     sequences = [tuple(model.encode(text)) for text in texts[:count]]
     everyone = {token for tokens in sequences for token in tokens}
     # The last token of a next-token text is only a label, which reaches no adapter; rows of a tied embedding show it.
     reaches = {token for tokens in sequences for token in (tokens[:-1] if task == "next_token" else tokens)}
-    held = everyone if protocol.startswith("fedavg") else reaches
+    held = everyone if protocol.startswith("fed") else reaches
     started = time.perf_counter()
     recovery = unmask.recover_text(evidence, model)
     seconds = time.perf_counter() - started
@@ -115,6 +122,7 @@ def measure_cell(model: Model, task: str, protocol: str, texts: list[str], count
         "certain": len(certain),
         "false_certain": sum(tokens not in sequences for tokens in certain),
         "exact": sum(tokens in certain for tokens in sequences),
+        "guessed": sum(tokens in {text.tokens for text in recovery.value.texts} for tokens in sequences),
         "seconds": seconds,
         "machine": machine(),
     }
@@ -122,16 +130,17 @@ def measure_cell(model: Model, task: str, protocol: str, texts: list[str], count
 
 def show(cells: list[dict[str, Any]]) -> None:
     """A line for each client, over its draws."""
-    print("| model | client | texts | draws | recall of tokens | false | texts exact | seconds |")
-    print("| --- | --- | --: | --: | --- | --: | --- | --- |")
+    print("| model | client | texts | draws | recall of tokens | false | texts certain | with guesses | seconds |")
+    print("| --- | --- | --: | --: | --- | --: | --- | --- | --- |")
     for name, protocol, count in CELLS:
         own = [c for c in cells if (c["model"], c["protocol"], c["texts"]) == (name, protocol, count)]
         if own:
             recall, seconds = ([cell[key] for cell in own] for key in ("recall", "seconds"))
-            exact = ", ".join(f"{cell['exact']}" for cell in own)
+            exact, guessed = (", ".join(f"{cell[key]}" for cell in own) for key in ("exact", "guessed"))
             print(
                 f"| {name} | `{protocol}` | {count} | {len(own)} | {statistics.median(recall):.2f} "
                 f"({min(recall):.2f}–{max(recall):.2f}) | {sum(cell['false'] for cell in own)} | {exact} of {count} | "
+                f"{guessed} of {count} | "
                 f"{min(seconds):.0f}–{max(seconds):.0f} |"
             )
 
