@@ -24,6 +24,6 @@ def test_draws_differ_and_repeat():
 
 def test_the_table_has_a_line_for_each_client(capsys):
     cell = {"model": "minilm-l6", "protocol": "lora:rank=8,steps=2", "texts": 8, "recall": 1.0, "false": 0}
-    federations.show([cell | {"exact": 0, "seconds": 3.0}] * 2)
-    line = "| minilm-l6 | `lora:rank=8,steps=2` | 8 | 2 | 1.00 (1.00–1.00) | 0 | 0, 0 of 8 | 3–3 |"
+    federations.show([cell | {"exact": 0, "guessed": 0, "seconds": 3.0}] * 2)
+    line = "| minilm-l6 | `lora:rank=8,steps=2` | 8 | 2 | 1.00 (1.00–1.00) | 0 | 0, 0 of 8 | 0, 0 of 8 | 3–3 |"
     assert line in capsys.readouterr().out

@@ -414,7 +414,7 @@ RECIPES: tuple[Recipe, ...] = (
     texts("decoder", "gpt2, next token", GPT2, NEXT),
     texts("decoder", "gpt2, block 0 alone", GPT2, NEXT, status=PART, keep=SPAN_OF_GPT2),
     texts("decoder", "llama, classification", LLAMA, CLASS),
-    texts("noisy", "llama, next token", LLAMA, NEXT),
+    texts("noisy", "llama, next token", LLAMA, NEXT, status=PART),
     texts("encoder", "bert", BERT, CLASS, FRAMED, frame=FRAME),
     texts("encoder", "bert, block 0 alone", BERT, CLASS, FRAMED, frame=FRAME, keep=BLOCK_0_OF_BERT),
     texts("encoder", "bert, span", BERT, CLASS, FRAMED, frame=FRAME, status=PART, keep=SPAN_OF_BERT),

@@ -63,6 +63,8 @@ class LabelRounds:
         refused: set[Tokens] = set()
         for count in range(_MOST_ROUNDS):
             self.run.progress("reading endings", count, _MOST_ROUNDS)
+            if len(self.growth.scores) > self.growth.most:
+                return EndingsRead([])  # more prefixes than the spans can hold: nothing was told apart
             named = self._named()
             if self._add({(*u, y) for u, ys in named.items() for y in ys} - set(self.growth.scores), limits[0]):
                 self._read()
@@ -119,7 +121,7 @@ class LabelRounds:
     def _add(self, longer: set[Tokens], limit: float) -> bool:
         """Take prefixes that labels name and that the spans do not rule out, and grow behind them."""
         added = set()
-        for tokens in sorted(longer, key=len):
+        for tokens in sorted(longer, key=len)[: self.growth.most]:
             if tokens[:-1] in self.growth.caches and len(tokens) < self.model.max_positions:
                 is_run = len(set(tokens)) == 1 and not self.model.learned_positions
                 if is_run or float(self.growth.score(tokens[:-1], [tokens[-1]])[0]) < limit:

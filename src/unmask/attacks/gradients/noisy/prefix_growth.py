@@ -124,7 +124,7 @@ class PrefixGrowth:
                     self.scores[longer] = float(scores[column])
                     self.caches[longer] = cached(column)
                     level.append(longer)
-            self.run.progress("growing prefixes", len(self.scores), self.most)
+            self.run.progress("growing prefixes", min(len(self.scores), self.most), self.most)
             if len(self.scores) > self.most:
                 return False
         return True
