@@ -36,7 +36,7 @@ def claim_bag(run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, ...] = ()
         return replace(nothing, value=RecoveredTexts(guesses))
     if bag.expected_false is not None:
         return claim_noisy_tokens(run, bag, guesses)
-    return claim_tokens(run, bag.candidates, bag.used, "no order of them explains the update", guesses)
+    return claim_tokens(run, bag.candidates, bag.used, "no replay confirms an order of them", guesses)
 
 
 def claim_noisy_tokens(run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, ...] = ()) -> Recovery[RecoveredTexts]:
@@ -52,7 +52,7 @@ def claim_noisy_tokens(run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, 
     tokens = bag.candidates.tokens
     reason = (
         f"{len(tokens)} tokens stand out of the noise, {bag.expected_false:.2g} of them false on average; others may "
-        "occur too, and no order of them explains the update"
+        "occur too, and no replay confirms an order of them"
     )
     cost = run.cost(candidates=bag.candidates.num_tested)
     looked_for = frozenset([Aim.TOKENS])

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
 from unmask.attacks.gradients.bag_of_words.lora_tokens import gradients_of_inputs
-from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
 from unmask.attacks.gradients.decoder.confirm import confirm_next_token
 from unmask.attacks.gradients.decoder.endings import endings_of_next_token
@@ -63,7 +62,8 @@ class LoraAttack:
         if why or not measured:
             return claim_tokens(run, candidates, used, why or "the order of tokens needs adapters of later blocks")
         trained = model.with_factors(evidence.adapters, evidence.adapter_scale or 1.0)
-        found = pursue_prefixes(run, trained, measured, _tokens(candidates).to(model.device))
+        tokens = torch.tensor(sorted(candidates.searched), device=model.device)
+        found = pursue_prefixes(run, trained, measured, tokens)
         if late := model.problem_at(max(map(len, found.leaves), default=1)):
             return claim_tokens(run, candidates, used, late)
         adapter = find_label_adapter(evidence, model)
@@ -123,10 +123,6 @@ def _gradients_of_blocks(evidence: GradientEvidence, model: Model) -> dict[int, 
         block: torch.cat(list(gradients_of_inputs(evidence, model, block).values()), dim=1)
         for block in chosen or held[: len(_BLOCKS)]
     }
-
-
-def _tokens(candidates: Candidates) -> Tensor:
-    return torch.tensor(sorted({int(token) for tokens in candidates.by_position.values() for token in tokens}))
 
 
 def _forest(found: PrefixesFound) -> Forest:

@@ -69,7 +69,7 @@ class NoisyAttack:
         if not found.is_confirmed:
             run.progress("reading the bag of words", 0, 1)
             bag = bag if bag.candidates is not None else find_noisy_bag(evidence, model, bag, run.generator)
-            claimed = _tokens_of(bag)
+            claimed = frozenset() if bag.candidates is None else bag.candidates.searched | bag.candidates.unseen
             if role is not None and not claimed <= set(tokens):
                 found = self._search(run, evidence, model, sites, role, sorted(claimed | set(tokens)))
         if not found.is_confirmed:
@@ -171,8 +171,3 @@ def _why_no_texts(evidence: GradientEvidence, model: Model) -> str:
             "an adaptive optimiser divides every entry by its own size, so that columns are no combinations of inputs"
         )
     return ""
-
-
-def _tokens_of(bag: BagOfWords) -> set[int]:
-    by_position = {} if bag.candidates is None else bag.candidates.by_position
-    return {int(token) for tokens in by_position.values() for token in tokens}
