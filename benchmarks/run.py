@@ -20,8 +20,7 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "gradients.bfloat16": {"bfloat16": "a client in bfloat16"},
         "gradients.encoders": {"encoders": "encoders: exact texts, the paper's data sets, slopes, against DAGER"},
         "gradients.paper_tables": {"paper_tables": "the paper's data sets on decoders"},
-        "gradients.leak_map": {"leak_map": "what protocols and defences leave"},
-        "gradients.federations": {"federations": "LoRA beyond its rank, AdamW, local steps"},
+        "gradients.leak_map": {"leak_map": "what protocols and defences leave: noise, few digits, local steps, LoRA"},
     },
     "outputs": {
         "outputs.paper": {

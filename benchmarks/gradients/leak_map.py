@@ -1,11 +1,13 @@
 """The map of the leak: what each protocol and defence leaves of a client's texts, and what it costs the update.
 
-python benchmarks/run.py gradients leak_map [--models smollm2-135m minilm-l6] [--texts 4 16] [--only noise int8 …]
-python benchmarks/run.py gradients leak_map --show          the tables and plots of what was measured
-python benchmarks/run.py gradients leak_map --models minilm-l6 --texts 2 4 8 --only fedavg --out fedavg.jsonl
+python benchmarks/run.py gradients leak_map --data texts.tsv [--draws 3] [--models minilm-l6] [--only lora int8 …]
+python benchmarks/run.py gradients leak_map --processes 15 --limit 300      many cores, one thread for each cell
+python benchmarks/run.py gradients leak_map --show          the tables, the plot and the page of what was measured
 
-Every cell is appended to --out (benchmarks/results/leak_map.jsonl) as it ends; a cell that is there is not measured
-again. Where noise is added, the token sets of DAGER as published, with fixed tolerances, are read from the same update;
+`--data` is a file with one text a line, up to its first tab; without it, texts are invented. Each draw takes texts of
+its own, and adapters of later rounds were trained on others. A cell that ends is appended to --out
+(benchmarks/results/leak_map.jsonl) and is not measured again; one that is stopped after --limit seconds says so. Where
+Gaussian noise is added, the token sets of DAGER as published, with fixed tolerances, are read from the same update;
 against_papers.py has it tuned.
 """
 
@@ -13,93 +15,89 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 import torch
+from gradients.client_cell import AGGREGATE, TASKS, ClientCell, draw_texts, measure_cell
 from gradients.leak_map_show import show
 from invented import invented
 from machine import machine
 
 import unmask
-from unmask.attacks.baselines.dager import Dager, FrameTokens
-from unmask.attacks.baselines.dager_claim import AcceptedSequences, TokenSets
-from unmask.attacks.baselines.dager_spans import SequenceCheck
-from unmask.attacks.run import Progress
-from unmask.defences import measure_distortion, parse_defence, secure_aggregate
-from unmask.evidence import GradientEvidence
-from unmask.models import Model
-from unmask.protocols.dpsgd import PrivateUpdate
-from unmask.protocols.table import parse_protocol
-from unmask.scores import score_texts
 
-AGGREGATE = "aggregate:clients="
 RESULTS = Path(__file__).parents[1] / "results" / "leak_map.jsonl"
-TASKS = {"smollm2-135m": "next_token", "minilm-l6": "classification"}
-EMBEDDINGS = {"smollm2-135m": "embed_tokens", "minilm-l6": "embeddings."}
-FIRST_BLOCKS = {
-    "smollm2-135m": "embed_tokens+layers.0.+layers.1.",
-    "minilm-l6": "embeddings.+encoder.layer.0.+encoder.layer.1.",
-}
-# (protocol, defence); {embeddings} and {first} are names of the model's own parameters.
-CELLS = (
-    ("fedsgd", ""),
-    *(("fedsgd", f"noise:sigma={sigma}") for sigma in ("1e-9", "1e-8", "1e-7", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2")),
-    *(("fedsgd", f"laplace:sigma={sigma}") for sigma in ("1e-5", "1e-4", "1e-3")),
-    ("fedsgd", "clip:norm=1"),
-    *(("fedsgd", f"topk:share={share}") for share in ("0.1", "0.01", "0.001")),
-    *(("fedsgd", f"random:share={share}") for share in ("0.5", "0.1")),
-    ("fedsgd", "bf16"),
-    ("fedsgd", "fp8"),
-    ("fedsgd", "int8"),
-    ("fedsgd", "int8:stochastic=true"),
-    ("fedsgd", "withhold:pattern={embeddings}"),
-    ("fedsgd", "withhold:pattern={first}"),
-    ("fedavg:local_steps=1,learning_rate=0.01", ""),
-    *((f"fedavg:local_steps={steps},learning_rate=0.01", "") for steps in (4, 10)),
-    ("fedavg:local_steps=4,learning_rate=5e-05,optimizer=adamw,weight_decay=0.01", ""),
-    *(
-        (f"dpsgd:noise_multiplier={sigma},max_grad_norm=1.0,dataset_size=1000", "")
-        for sigma in ("1e-06", "1e-05", "0.0001", "0.001", "0.01", "0.1", "1.0")
-    ),
-    ("lora:rank=8", ""),
-    ("lora:rank=8,steps=1", ""),
-    *(("fedsgd", f"{AGGREGATE}{clients}") for clients in (2, 4)),
+STOPPED = "STOPPED"
+DEFENCES = (
+    "",
+    *(f"noise:sigma={sigma}" for sigma in ("1e-8", "1e-7", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2")),
+    *(f"laplace:sigma={sigma}" for sigma in ("1e-5", "1e-4", "1e-3")),
+    *("bf16", "fp16", "fp8", "int8", "int8:stochastic=true"),
+    *(f"topk:share={share}" for share in ("0.1", "0.01", "0.001")),
+    *("random:share=0.5", "clip:norm=1", "withhold:pattern={embeddings}", "withhold:pattern={first}"),
+    *(f"{AGGREGATE}{clients}" for clients in (2, 4)),
 )
-
-
-class TokensOnly(Dager):
-    """The faithful DAGER up to its token sets, which is all that noise leaves of it."""
-
-    def grow_prefixes(
-        self, sets: TokenSets, check: SequenceCheck, frame: FrameTokens, num_texts: int | None, progress: Progress
-    ) -> AcceptedSequences:
-        """None."""
-        return AcceptedSequences([], 0)
-
-    def search_products(
-        self, sets: TokenSets, check: SequenceCheck, frame: FrameTokens, num_texts: int | None, progress: Progress
-    ) -> AcceptedSequences:
-        """None."""
-        return AcceptedSequences([], 0)
+LATER = "steps=2"  # of earlier rounds, on other texts
+PROTOCOLS = (
+    *(f"fedavg:local_steps={steps},learning_rate=0.01" for steps in (1, 4, 10, 20)),
+    *(f"fedavg:local_steps={steps},optimizer=adamw,weight_decay=0.01" for steps in (1, 4)),
+    *(
+        f"dpsgd:noise_multiplier={sigma},max_grad_norm=1.0,dataset_size=1000"
+        for sigma in ("1e-05", "0.0001", "0.001", "0.01", "0.1", "1.0")
+    ),
+    "lora:rank=8",
+    *(f"lora:rank={rank},{LATER}" for rank in (4, 8, 32)),
+)
+STEPS = (  # of LoRA clients, which a decoder's tokens are read from
+    f"lora:rank=8,{LATER},local_steps=4,optimizer=sgd,local_learning_rate=0.01",
+    *(f"lora:rank=8,{LATER},local_steps={steps}" for steps in (1, 2, 3, 4)),
+    *(f"lora:rank=8,local_steps={steps}" for steps in (2, 3, 4)),
+)
+# Flower's template for LLMs (FlowerTune), and its settings changed in turn. With dropout, clients train as they do.
+_ROUND = "local_steps=10,max_grad_norm=1.0"
+FLOWER = (
+    f"lora:rank=32,alpha=64,dropout=0.075,{_ROUND}",
+    f"lora:rank=32,alpha=64,{_ROUND}",
+    "lora:rank=32,alpha=64,local_steps=10",
+    f"lora:rank=32,alpha=64,{_ROUND},batch_size=8",
+    f"lora:rank=32,alpha=64,{_ROUND},weight_decay=0.01",
+    f"lora:rank=32,alpha=64,{_ROUND},optimizer=sgd,local_learning_rate=0.01",
+    *(f"lora:rank=32,alpha=64,local_steps={steps},max_grad_norm=1.0" for steps in (2, 4)),
+    f"lora:rank=8,{_ROUND}",
+    f"lora:rank=32,alpha=64,{LATER},{_ROUND}",
+)
+DECODER, ENCODER = TASKS
+CELLS = (
+    *(ClientCell(model, "fedsgd", defence) for defence in DEFENCES for model in TASKS),
+    *(ClientCell(model, protocol) for protocol in PROTOCOLS for model in TASKS),
+    *(ClientCell(model, f"lora:rank=8,{LATER}", texts=16) for model in TASKS),
+    *(ClientCell(DECODER, protocol) for protocol in STEPS),
+    *(ClientCell(DECODER, protocol, texts=texts) for protocol in FLOWER for texts in (16,)),
+    *(ClientCell(DECODER, f"lora:rank=32,alpha=64,{_ROUND}", texts=texts) for texts in (4, 8)),
+)
 
 
 def main() -> None:
     """Measure the cells that are missing, or show what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="a text a line, up to its first tab; else texts are invented")
+    parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--models", nargs="+", default=list(TASKS))
-    parser.add_argument("--texts", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--texts", type=int, nargs="+", help="other numbers of texts than the cells' own")
     parser.add_argument("--only", nargs="+", default=[""], help="cells whose protocol or defence contains one of these")
-    parser.add_argument("--show", action="store_true", help="tables and plots of what was measured")
+    parser.add_argument("--show", action="store_true", help="tables, plot and page of what was measured")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON lines")
-    parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--processes", type=int, default=1, help="cells at a time, one thread each")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for one cell")
+    parser.add_argument("--total", type=float, default=float("inf"), help="seconds for all of them")
     options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
     if not options.show:
-        for name in options.models:
-            measure(name, options.texts, options.only, options.out)
+        measure(options)
     show(read(options.out), draw=options.out == RESULTS)
 
 
@@ -108,73 +106,65 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def measure(name: str, counts: list[int], only: list[str], path: Path) -> None:
-    """The missing cells of a model, one line each."""
-    done = {(cell["model"], cell["texts"], cell["protocol"], cell["defence"]) for cell in read(path)}
-    model = unmask.load_model(name)
-    for count in counts:
-        for protocol, defence in CELLS:
-            wanted = any(part in f"{protocol} {defence}" for part in only)
-            if wanted and (name, count, protocol, defence) not in done:
-                cell = measure_cell(name, model, count, protocol, defence)
-                with path.open("a") as file:
-                    file.write(json.dumps(cell) + "\n")
-                print({key: cell[key] for key in cell if key not in ("machine", "reason")}, flush=True)
-
-
-def measure_cell(name: str, model: Model, count: int, protocol: str, defence: str) -> dict[str, Any]:
-    """One client, one protocol, one defence, one attack, and the score that only an auditor can give."""
-    clients = int(defence.removeprefix(AGGREGATE)) if defence.startswith(AGGREGATE) else 1
-    texts = [tuple(model.encode(text)) for text in invented(clients * count)]
-    update = parse_protocol(protocol)(model, texts[:count], task=TASKS[name])
-    evidence = defended(name, model, update, defence, [texts[n * count : (n + 1) * count] for n in range(1, clients)])
-    distortion = measure_distortion(update.evidence, evidence)
-    started = time.perf_counter()
-    recovery = unmask.recover_text(evidence, model)
-    seconds = time.perf_counter() - started
-    # The last token of a next-token text is only a label: it leaves no vector among the inputs.
-    held = {token for tokens in texts for token in (tokens[:-1] if TASKS[name] == "next_token" else tokens)}
-    found = recovery.value.token_set
-    certain = [text.tokens for text in recovery.value.certain]
-    score = score_texts(recovery.value.expand(), texts)
-    return {
-        "model": name,
-        "texts": count,
-        "protocol": protocol,
-        "defence": defence,
-        "status": recovery.status.name,
-        "reason": recovery.reason,
-        "token_precision": len(found & held) / len(found) if found else None,
-        "token_recall": len(found & held) / len(held),
-        "exact": score.exact_rate,
-        "certain": len(certain),
-        "false_certain": sum(tokens not in texts for tokens in certain),
-        "rouge1": score.rouge1,
-        "rouge2": score.rouge2,
-        "cosine": distortion.cosine,
-        "relative_norm": distortion.relative_norm,
-        "epsilon": update.epsilon if update.epsilon < float("inf") else None,
-        "seconds": seconds,
-        "dager_recall": dager_recall(evidence, model, held) if "noise" in defence or not defence else None,
-        "machine": machine(),
-    }
-
-
-def defended(name: str, model: Model, update: PrivateUpdate, defence: str, others: list[Any]) -> GradientEvidence:
-    """What the server sees: the update after a defence, or the sum with the updates of other clients."""
-    if not defence:
-        return update.evidence
-    if others:
-        return secure_aggregate(
-            [update.evidence, *(unmask.observe_gradients(model, texts, task=TASKS[name]) for texts in others)]
+def wanted_cells(options: argparse.Namespace) -> Iterator[ClientCell]:
+    """The cells that are asked for: all of a draw before the next one."""
+    for draw in range(options.draws):
+        chosen = (
+            replace(cell, draw=draw, texts=texts)
+            for cell in CELLS
+            for texts in options.texts or [cell.texts]
+            if cell.model in options.models and any(part in f"{cell.protocol} {cell.defence}" for part in options.only)
         )
-    text = defence.format(embeddings=EMBEDDINGS[name], first=FIRST_BLOCKS[name])
-    return parse_defence(text)(update.evidence, torch.Generator().manual_seed(0))
+        yield from dict.fromkeys(chosen)
 
 
-def dager_recall(evidence: GradientEvidence, model: Model, held: set[int]) -> float:
-    """The share of the tokens that the faithful DAGER's token sets hold."""
-    return len(TokensOnly()(evidence, model).value.token_set & held) / len(held)
+def measure(options: argparse.Namespace) -> None:
+    """The missing cells, one line each, every one in a process of its own that is stopped after the limit."""
+    source = options.data.stem if options.data else "invented"
+    done = {(*(c[key] for key in asdict(CELLS[0])), c["data"]) for c in read(options.out)}
+    waiting = [cell for cell in wanted_cells(options) if (*asdict(cell).values(), source) not in done]
+    running: dict[ClientCell, tuple[SpawnProcess, float]] = {}
+    spawn, begun = multiprocessing.get_context("spawn"), time.monotonic()
+    while waiting or running:
+        while waiting and len(running) < options.processes:
+            cell = waiting.pop(0)
+            process = spawn.Process(target=measure_into, args=(cell, options.data, options.out))
+            process.start()
+            running[cell] = process, time.monotonic()
+        for cell, (process, since) in list(running.items()):
+            seconds = time.monotonic() - since
+            is_late = seconds > options.limit or time.monotonic() - begun > options.total
+            if process.is_alive() and not is_late:
+                continue
+            del running[cell]
+            if process.is_alive():
+                process.kill()
+                if seconds > options.limit:
+                    stopped = {"status": STOPPED, "reason": f"stopped after {seconds:.0f} s", "seconds": seconds}
+                    append(options.out, asdict(cell) | {"data": source, "machine": machine()} | stopped)
+            process.join()
+            print(f"{seconds:5.0f} s  {process.exitcode}  {len(waiting)} wait  {asdict(cell)}", flush=True)
+        if time.monotonic() - begun > options.total:
+            waiting.clear()
+        time.sleep(0.1)
+
+
+def measure_into(cell: ClientCell, data: Path | None, out: Path) -> None:
+    """Measure one cell, and append it."""
+    torch.set_num_threads(1)
+    count = cell.num_drawn + cell.texts  # a batch more, that the client has not seen: what chance would give
+    if data is None:
+        drawn = draw_texts(invented(1000), count, cell.draw)
+    else:
+        drawn = draw_texts([line.split("\t")[0] for line in data.read_text().splitlines() if line], count, cell.draw)
+    measured = measure_cell(unmask.load_model(cell.model), cell, drawn[: cell.num_drawn], drawn[cell.num_drawn :])
+    append(out, measured | {"data": data.stem if data else "invented"})
+
+
+def append(path: Path, cell: dict[str, Any]) -> None:
+    """One line more."""
+    with path.open("a") as file:
+        file.write(json.dumps(cell) + "\n")
 
 
 if __name__ == "__main__":

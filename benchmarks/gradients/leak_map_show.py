@@ -1,103 +1,96 @@
-"""Tables and plots of the map of the leak."""
+"""Tables, a plot and a page of the map of the leak, over draws of texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-FIGURE = Path(__file__).parents[2] / "docs" / "leak_map.svg"
-CHANCE = 0.01  # of the tokens: what a guess of as many tokens as a batch has would get, and more
-Cell = dict[str, Any]
+from gradients.leak_map_clients import Cell, Client, clients_of, join
+from gradients.leak_map_page import write_page
+
+DOCS = Path(__file__).parents[2] / "docs"
+FIGURE, PAGE = DOCS / "leak_map.svg", DOCS / "leak_map.html"
+CHANCE = 0.01  # of the tokens: a client that gives away no more than that gives away nothing
 
 
 def show(cells: list[Cell], draw: bool = True) -> None:
     """The map, DAGER beside it where noise was added, the budget at which nothing is left; a figure if possible."""
-    for part in (leak_table(cells), noise_table(cells), budgets(cells)):
+    clients = clients_of(cells)
+    for part in (leak_table(clients), noise_table(clients), budgets(clients)):
         print("\n".join(["", *part]))
     if not draw:
         return
+    write_page(clients, PAGE)
+    print(f"\npage: {PAGE}")
     try:
-        plot(cells)
+        plot(clients)
     except ImportError:
-        print("\n(no figure: pip install 'unmask[plots]')")
+        print("(no figure: pip install 'unmask[plots]')")
 
 
-def groups(cells: Sequence[Cell]) -> list[tuple[str, int]]:
-    """Models and batch sizes."""
-    return sorted({(cell["model"], cell["texts"]) for cell in cells})
-
-
-def leak_table(cells: Sequence[Cell]) -> list[str]:
+def leak_table(clients: Sequence[Client]) -> list[str]:
     """One line for each protocol and defence: what it costs the update, and what is left of texts and tokens."""
-    columns = groups(cells)
-    by_key = {(c["protocol"], c["defence"], c["model"], c["texts"]): c for c in cells}
+    models = sorted({client.model for client in clients})
     lines = [
-        f"| client | defence | cosine | {' | '.join(f'{model}, {count} texts' for model, count in columns)} |",
-        f"| --- | --- | --: | {' | '.join('---' for _ in columns)} |",
+        f"| client | defence | texts | cosine | {' | '.join(models)} |",
+        f"| --- | --- | --: | --: | {' | '.join('---' for _ in models)} |",
     ]
-    for protocol, defence in dict.fromkeys((c["protocol"], c["defence"]) for c in cells):
-        row = [by_key.get((protocol, defence, *column)) for column in columns]
-        held = [cell for cell in row if cell is not None]
-        told = " | ".join("" if cell is None else leak(cell) for cell in row)
-        cost = _range([cell["cosine"] for cell in held], ".2f") if defence else ""
-        budgets = [cell["epsilon"] for cell in held if cell["epsilon"] is not None]
-        client = f"`{protocol}`" + (f" (ε {_range(budgets, '.2g')})" if budgets else "")
-        lines.append(f"| {client} | {f'`{defence}`' if defence else 'none'} | {cost} | {told} |")
+    by_key = {(c.protocol, c.defence, c.texts, c.model): c for c in clients}
+    for protocol, defence, texts in dict.fromkeys((c.protocol, c.defence, c.texts) for c in clients):
+        row = [by_key.get((protocol, defence, texts, model)) for model in models]
+        ended = [cell for client in row if client is not None for cell in client.ended]
+        told = " | ".join("" if client is None else leak(client) for client in row)
+        cost = join([cell["cosine"] for cell in ended], ".2f") if defence and ended else ""
+        epsilons = [cell["epsilon"] for cell in ended if cell["epsilon"] is not None]
+        name = f"`{protocol}`" + (f" (ε {join(epsilons, '.2g')})" if epsilons else "")
+        lines.append(f"| {name} | {f'`{defence}`' if defence else 'none'} | {texts} | {cost} | {told} |")
     return lines
 
 
-def leak(cell: Cell) -> str:
-    """Texts and tokens of a cell, in words."""
-    if cell["token_precision"] is None:
-        return f"nothing ({cell['status'].replace('_', ' ').lower()})"
-    certain = cell["certain"] - cell["false_certain"]
-    precision = "" if cell["token_precision"] == 1 else f", precision {cell['token_precision']:.2f}"
-    texts = f"**all texts** ({certain})" if cell["status"] == "RECOVERED" else f"{certain} texts"
-    guessed = round(cell["exact"] * cell["texts"] * _num_clients(cell)) - certain
-    also = f" ({guessed} more guessed right)" if guessed > 0 else ""
-    return f"{texts if certain else 'no text'}{also}, {100 * cell['token_recall']:.0f} % of tokens{precision}"
+def leak(client: Client) -> str:
+    """Texts and tokens of a client over its draws, in words."""
+    late = f"; {client.num_stopped} of {len(client.draws)} draws stopped" if client.num_stopped else ""
+    if not client.ended:
+        return f"stopped after {client.draws[0]['seconds']:.0f} s"
+    exact, guessed = client.total("exact"), client.total("guessed")
+    texts = f"**{exact} of {client.num_texts} texts**" if exact else "no text"
+    also = f", {guessed - exact} more guessed" if guessed > exact else ""
+    false = f", {client.total('false')} false" if client.total("false") else ""
+    recall = f"{100 * client.median('recall'):.0f} % of tokens" if client.span("recall")[1] else "no token"
+    return f"{texts}{also}; {recall}{false}; {join([c['seconds'] for c in client.ended], '.0f')} s{late}"
 
 
-def _num_clients(cell: Cell) -> int:
-    return int(cell["defence"].rpartition("clients=")[2]) if "clients=" in cell["defence"] else 1
-
-
-def _range(numbers: Sequence[float], style: str) -> str:
-    """The least and the largest, or one of them where they look the same."""
-    return "–".join(dict.fromkeys(format(number, style) for number in (min(numbers), max(numbers))))
-
-
-def noise_table(cells: Sequence[Cell]) -> list[str]:
-    """Gaussian noise: the share of the tokens that DAGER's token sets hold, and ours, on the same update."""
-    noisy = [cell for cell in cells if cell["defence"].startswith("noise:") or cell["defence"] == ""]
-    noisy = [cell for cell in noisy if cell["protocol"] == "fedsgd"]
-    columns = groups(noisy)
+def noise_table(clients: Sequence[Client]) -> list[str]:
+    """Gaussian noise: the share of the tokens that DAGER's token sets hold, and ours, on the same updates."""
+    noisy = [c for c in clients if c.defence.startswith("noise:") and c.protocol == "fedsgd" and c.ended]
+    models = sorted({client.model for client in noisy})
     lines = [
-        f"| σ | {' | '.join(f'{model}, {count} texts: DAGER as published / ours' for model, count in columns)} |",
-        f"| --- | {' | '.join('--:' for _ in columns)} |",
+        f"| σ | {' | '.join(f'{model}: DAGER as published / ours' for model in models)} |",
+        f"| --- | {' | '.join('--:' for _ in models)} |",
     ]
-    for defence in dict.fromkeys(cell["defence"] for cell in noisy):
-        row = {(c["model"], c["texts"]): c for c in noisy if c["defence"] == defence}
-        shares = [f"{c['dager_recall']:.2f} / {c['token_recall']:.2f}" for c in (row[k] for k in columns if k in row)]
-        lines.append(f"| {defence.removeprefix('noise:sigma=') or '0'} | {' | '.join(shares)} |")
+    for defence in dict.fromkeys(client.defence for client in noisy):
+        row = {client.model: client for client in noisy if client.defence == defence}
+        shares = [
+            f"{row[m].median('dager_recall'):.2f} / {row[m].median('recall'):.2f}" if m in row else "" for m in models
+        ]
+        lines.append(f"| {defence.removeprefix('noise:sigma=')} | {' | '.join(shares)} |")
     return lines
 
 
-def budgets(cells: Sequence[Cell]) -> list[str]:
-    """The largest ε of DP-SGD at which no more than chance is left, and the smallest at which more is."""
+def budgets(clients: Sequence[Client]) -> list[str]:
+    """The largest ε of DP-SGD at which no more than chance is left in any draw, and the smallest at which more is."""
     lines = []
-    for model, count in groups(cells):
-        private = [c for c in cells if (c["model"], c["texts"]) == (model, count) and c["epsilon"] is not None]
-        blind = [c["epsilon"] for c in private if c["token_recall"] <= CHANCE]
-        telling = [c["epsilon"] for c in private if c["token_recall"] > CHANCE]
+    for model in sorted({client.model for client in clients}):
+        private = [c for client in clients if client.model == model for c in client.ended if c["epsilon"] is not None]
+        telling = [c["epsilon"] for c in private if c["recall"] > CHANCE]
+        blind = [c["epsilon"] for c in private if c["epsilon"] < min(telling, default=0.0)]
         if blind and telling:
-            lines.append(f"- {model}, {count} texts: chance at ε = {max(blind):.3g}, more at ε = {min(telling):.3g}")
+            lines.append(f"- {model}: chance up to ε = {max(blind):.3g}, more from ε = {min(telling):.3g}")
     return lines
 
 
-def plot(cells: list[Cell]) -> None:
-    """Token recall and exact texts against the strength of Gaussian noise and of DP-SGD."""
+def plot(clients: Sequence[Client]) -> None:
+    """Tokens and certain texts against the strength of Gaussian noise and of DP-SGD, with the range over draws."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -110,15 +103,17 @@ def plot(cells: list[Cell]) -> None:
         ("noise_multiplier=", "protocol", "noise multiplier of DP-SGD (clipping norm 1)"),
     )
     for axis, (key, field, label) in zip(axes, families, strict=True):
-        for model, count in groups(cells):
-            chosen = [c for c in cells if (c["model"], c["texts"]) == (model, count) and key in c[field]]
-            points = sorted(
-                (float(c[field].split(key)[1].split(",")[0]), c["token_recall"], c["exact"]) for c in chosen
-            )
-            if points:
-                strength, recall, exact = zip(*points, strict=True)
-                (line,) = axis.plot(strength, recall, marker="o", label=f"{model}, {count} texts: tokens")
-                axis.plot(strength, exact, marker="s", linestyle=":", color=line.get_color(), label="whole texts")
+        for model in sorted({client.model for client in clients}):
+            chosen = [c for c in clients if c.model == model and key in getattr(c, field) and c.ended]
+            chosen = sorted(chosen, key=lambda c: _strength(getattr(c, field), key))
+            if not chosen:
+                continue
+            strength = [_strength(getattr(c, field), key) for c in chosen]
+            (line,) = axis.plot(strength, [c.median("recall") for c in chosen], marker="o", label=f"{model}: tokens")
+            low, high = zip(*(c.span("recall") for c in chosen), strict=True)
+            axis.fill_between(strength, low, high, color=line.get_color(), alpha=0.15)
+            shares = [c.total("exact") / c.num_texts for c in chosen]
+            axis.plot(strength, shares, marker="s", linestyle=":", color=line.get_color(), label="certain texts")
         axis.axhline(CHANCE, color="grey", linewidth=0.8)
         axis.set_xscale("log")
         axis.set_xlabel(label)
@@ -129,4 +124,8 @@ def plot(cells: list[Cell]) -> None:
     figure.tight_layout()
     figure.savefig(FIGURE, metadata={"Date": None})
     pyplot.close(figure)
-    print(f"\nfigure: {FIGURE}")
+    print(f"figure: {FIGURE}")
+
+
+def _strength(text: str, key: str) -> float:
+    return float(text.split(key)[1].split(",")[0])

@@ -28,10 +28,14 @@ _COLOURS = {"crossed": "#b42318", "error": "#6d3fc0", "unclear": "#b26a00", "hel
 def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool = False) -> str:
     """The whole page. Without `show_secrets` no piece of a text is in it."""
     environment = Environment(
-        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(read_asset),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["breakable"] = _breakable
-    style, script = _asset("report.css"), _asset("report.js")
+    style, script = read_asset("report.css"), read_asset("report.js")
     planned = {case["id"]: case.get("case") or {} for case in audit.planned}
     gated = {judgement.finding.id for judgement in verdict.judgements}
     charts = charts_of(audit.findings, [planned[case_id] for case_id in verdict.missing], gated)
@@ -141,7 +145,8 @@ def _breakable(text: str) -> Markup:
     return Markup(str(escape(text)).replace(",", ",<wbr>"))
 
 
-def _asset(name: str) -> str:
+def read_asset(name: str) -> str:
+    """A template, a style or a script of the report."""
     return (files("unmask.report.html") / "templates" / name).read_text(encoding="utf-8")
 
 

@@ -31,7 +31,7 @@ from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
 
-# Blocks that are looked at, from the lowest up. Each shows only as many directions as its rank: with every second one of
+# Blocks that are looked at, from the lowest up. Each shows only as many directions as its rank: with every second of
 # these, 4 of a batch's 176 prefixes were lost.
 _MOST_BLOCKS = 12
 _SITE = "adapters of the blocks' attention"
