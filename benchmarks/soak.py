@@ -5,6 +5,7 @@
 
 gradients  updates of tiny decoders: hard batches × tasks × protocols × defences × missing tensors
 encoders   the same of tiny BERT models, and of MiniLM where it is installed
+federations  what LLM federations send: LoRA, AdamW, local steps, few digits, noise
 states     hidden states of both
 controls   evidence whose signal was destroyed: nothing may be certain
 files      damaged files of evidence: refused with a sentence, or read
@@ -41,6 +42,7 @@ import unmask
 RUNS = {
     "gradients": 10_000,
     "encoders": 1_000,
+    "federations": 2_000,
     "states": 1_000,
     "controls": 1_000,
     "files": 1_000,

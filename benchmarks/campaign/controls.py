@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import unmask
-from campaign import encoders, gradients, states, updates
+from campaign import encoders, federations, gradients, states, updates
 from campaign.outcome import FALSE_TEXT, FALSELY_RECOVERED, Fault, Outcome, Part, ShortRepr
 from campaign.states import StatesRecipe
 from campaign.updates import UpdateRecipe
@@ -31,12 +31,14 @@ class ControlRecipe(ShortRepr):
 
 
 def draw(seed: int) -> ControlRecipe:
-    """The recipe of a seed: an undefended update of a decoder or an encoder, or hidden states."""
+    """The recipe of a seed: an update of a decoder, an encoder or a federation's client, or hidden states."""
     rng = random.Random(f"controls {seed}")
     how = rng.choice(HOW)
-    source = rng.choices(("decoder", "encoder", "states"), (5, 2, 1))[0]
+    source = rng.choices(("decoder", "encoder", "federation", "states"), (4, 2, 4, 1))[0]
     if source == "states":
         return ControlRecipe(states.draw(seed), how if how in ("noise", "shuffled") else "noise", seed)
+    if source == "federation":
+        return ControlRecipe(federations.draw(seed), how, seed)
     update = gradients.draw(seed) if source == "decoder" else encoders.draw(seed)
     while update.model == encoders.MINILM or not update.model.head:
         update = gradients.draw(seed)
@@ -62,15 +64,18 @@ def observe(recipe: ControlRecipe) -> tuple[Model, Any]:
     if isinstance(recipe.evidence, StatesRecipe):
         model, states_seen = states.observe(recipe.evidence)
         return model, replace(states_seen, states=_destroy(states_seen.states, recipe.how, generator))
-    model, evidence = updates.observe(recipe.evidence)
+    clean = replace(recipe.evidence, defences=())
+    model, evidence = updates.observe(clean)
     if recipe.how == "other weights":
-        others = replace(recipe.evidence, model=replace(recipe.evidence.model, seed=recipe.evidence.model.seed + 1))
+        others = replace(clean, model=replace(clean.model, seed=clean.model.seed + 1))
         _, seen = updates.observe(others)
-        return model, replace(seen, model_fingerprint=evidence.model_fingerprint)
-    if recipe.how == "weights":
-        weights = dict(model.named_parameters())
-        return model, replace(evidence, gradients={name: weights[name].detach() for name in evidence.gradients})
-    return model, replace(evidence, gradients=_destroy_all(evidence.gradients, recipe.how, generator))
+        destroyed = replace(seen, model_fingerprint=evidence.model_fingerprint)
+    elif recipe.how == "weights":
+        weights = dict(model.named_parameters()) | dict(evidence.adapters)
+        destroyed = replace(evidence, gradients={name: weights[name].detach() for name in evidence.gradients})
+    else:
+        destroyed = replace(evidence, gradients=_destroy_all(evidence.gradients, recipe.how, generator))
+    return model, updates.defend(destroyed, recipe.evidence, generator)
 
 
 def judge(recipe: ControlRecipe, model: Model, recovery: Recovery[RecoveredTexts]) -> Outcome:

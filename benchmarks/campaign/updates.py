@@ -19,6 +19,7 @@ from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models import Model
 from unmask.protocols.batch import Batch, is_pair, make_batch
 from unmask.protocols.masking import mask_tokens
+from unmask.protocols.table import parse_protocol
 
 Text = tuple[Any, ...]  # tokens, or a pair of tuples of tokens
 
@@ -30,7 +31,8 @@ class UpdateRecipe(ShortRepr):
     `masked` are (text, position) whose label is −100. `split` are the sizes of groups of texts whose means are added:
     by `clients` whose sum the server sees, or by hand as micro-batches. `optimizer` None is FedSGD, else FedAvg with
     `steps`. `keep` are parts of the names of tensors that are sent (all, if empty); `forget` is side knowledge that
-    the adversary is not told. `kind` only names the batch.
+    the adversary is not told. `protocol` is a client of the table of protocols, as a plan would name it, whose adapters
+    were trained before on `earlier`; it stands for optimizer, steps and rate. `kind` only names the batch.
     """
 
     model: ModelRecipe
@@ -51,6 +53,8 @@ class UpdateRecipe(ShortRepr):
     defences: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     forget: tuple[str, ...] = ()
+    protocol: str = ""
+    earlier: tuple[Text, ...] = ()
     seed: int = 0
 
     @property
@@ -79,9 +83,15 @@ def observe(recipe: UpdateRecipe) -> tuple[Model, GradientEvidence]:
     if recipe.keep:
         evidence = evidence.only(*recipe.keep)
     generator = torch.Generator().manual_seed(recipe.seed)
+    evidence = defend(evidence, recipe, generator)
+    return model, replace(evidence, **dict.fromkeys(recipe.forget))
+
+
+def defend(evidence: GradientEvidence, recipe: UpdateRecipe, generator: torch.Generator) -> GradientEvidence:
+    """What the recipe's defences make of an update."""
     for text in recipe.defences:
         evidence = unmask.parse_defence(text)(evidence, generator)
-    return model, replace(evidence, **dict.fromkeys(recipe.forget))
+    return evidence
 
 
 @lru_cache(maxsize=12)
@@ -130,6 +140,8 @@ def simpler(recipe: UpdateRecipe) -> Iterator[UpdateRecipe]:
             yield replace(recipe, **{name: value})
     if recipe.optimizer:
         yield replace(recipe, optimizer=None, learning_rate=None, batch_size=None, steps=1)
+    if recipe.protocol:
+        yield replace(recipe, protocol="", earlier=())
     for name in ("defences", "keep", "forget", "masked"):
         several = getattr(recipe, name)
         yield from (replace(recipe, **{name: several[:at] + several[at + 1 :]}) for at in range(len(several)))
@@ -159,10 +171,13 @@ def reproduce(recipe: UpdateRecipe) -> str:
 
 
 def _observe(model: Model, recipe: UpdateRecipe, texts: Any, seed: int) -> GradientEvidence:
-    """FedSGD or FedAvg of one client."""
+    """What one client sends."""
     data: dict[str, Any] = {"task": recipe.task, "padding_side": recipe.padding, "max_length": recipe.max_length}
     if recipe.pooling:
         data["pooling"] = recipe.pooling
+    if recipe.protocol:
+        trained = {"earlier_texts": list(recipe.earlier)} if recipe.earlier else {}
+        return parse_protocol(recipe.protocol)(model, list(texts), seed=seed, **trained, **data).evidence
     if recipe.optimizer is None:
         return unmask.observe_gradients(model, list(texts), seed=seed, **data)
     return unmask.observe_fedavg(

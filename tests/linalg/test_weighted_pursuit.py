@@ -87,3 +87,10 @@ def test_columns_of_which_nothing_is_known_are_no_start():
     assert find_start(atoms, torch.ones(D, M).double(), unknown, 10) == []
     found = WeightedPursuit(atoms, torch.ones(D, M).double(), unknown, 5.0).search(10)
     assert found.chosen == ()
+
+
+def test_columns_that_are_zero_for_the_most_part_are_no_start():
+    atoms = normalize(alike(), dim=1)
+    matrix = torch.zeros(D, M, dtype=torch.float64)
+    matrix[0] = 1.0
+    assert find_start(atoms, matrix, torch.ones(D, M).double(), 10) == []

@@ -185,13 +185,12 @@ def find_start(
     moments = (atoms.T @ atoms).double() / len(atoms)
     sizes = moments.diagonal().sqrt()[:, None]
     known = sigma.isfinite()
-    used = known.double().mean(0) > _KNOWN
+    relative = torch.where(known, matrix.double().abs() / sizes.clamp_min(1e-300), math.nan)
+    scales = relative.nanmedian(0).values / _MEDIAN
+    used = (known.double().mean(0) > _KNOWN) & (scales > 0)  # a column that is zero for the most part has no scale
     if not bool(used.any()):
         return []
-    scales = (
-        torch.where(known, (matrix.double().abs() / sizes.clamp_min(1e-300)), math.nan).nanmedian(0).values / _MEDIAN
-    )
-    scales = scales.nan_to_num(1.0).clamp_min(1e-300)
+    scales = torch.where(used, scales, 1.0)
     errors = torch.where(known, sigma.double().square() / scales.square(), 2 * sizes.square())
     variances, axes = torch.linalg.eigh(moments + torch.diag(errors[:, used].mean(1)))
     whiten = (axes * variances.clamp_min(1e-12 * float(variances.max())).rsqrt()) @ axes.T

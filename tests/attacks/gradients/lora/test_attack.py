@@ -128,3 +128,12 @@ def test_real_weights(smollm2):
     recovery = recover_text(evidence, smollm2)
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert Counter(recovery.value.expand()) == Counter(texts)
+
+
+def test_more_tokens_than_texts_are_read_from_give_the_bag(tiny_llama):
+    draw = torch.Generator().manual_seed(0)
+    texts = torch.randperm(400, generator=draw)[:36].reshape(4, 9).tolist()
+    recovery = recover_text(observe(tiny_llama, texts, rank=16, targets=("query", "key", "value")), tiny_llama)
+    assert recovery.status is Status.PARTIAL
+    assert "distinct tokens" in recovery.reason
+    assert recovery.value.token_set == {token for text in texts for token in text[:-1]}

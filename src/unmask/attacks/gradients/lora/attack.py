@@ -23,7 +23,7 @@ from unmask.attacks.gradients.decoder.confirm import confirm_next_token
 from unmask.attacks.gradients.decoder.endings import endings_of_next_token
 from unmask.attacks.gradients.decoder.prefix_search import Forest
 from unmask.attacks.gradients.lora.label_rows import find_label_adapter, label_rows
-from unmask.attacks.gradients.lora.prefix_pursuit import PrefixesFound, pursue_prefixes
+from unmask.attacks.gradients.lora.prefix_pursuit import MOST_TOKENS, PrefixesFound, pursue_prefixes
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.linalg.gap import Gap
@@ -65,6 +65,9 @@ class LoraAttack:
             return claim_tokens(run, candidates, used, why or "the order of tokens needs adapters of later blocks")
         trained = model.with_factors(evidence.adapters, evidence.adapter_scale or 1.0)
         tokens = torch.tensor(sorted(candidates.searched), device=model.device)
+        if len(tokens) > (most := int(MOST_TOKENS * model.width)):
+            why = f"the batch has {len(tokens)} distinct tokens, and whole texts are read from at most {most}"
+            return claim_tokens(run, candidates, used, why)
         found = pursue_prefixes(run, trained, measured, tokens)
         if late := model.problem_at(max(map(len, found.leaves), default=1)):
             return claim_tokens(run, candidates, used, late)

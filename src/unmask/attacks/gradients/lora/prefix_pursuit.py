@@ -13,8 +13,9 @@ ranks, and the batch may hold many more prefixes than that.
 Rows are whitened by the second moments of texts that are drawn from the batch's own tokens, behind the direction that
 all first tokens share: most attention goes there, and it is much longer than all others.
 
-Limits: up to about 0.5·d prefixes, as wrong ones are taken too. It is no proof: with few blocks a wrong prefix leaves
-hardly more than a right one, so that a replay must judge. A token that is missing loses all that stands behind it.
+Limits: up to about 0.5·d prefixes, as wrong ones are taken too; a search that has explained too little by then ends. It
+is no proof: with few blocks a wrong prefix leaves hardly more than a right one, so that a replay must judge. A token
+that is missing loses all that stands behind it.
 Cost: for each prefix a forward pass of the batch's tokens through the blocks below, and a pass over the pool.
 Source: measured for this project.
 """
@@ -43,6 +44,8 @@ _NEARLY = 2e-3  # explained up to what float32 may leave: it ends if nothing in 
 _RIGHT = 0.5  # of an atom: one of the few that are left lies in what is left entirely
 _NEEDED = 1e-3  # prefixes that are not in the batch have 4e-6 at most, those that are 2e-2 at least
 _MOST = 0.92  # of the width: wrong prefixes do no harm below it
+_HOPELESS = 0.25  # is left at half of that: searches that succeed have 0.07 to 0.1 there, those that do not 0.3
+MOST_TOKENS = 0.4  # of the width: a batch has 1.3 to 1.4 times as many prefixes as distinct tokens, or more
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def pursue_prefixes(
     found: list[tuple[int, ...]] = []
     while len(found) < most and search.residual > _EXPLAINED:
         best, gain = search.best()
-        if gain <= 0 or (search.residual < _NEARLY and gain < _RIGHT):
+        is_hopeless = len(found) == most // 2 and search.residual > _HOPELESS
+        if gain <= 0 or is_hopeless or (search.residual < _NEARLY and gain < _RIGHT):
             break
         search.take(best)
         parent, column = divmod(best, len(tokens))
