@@ -1,14 +1,26 @@
 """The same search where noise or few digits blur the spans: texts are accepted that are as near as noise leaves them.
 
 Probes of one layer cannot tell which text is better; so costs are distances to all spans, and single tokens are
-exchanged by all layers together (`noisy_swaps.py`). A text that is accepted is no more than likely.
+exchanged by all layers together (`noisy_swaps.py`). Three things make up for what noise hides:
+
+    few places  a descent is over places that have a part of their token's largest share: a third of the likely ones
+                hold nearly all of a batch, and each false one that is left out tells as much as many equations
+    many rows   of a text, once it is partly right: what noise blurs in one row, others tell
+    all places  come back when single tokens are exchanged at last
+
+A text that is accepted is no more than likely. Of two that are alike, the nearer one is kept.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from unmask.attacks.gradients.encoder.noisy_swaps import NoisySwaps
+from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.relaxation import Relaxation
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 
@@ -19,6 +31,8 @@ class NoisySearch(EncoderSearch):
     def _draw_probes(self) -> None:
         super()._draw_probes()
         self.exchange = None  # the output projection's probes are blurred
+        self.all_swaps = NoisySwaps(self.problem, self.narrow.chosen)
+        self.narrow = self._relaxation(_select_clear(self.problem.places, self.settings.noisy_share))
         self.swaps = NoisySwaps(self.problem, self.narrow.chosen)
 
     @property
@@ -30,18 +44,50 @@ class NoisySearch(EncoderSearch):
         """A text near the anchors and what goes with them, after moves; while refused, again from its best rows."""
         self.num_anchors += 1
         self.run.progress("recovering texts", self.num_rows, self.problem.rank)
-        _, _, weights = self._descend(anchors, relaxation, self.removed)
+        text, _, weights = self._descend(anchors, relaxation, self.removed)
+        if text in self.found:
+            return
         together = self._companions(anchors, weights, relaxation)
-        for attempt in range(1, self.settings.max_noisy_attempts + 1):
-            text, _, _ = self._descend(together, relaxation, self.removed)
+        deep, before = replace(relaxation, max_rows=self.settings.max_noisy_rows), float("inf")
+        for _ in range(self.settings.max_noisy_attempts):
+            text, _, _ = self._descend(together, deep, self.removed)
             text, cost = self.swaps.improve(text, self.settings.max_noisy_sweeps)
-            if self._accepts(text, cost) or attempt == self.settings.max_noisy_attempts:
+            if text in self.found or text in self.refused:
+                return
+            if self.problem.distance(text) < self.settings.near_noisy_distance:
+                text, cost = self.all_swaps.improve(text, self.settings.max_noisy_sweeps)
+            if self._accepts(text, cost) or cost > self.settings.noisy_progress * before:
                 return
             costs = self.swaps.row_costs(torch.tensor([text], device=self.removed.device))[0]
             best = [text[int(row)] for row in costs[1:-1].argsort()[: len(text) // 3] + 1]
             together = [place for place in best if relaxation.has(place) and not bool(self.removed[place])]
+            before = cost
+
+    def _accepts(self, text: Text, cost: float) -> bool:
+        """Accept a text that is near, and let go of one that it is alike and nearer than."""
+        if not super()._accepts(text, cost):
+            return False
+        alike = [other for other in self.found if other != text and are_alike(text, other, self.settings.alike)]
+        for other in alike:
+            worse = max(text, other, key=lambda each: self.found[each])
+            self.refused[worse] = cost if worse == text else float("inf"), self.found.pop(worse)
+            if worse == text:
+                break
+        return True
 
     @property
     def is_done(self) -> bool:
         """Whether there are as many texts as the batch holds: noise hides directions, and the rank says too little."""
         return super().is_done if self.num_texts is None else len(self.found) == self.num_texts
+
+
+def are_alike(text: Text, other: Text, part: float) -> bool:
+    """Whether two texts have more than a part of their places in common."""
+    return len(set(text) & set(other)) > part * max(len(text), len(other))
+
+
+def _select_clear(places: PositionCandidates, least: float) -> Bool[Tensor, " j"]:
+    """Places that have a part of the largest share of their token, and all ends."""
+    shares = places.share.view(places.num_positions, places.num_types, -1)
+    is_clear = shares > least * shares.amax((0, 1))
+    return places.is_possible & (is_clear.flatten() | places.is_frame)
