@@ -6,7 +6,7 @@ exchanged by all layers together (`noisy_swaps.py`). Three things make up for wh
     few places  a descent is over places that have a part of their token's largest share: a third of the likely ones
                 hold nearly all of a batch, and each false one that is left out tells as much as many equations
     many rows   of a text, once it is partly right: what noise blurs in one row, others tell
-    all places  come back when single tokens are exchanged at last
+    all places  come back when single tokens are exchanged
 
 A text that is accepted is no more than likely. Of two that are alike, the nearer one is kept.
 """
@@ -30,10 +30,10 @@ class NoisySearch(EncoderSearch):
 
     def _draw_probes(self) -> None:
         super()._draw_probes()
+        self.drafts: set[Text] = set()  # texts that moves were tried on
         self.exchange = None  # the output projection's probes are blurred
-        self.all_swaps = NoisySwaps(self.problem, self.narrow.chosen)
+        self.swaps = NoisySwaps(self.problem, self.problem.places.is_possible.nonzero()[:, 0])
         self.narrow = self._relaxation(_select_clear(self.problem.places, self.settings.noisy_share))
-        self.swaps = NoisySwaps(self.problem, self.narrow.chosen)
 
     @property
     def accepted_below(self) -> float:
@@ -51,11 +51,10 @@ class NoisySearch(EncoderSearch):
         deep, before = replace(relaxation, max_rows=self.settings.max_noisy_rows), float("inf")
         for _ in range(self.settings.max_noisy_attempts):
             text, _, _ = self._descend(together, deep, self.removed)
-            text, cost = self.swaps.improve(text, self.settings.max_noisy_sweeps)
-            if text in self.found or text in self.refused:
+            if text in self.drafts:
                 return
-            if self.problem.distance(text) < self.settings.near_noisy_distance:
-                text, cost = self.all_swaps.improve(text, self.settings.max_noisy_sweeps)
+            self.drafts.add(text)
+            text, cost = self.swaps.improve(text, self.settings.max_noisy_sweeps)
             if self._accepts(text, cost) or cost > self.settings.noisy_progress * before:
                 return
             costs = self.swaps.row_costs(torch.tensor([text], device=self.removed.device))[0]

@@ -99,17 +99,25 @@ class NoisySwaps:
         return (*(part.to(model.dtype) for part in (places.queries, places.keys, places.values)), streams)
 
     def improve(self, text: Text, max_sweeps: int) -> tuple[Text, float]:
-        """The text after sweeps that give each position its best token and move the end, while that helps."""
+        """The text after sweeps over all positions, and moves of its end, while that helps."""
         current = torch.tensor(text, device=self.likely.device)
-        current, cost = self._move_end(current, float(self.costs(current[None])[0]))
+        cost = float(self.costs(current[None])[0])
         for _ in range(max_sweeps):
             before = cost
-            for index in range(1, len(current) - 1):
-                current, cost = self._take_best(current, cost, self._with_best(current, index))
+            current, cost = self._sweep(current, cost)
             current, cost = self._move_end(current, cost)
             if cost > before * (1 - _LEAST_SWEEP):
                 break
         return tuple(current.tolist()), cost
+
+    def _sweep(self, text: Int[Tensor, " i"], cost: float) -> tuple[Int[Tensor, " i"], float]:
+        """The best token of each position, the best position first: where one token is wrong, others must not follow."""
+        before = text
+        changed = torch.cat([self._with_best(text, index) for index in range(1, len(text) - 1)] or [text[None][:0]])
+        order = self.costs(changed).argsort() if len(changed) else []
+        for other in changed[order]:
+            text, cost = self._take_best(text, cost, torch.where(other != before, other, text)[None])
+        return text, cost
 
     def _take_best(
         self, current: Int[Tensor, " i"], cost: float, texts: Int[Tensor, "n l"]

@@ -35,7 +35,6 @@ class SearchSettings:
     most_in_vain_at_first: int = 16  # the same before any text is found
     drift_distance: float = 5e-3  # what local steps leave of a zero distance; only a replay makes such a text certain
     noisy_distance: float = 2.0  # the same of noise and few digits, in what they leave of a row of the batch
-    near_noisy_distance: float = 3.0  # the same of a text that is worth moves over all likely places
     alike: float = 0.6  # of two texts' places: they are one text, nearly right twice
     max_noisy_sweeps: int = 2  # over all positions, by all layers
     max_noisy_attempts: int = 4  # descents from an anchor, each from the best rows of the text before
