@@ -29,7 +29,7 @@ from unmask.attacks.gradients.decoder.endings import last_down_projection
 from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts, claim_noisy_texts
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confirm_encoder
 from unmask.attacks.gradients.encoder.masked_tokens import find_originals
-from unmask.attacks.gradients.encoder.noisy_search import NoisySearch
+from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_texts
 from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.run import Progress, Run, silent
@@ -111,6 +111,9 @@ class EncoderAttack:
             return claim_bag(run, bag)
         confirmation = EncoderConfirmation(Proof.NONE)
         if search.found:
+            run.progress("running the client again", 0, 1)
+            confirmation = confirm_encoder(evidence, search.problem, list(search.found))
+        if confirmation.proof is Proof.NONE and correct_texts(run, evidence, search):
             run.progress("running the client again", 0, 1)
             confirmation = confirm_encoder(evidence, search.problem, list(search.found))
         used = tuple(dict.fromkeys((*bag.used, *search.problem.parameters, *sorted(evidence.gradients))))

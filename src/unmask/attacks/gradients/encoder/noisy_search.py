@@ -19,10 +19,14 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from unmask.attacks.gradients.encoder.input_gradients import InputGradients
 from unmask.attacks.gradients.encoder.noisy_swaps import NoisySwaps
 from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.relaxation import Relaxation
+from unmask.attacks.gradients.encoder.replay_edits import ReplayEdits
 from unmask.attacks.gradients.encoder.search import EncoderSearch
+from unmask.attacks.run import Run
+from unmask.evidence.gradients import GradientEvidence
 
 
 class NoisySearch(EncoderSearch):
@@ -90,3 +94,28 @@ def _select_clear(places: PositionCandidates, least: float) -> Bool[Tensor, " j"
     shares = places.share.view(places.num_positions, places.num_types, -1)
     is_clear = shares > least * shares.amax((0, 1))
     return places.is_possible & (is_clear.flatten() | places.is_frame)
+
+
+def correct_texts(run: Run, evidence: GradientEvidence, search: EncoderSearch) -> bool:
+    """Replace what was found by texts that explain the embeddings' gradients better; whether there are any.
+
+    While texts are missing, those that were refused last stand in, the nearest first.
+    """
+    gradients, places = InputGradients.of(evidence, search.problem), search.problem.places
+    if gradients is None:
+        return False
+    drafts = list(search.found)
+    for text, _ in sorted(search.refused.items(), key=lambda item: item[1][1]):
+        if len(drafts) < (search.num_texts or 0) and not any(are_alike(text, o, search.settings.alike) for o in drafts):
+            drafts.append(text)
+    if not drafts or len(drafts) != (search.num_texts or len(drafts)):
+        return False
+    possible = (places.is_possible & ~places.is_frame).view(places.num_positions, -1)
+    before = [places.tokens_of(text) for text in drafts]
+    after, _ = ReplayEdits(gradients, possible).improve(run, before)
+    if after == before and len(drafts) == len(search.found):
+        return False
+    index = {int(token): place for place, token in enumerate(places.tokens.tolist())}
+    found = [tuple(p * len(index) + index[token] for p, token in enumerate(tokens)) for tokens in after]
+    search.found = {text: search.problem.distance(text) for text in found}
+    return True
