@@ -39,10 +39,7 @@ def box_least_squares(
     difference = torch.zeros_like(inside)
     for _ in range(num_iterations):
         wanted = constant + penalty * (inside - difference)
-        if is_wide:
-            free = (wanted - matrix.T @ (inverse @ (matrix @ wanted))) / ridge
-        else:
-            free = inverse @ wanted
+        free = (wanted - matrix.T @ (inverse @ (matrix @ wanted))) / ridge if is_wide else inverse @ wanted
         inside = (free + difference).clamp(lower, upper)
         difference += free - inside
     return inside

@@ -109,11 +109,10 @@ class EncoderAttack:
         search = self.find_texts(run, evidence, model, candidates, noisy=True)
         if isinstance(search, str):
             return claim_bag(run, bag)
+        if isinstance(search, NoisySearch):
+            correct_texts(run, evidence, search)
         confirmation = EncoderConfirmation(Proof.NONE)
         if search.found:
-            run.progress("running the client again", 0, 1)
-            confirmation = confirm_encoder(evidence, search.problem, list(search.found))
-        if confirmation.proof is Proof.NONE and correct_texts(run, evidence, search):
             run.progress("running the client again", 0, 1)
             confirmation = confirm_encoder(evidence, search.problem, list(search.found))
         used = tuple(dict.fromkeys((*bag.used, *search.problem.parameters, *sorted(evidence.gradients))))

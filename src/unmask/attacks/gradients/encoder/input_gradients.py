@@ -24,6 +24,9 @@ from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 
 _AT_ONCE = 16  # texts of a pass
+_NUM_OTHERS = 1024  # rows of other tokens that are looked at
+_ABOVE_NOISE = 1.1  # of what noise leaves: a right batch is below, unless what noise leaves is not told
+_ROUNDING = 3e-6  # of the squared norm: what bfloat16 leaves
 _MOST_KEPT = 4096  # texts whose gradients are kept
 
 Tokens = tuple[int, ...]
@@ -49,6 +52,7 @@ class InputGradients:
     pooling: str
     tokens: Int[Tensor, " t"]
     rows: Float[Tensor, "r d"]
+    floor: float = 0.0  # what noise leaves of the squared norm, as far as rows that nothing reaches tell
     _known: dict[Tokens, Float[Tensor, "i d"]] = field(default_factory=dict)
 
     @classmethod
@@ -56,14 +60,21 @@ class InputGradients:
         """The rows of an update; None if it tells nothing of this kind."""
         model, places = problem.model, problem.places
         words, positions = (evidence.gradients.get(name or "") for name in _embeddings(model))
-        is_single = evidence.task is Task.CLASSIFICATION and evidence.update is Update.GRADIENT and places.num_types == 1
+        is_single = (
+            evidence.task is Task.CLASSIFICATION and evidence.update is Update.GRADIENT and places.num_types == 1
+        )
         if not is_single or evidence.head is None or len(evidence.head) != 2 or words is None or positions is None:
             return None
         rows = torch.cat([words[places.tokens.to(words.device)], positions[: places.num_positions]])
         if not bool(words.any()) or not bool(positions.any()):
             return None
         head = evidence.head.to(model.device, model.dtype)
-        return cls(model, head, evidence.pooling or "first", places.tokens, rows.to(model.device, model.dtype))
+        others = torch.ones(len(words), dtype=torch.bool, device=words.device)
+        others[places.tokens.to(words.device)] = False
+        noise = words[others][:_NUM_OTHERS].double().square().mean() * rows.numel() / rows.double().square().sum()
+        floor = _ABOVE_NOISE * float(noise) + _ROUNDING
+        rows = rows.to(model.device, model.dtype)
+        return cls(model, head, evidence.pooling or "first", places.tokens, rows, floor)
 
     @property
     def num_tokens(self) -> int:
@@ -131,8 +142,7 @@ class InputGradients:
             kept.append(output.detach().requires_grad_())
             return kept[-1]
 
-        name = (self.model.token_embedding or "").rsplit(".", 1)[0]
-        hook = self.model.hf.get_submodule(name).register_forward_hook(keep)
+        hook = _embedding_module(self.model).register_forward_hook(keep)
         try:
             with torch.enable_grad():
                 batch = torch.tensor(texts, device=self.model.device)
@@ -146,3 +156,10 @@ class InputGradients:
 
 def _embeddings(model: Model) -> tuple[str | None, str | None]:
     return model.token_embedding, model.position_embedding
+
+
+def _embedding_module(model: Model) -> torch.nn.Module:
+    """The module that looks tokens up."""
+    weight = dict(model.named_parameters())[model.token_embedding or ""]
+    modules = (module for module in model.body.modules() if isinstance(module, torch.nn.Embedding))
+    return next(module for module in modules if module.weight is weight)

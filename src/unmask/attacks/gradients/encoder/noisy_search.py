@@ -6,7 +6,7 @@ exchanged by all layers together (`noisy_swaps.py`). Three things make up for wh
     few places  a descent is over places that have a part of their token's largest share: a third of the likely ones
                 hold nearly all of a batch, and each false one that is left out tells as much as many equations
     many rows   of a text, once it is partly right: what noise blurs in one row, others tell
-    all places  come back when single tokens are exchanged
+    all places  come back when single tokens are exchanged, and when nearly right texts are corrected
 
 A text that is accepted is no more than likely. Of two that are alike, the nearer one is kept.
 """
@@ -34,7 +34,7 @@ class NoisySearch(EncoderSearch):
 
     def _draw_probes(self) -> None:
         super()._draw_probes()
-        self.drafts: set[Text] = set()  # texts that moves were tried on
+        self.moved: set[Text] = set()  # texts that moves were tried on
         self.exchange = None  # the output projection's probes are blurred
         self.swaps = NoisySwaps(self.problem, self.problem.places.is_possible.nonzero()[:, 0])
         self.narrow = self._relaxation(_select_clear(self.problem.places, self.settings.noisy_share))
@@ -55,9 +55,9 @@ class NoisySearch(EncoderSearch):
         deep, before = replace(relaxation, max_rows=self.settings.max_noisy_rows), float("inf")
         for _ in range(self.settings.max_noisy_attempts):
             text, _, _ = self._descend(together, deep, self.removed)
-            if text in self.drafts:
+            if text in self.moved:
                 return
-            self.drafts.add(text)
+            self.moved.add(text)
             text, cost = self.swaps.improve(text, self.settings.max_noisy_sweeps)
             if self._accepts(text, cost) or cost > self.settings.noisy_progress * before:
                 return
@@ -78,6 +78,22 @@ class NoisySearch(EncoderSearch):
                 break
         return True
 
+    def drafts(self) -> list[Text]:
+        """What was found; while texts are missing, refused ones stand in, the nearest first and no two alike."""
+        drafts = list(self.found)
+        for text, (cost, _) in sorted(self.refused.items(), key=lambda item: item[1][1]):
+            is_new = cost < float("inf") and not any(are_alike(text, other, self.settings.alike) for other in drafts)
+            if is_new and len(drafts) < (self.num_texts or 0):
+                drafts.append(text)
+        return drafts
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether anchors lead to no new text while there are as many drafts as texts: these may be corrected."""
+        if self.num_in_vain >= self.settings.noisy_patience and len(self.drafts()) == self.num_texts:
+            return True
+        return super().is_hopeless
+
     @property
     def is_done(self) -> bool:
         """Whether there are as many texts as the batch holds: noise hides directions, and the rank says too little."""
@@ -96,26 +112,19 @@ def _select_clear(places: PositionCandidates, least: float) -> Bool[Tensor, " j"
     return places.is_possible & (is_clear.flatten() | places.is_frame)
 
 
-def correct_texts(run: Run, evidence: GradientEvidence, search: EncoderSearch) -> bool:
-    """Replace what was found by texts that explain the embeddings' gradients better; whether there are any.
-
-    While texts are missing, those that were refused last stand in, the nearest first.
-    """
+def correct_texts(run: Run, evidence: GradientEvidence, search: NoisySearch) -> None:
+    """Replace what was found, and what stands in for missing texts, by texts that explain the embeddings' gradients."""
     gradients, places = InputGradients.of(evidence, search.problem), search.problem.places
     if gradients is None:
-        return False
-    drafts = list(search.found)
-    for text, _ in sorted(search.refused.items(), key=lambda item: item[1][1]):
-        if len(drafts) < (search.num_texts or 0) and not any(are_alike(text, o, search.settings.alike) for o in drafts):
-            drafts.append(text)
+        return
+    drafts = search.drafts()
     if not drafts or len(drafts) != (search.num_texts or len(drafts)):
-        return False
+        return
     possible = (places.is_possible & ~places.is_frame).view(places.num_positions, -1)
     before = [places.tokens_of(text) for text in drafts]
     after, _ = ReplayEdits(gradients, possible).improve(run, before)
     if after == before and len(drafts) == len(search.found):
-        return False
+        return
     index = {int(token): place for place, token in enumerate(places.tokens.tolist())}
     found = [tuple(p * len(index) + index[token] for p, token in enumerate(tokens)) for tokens in after]
     search.found = {text: search.problem.distance(text) for text in found}
-    return True

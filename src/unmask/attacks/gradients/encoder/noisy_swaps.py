@@ -96,12 +96,13 @@ class NoisySwaps:
         """Queries, keys, values and the stream of every place, in the model's precision."""
         places, model = self.problem.places, self.problem.model
         streams = model.embed(places.token[:, None], places.position[:, None], places.kind[:, None])[:, 0]
-        return (*(part.to(model.dtype) for part in (places.queries, places.keys, places.values)), streams)
+        queries, keys, values = (part.to(model.dtype) for part in (places.queries, places.keys, places.values))
+        return queries, keys, values, streams
 
     def improve(self, text: Text, max_sweeps: int) -> tuple[Text, float]:
         """The text after sweeps over all positions, and moves of its end, while that helps."""
         current = torch.tensor(text, device=self.likely.device)
-        cost = float(self.costs(current[None])[0])
+        current, cost = self._move_end(current, float(self.costs(current[None])[0]))
         for _ in range(max_sweeps):
             before = cost
             current, cost = self._sweep(current, cost)
@@ -111,11 +112,10 @@ class NoisySwaps:
         return tuple(current.tolist()), cost
 
     def _sweep(self, text: Int[Tensor, " i"], cost: float) -> tuple[Int[Tensor, " i"], float]:
-        """The best token of each position, the best position first: where one token is wrong, others must not follow."""
+        """The best token of each position, the best position first: one wrong token must not change the others."""
         before = text
         changed = torch.cat([self._with_best(text, index) for index in range(1, len(text) - 1)] or [text[None][:0]])
-        order = self.costs(changed).argsort() if len(changed) else []
-        for other in changed[order]:
+        for other in changed[self.costs(changed).argsort()] if len(changed) else changed:
             text, cost = self._take_best(text, cost, torch.where(other != before, other, text)[None])
         return text, cost
 

@@ -66,17 +66,14 @@ class Relaxation:
 
     @cached_property
     def is_end(self) -> Bool[Tensor, " c"]:
-        """Chosen places that end a text."""
         return self.places.is_end[self.chosen]
 
     @cached_property
     def kind(self) -> Int[Tensor, " c"]:
-        """The type of each chosen place."""
         return self.places.kind[self.chosen]
 
     @cached_property
     def closes(self) -> Bool[Tensor, " c"]:
-        """Chosen places that close a part of a text."""
         return self.places.closes[self.chosen]
 
     @cached_property
@@ -134,10 +131,7 @@ class Relaxation:
     def descend(
         self, anchors: Sequence[int], removed: Bool[Tensor, " j"], prior: float, max_steps: int
     ) -> Iterator[tuple[Text, Float[Tensor, " j"]]]:
-        """The text and the weights of all places after each Gauss–Newton step, until the residual has settled.
-
-        It starts from weights `prior` everywhere.
-        """
+        """The text and the weights of all places after each Gauss–Newton step from `prior`, until it settles."""
         lower, upper = self.bounds(anchors, removed)
         free = replace(self, chosen=self.chosen[upper > 0])
         weights = torch.full_like(upper, prior).clamp(lower, upper)[upper > 0]

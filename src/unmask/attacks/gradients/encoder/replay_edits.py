@@ -43,7 +43,7 @@ class ReplayEdits:
         current, width = list(texts), 0
         fit = self.gradients.fit(current)
         tried: set[Edit] = set()
-        while width < len(_WIDTHS) and self.num_rounds < _MOST_ROUNDS:
+        while fit.left > self.gradients.floor and width < len(_WIDTHS) and self.num_rounds < _MOST_ROUNDS:
             run.progress("correcting texts", self.num_rounds, _MOST_ROUNDS)
             edits = [edit for edit in self._rank(current, fit) if edit not in tried][: _WIDTHS[width]]
             tried.update(edits)
@@ -74,7 +74,9 @@ class ReplayEdits:
     def _rank(self, texts: Sequence[Tokens], fit: Fit) -> list[Edit]:
         """Edits that would explain most of the rest, the best first; moves of ends before them."""
         rest = self.gradients.rest(fit)
-        scaled = [weight * self.gradients.arriving(text) for weight, text in zip(fit.weights.tolist(), texts, strict=True)]
+        scaled = [
+            weight * self.gradients.arriving(text) for weight, text in zip(fit.weights.tolist(), texts, strict=True)
+        ]
         found: list[tuple[float, Edit]] = []
         for index, text in enumerate(texts):
             found += self._replace(index, text, scaled[index], rest)
@@ -118,9 +120,7 @@ class ReplayEdits:
         squares = scaled @ scaled.T
         sizes = squares.diagonal()
         diagonal = products.diagonal()
-        gains = 2 * (products + products.T - diagonal[:, None] - diagonal) - 2 * (
-            sizes[:, None] + sizes - 2 * squares
-        )
+        gains = 2 * (products + products.T - diagonal[:, None] - diagonal) - 2 * (sizes[:, None] + sizes - 2 * squares)
         for p in inner:
             for q in range(p + 1, len(text) - 1):
                 if text[p] != text[q] and self.possible[p, own[q]] and self.possible[q, own[p]]:
