@@ -241,3 +241,13 @@ def test_half_of_a_large_random_column_is_cut_off():
     shifts = (points - projected)[kept]
     assert float(shifts.max() - shifts.min()) < FLOAT64_ZERO
     assert float(points[~kept].max()) <= float(shifts.mean()) + FLOAT64_ZERO
+
+
+def test_more_equations_than_unknowns_give_the_same_as_the_same_equations_twice():
+    matrix, start = wide_system(0, 30, 40), torch.full((40,), 0.5, dtype=torch.float64)
+    values = matrix @ sparse_weights(0, 40, 10)
+    half = 0.5**0.5
+    twice = torch.cat([half * matrix, half * matrix]), torch.cat([half * values, half * values])
+    wide = box_least_squares(matrix, values, start, *box(40))
+    tall = box_least_squares(*twice, start, *box(40))
+    torch.testing.assert_close(tall, wide, rtol=1e-8, atol=1e-8)

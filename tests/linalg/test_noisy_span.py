@@ -60,3 +60,10 @@ def test_the_plain_span_has_the_same_distances():
     distances = span.as_span().distance(rows)
     torch.testing.assert_close(distances.square(), span.squares(rows)[0], atol=1e-12, rtol=1e-6)
     assert span.as_span().rank == RANK
+
+
+def test_a_span_in_float32_says_the_same():
+    rows, matrix = noisy(0.1)
+    span = NoisySpan.of(whiten([matrix]), torch.float64)
+    for exact, single in zip(span.squares(rows), span.to(torch.float32).squares(rows), strict=True):
+        torch.testing.assert_close(single.double(), exact, rtol=1e-3, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Least squares in a box, for wide matrices: fewer equations than unknowns, most of which end at a bound."""
+"""Least squares in a box, where most unknowns end at a bound."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ def box_least_squares(
     """argmin ‖Aw − y‖² + damping·‖w − start‖² over lower ≤ w ≤ upper, by ADMM.
 
     The box is split off: a ridge problem in w, a clip in z, and the running difference u between them. The ridge
-    problem has the same matrix in every iteration, so one inverse of AAᵀ + ridge (m, m) serves them all (Woodbury).
+    problem has the same matrix in every iteration, so one inverse serves them all: of AAᵀ + ridge (m, m) by Woodbury if
+    there are fewer equations than unknowns, else of AᵀA + ridge (n, n).
     Limits: a fixed number of iterations, so the result is near the optimum, not at it; columns should be near norm 1.
-    Cost: m²·n once, then 4·m·n an iteration.
+    Cost: m·n·min(m, n) once, then 4·m·n an iteration, or n² if m > n.
     Source: Boyd et al., Distributed Optimization and Statistical Learning via ADMM, section 5.2.
     """
     ridge = damping + penalty
-    gram = matrix @ matrix.T
+    is_wide = matrix.shape[0] <= matrix.shape[1]
+    gram = matrix @ matrix.T if is_wide else matrix.T @ matrix
     gram.diagonal().add_(ridge)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
     constant = matrix.T @ values + damping * start
@@ -37,7 +39,7 @@ def box_least_squares(
     difference = torch.zeros_like(inside)
     for _ in range(num_iterations):
         wanted = constant + penalty * (inside - difference)
-        free = (wanted - matrix.T @ (inverse @ (matrix @ wanted))) / ridge
+        free = (wanted - matrix.T @ (inverse @ (matrix @ wanted))) / ridge if is_wide else inverse @ wanted
         inside = (free + difference).clamp(lower, upper)
         difference += free - inside
     return inside

@@ -69,6 +69,36 @@ def test_four_texts(minilm, defence, proof):
     assert_recovered(minilm, encode(minilm), defence, proof)
 
 
+LONG_LINES = (
+    "the ferry was late again , so we sat on the cold harbour wall and counted the lights of the boats far out",
+    "a slow and gentle film about two sisters who inherit a lighthouse and cannot agree on what to do with it",
+    "nothing in the second half of the book is as good as its opening pages , which are funny and rather sad",
+    "she plays the doctor with so much patience that one forgets how little the script has given her to say",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("defence", "proof"), [("bf16", Proof.ROUNDED_CLIENT), ("noise:sigma=1e-5", Proof.NOISY_CLIENT)]
+)
+def test_texts_of_twenty_tokens_and_more(minilm, defence, proof):
+    texts = encode(minilm, LONG_LINES)
+    assert min(map(len, texts)) >= 20
+    assert_recovered(minilm, texts, defence, proof)
+
+
+@pytest.mark.slow
+def test_shuffled_updates_claim_no_text(minilm):
+    """Entries of each tensor in another order: their sizes stay, what they say is gone."""
+    evidence = observe(minilm, encode(minilm)[:2], "bf16")
+    generator = torch.Generator().manual_seed(0)
+    shuffled = {
+        name: g.flatten()[torch.randperm(g.numel(), generator=generator)].view_as(g)
+        for name, g in evidence.gradients.items()
+    }
+    assert not recover_text(replace(evidence, gradients=shuffled), minilm).value.certain
+
+
 def change(texts: list[Tokens], what: str) -> tuple[list[Tokens], list[int]]:
     """A nearly right batch, and its labels."""
     first, labels = list(texts[0]), list(LABELS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.attacks.gradients.encoder_batches import BATCH, FRAME, candidates_of, classified
 
-from unmask.attacks.gradients.encoder.noisy_search import NoisySearch
+from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, are_alike, correct_texts
 from unmask.attacks.gradients.encoder.problem import Problem, set_up
 from unmask.attacks.run import Run, silent
 from unmask.defences import parse_defence
@@ -38,3 +38,21 @@ def test_without_the_number_of_texts_the_rank_ends_it(tiny_bert):
 
 def test_a_budget_of_anchors_ends_it(tiny_bert):
     assert searched(tiny_bert, "bf16", max_anchors=1).num_anchors == 1
+
+
+def test_drafts_stand_in_for_missing_texts_and_are_corrected(tiny_bert):
+    evidence = parse_defence("bf16")(classified(tiny_bert), torch.Generator().manual_seed(0))
+    search = searched(tiny_bert, "bf16")
+    text, distance = search.found.popitem()
+    first, second = text[1], text[2]
+    size = len(search.problem.places.tokens)
+    wrong = (text[0], first - first % size + second % size, *text[2:])
+    search.refused = {wrong: (1.0, distance)}
+    assert wrong in search.drafts()
+    correct_texts(Run(0, silent), evidence, search)
+    assert {search.problem.places.tokens_of(each) for each in search.found} == set(BATCH)
+
+
+def test_texts_are_alike_by_their_places():
+    assert are_alike((1, 2, 3, 4), (1, 2, 3, 9), 0.6)
+    assert not are_alike((1, 2, 3, 4), (1, 2, 8, 9), 0.6)

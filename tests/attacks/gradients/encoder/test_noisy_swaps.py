@@ -61,3 +61,13 @@ def test_moves_shift_the_end(swaps, shift):
 def test_a_right_text_stays(swaps):
     places = places_of(swaps, BATCH[2])
     assert swaps.improve(places, max_sweeps=2)[0] == places
+
+
+@torch.no_grad()
+def test_candidates_of_a_position_cost_what_all_rows_say(swaps):
+    """Short texts: every row is a reader, so that the comparison is the cost."""
+    text = torch.tensor(places_of(swaps, BATCH[1]))
+    options = swaps.problem.places.alternatives(int(text[2]))
+    texts = text.repeat(len(options), 1)
+    texts[:, 2] = options
+    torch.testing.assert_close(swaps.compare(text, 2, options), swaps.costs(texts), rtol=1e-2, atol=1e-2)

@@ -29,7 +29,7 @@ from unmask.attacks.gradients.decoder.endings import last_down_projection
 from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts, claim_noisy_texts
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confirm_encoder
 from unmask.attacks.gradients.encoder.masked_tokens import find_originals
-from unmask.attacks.gradients.encoder.noisy_search import NoisySearch
+from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_texts
 from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.run import Progress, Run, silent
@@ -109,6 +109,8 @@ class EncoderAttack:
         search = self.find_texts(run, evidence, model, candidates, noisy=True)
         if isinstance(search, str):
             return claim_bag(run, bag)
+        if isinstance(search, NoisySearch):
+            correct_texts(run, evidence, search)
         confirmation = EncoderConfirmation(Proof.NONE)
         if search.found:
             run.progress("running the client again", 0, 1)

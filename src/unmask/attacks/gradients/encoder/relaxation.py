@@ -36,7 +36,8 @@ from unmask.shapes import Probes
 _FILL_WEIGHT = 2.0
 _HALVINGS = 4
 _NOISE_WEIGHT = 100.0  # how much more noise counts than what a linear step gets wrong
-_MOST_ANCHOR_ROWS = 5
+_USUAL_ROWS = 6  # of a descent: the start's and five anchors'; with more of them each has fewer equations
+_FEWEST_PROBES = 48
 _LEAST_PROGRESS = 1e-2  # of the squared residual; less in a step means that it has settled
 
 
@@ -56,6 +57,7 @@ class Relaxation:
     places: PositionCandidates
     chosen: Int[Tensor, " c"]
     probed: Sequence[ProbedLayer]
+    max_rows: int = _USUAL_ROWS
 
     @cached_property
     def position(self) -> Int[Tensor, " c"]:
@@ -64,17 +66,14 @@ class Relaxation:
 
     @cached_property
     def is_end(self) -> Bool[Tensor, " c"]:
-        """Chosen places that end a text."""
         return self.places.is_end[self.chosen]
 
     @cached_property
     def kind(self) -> Int[Tensor, " c"]:
-        """The type of each chosen place."""
         return self.places.kind[self.chosen]
 
     @cached_property
     def closes(self) -> Bool[Tensor, " c"]:
-        """Chosen places that close a part of a text."""
         return self.places.closes[self.chosen]
 
     @cached_property
@@ -132,10 +131,7 @@ class Relaxation:
     def descend(
         self, anchors: Sequence[int], removed: Bool[Tensor, " j"], prior: float, max_steps: int
     ) -> Iterator[tuple[Text, Float[Tensor, " j"]]]:
-        """The text and the weights of all places after each Gauss–Newton step, until the residual has settled.
-
-        It starts from weights `prior` everywhere.
-        """
+        """The text and the weights of all places after each Gauss–Newton step from `prior`, until it settles."""
         lower, upper = self.bounds(anchors, removed)
         free = replace(self, chosen=self.chosen[upper > 0])
         weights = torch.full_like(upper, prior).clamp(lower, upper)[upper > 0]
@@ -147,7 +143,8 @@ class Relaxation:
     def _descend(
         self, anchors: Sequence[int], lower: Float[Tensor, " c"], weights: Float[Tensor, " c"], max_steps: int
     ) -> Iterator[Float[Tensor, " c"]]:
-        rows = self.rows([self.places.start, *anchors[:_MOST_ANCHOR_ROWS]])
+        places = [self.places.start, *anchors][: self.max_rows]
+        rows = self._with_fewer_probes(len(places)).rows(places)
         upper = torch.ones_like(lower)
         for _ in range(max_steps):
             residual, jacobian = rows.linearise_at(weights)
@@ -165,6 +162,12 @@ class Relaxation:
             yield weights
             if before - after < _LEAST_PROGRESS * before:
                 return
+
+    def _with_fewer_probes(self, num_rows: int) -> Relaxation:
+        """The strongest probes of each layer, so that more rows than usual have about as many equations in all."""
+        sizes = [max(_FEWEST_PROBES, layer.probes.shape[1] * _USUAL_ROWS // num_rows) for layer in self.probed]
+        probed = [replace(layer, probes=layer.probes[:, :n]) for layer, n in zip(self.probed, sizes, strict=True)]
+        return replace(self, probed=probed)
 
     def _cost(self, residual: Float[Tensor, " m"], weights: Float[Tensor, " c"]) -> float:
         return float(residual.square().sum() + (self._fill @ weights - self._fill_values).square().sum())

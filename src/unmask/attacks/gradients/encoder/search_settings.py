@@ -35,6 +35,11 @@ class SearchSettings:
     most_in_vain_at_first: int = 16  # the same before any text is found
     drift_distance: float = 5e-3  # what local steps leave of a zero distance; only a replay makes such a text certain
     noisy_distance: float = 2.0  # the same of noise and few digits, in what they leave of a row of the batch
+    alike: float = 0.6  # of two texts' places: they are one text, nearly right twice
     max_noisy_sweeps: int = 2  # over all positions, by all layers
-    max_noisy_attempts: int = 2  # descents from an anchor, each from the best rows of the text before
+    max_noisy_attempts: int = 4  # descents from an anchor, each from the best rows of the text before
+    noisy_patience: int = 4  # anchors in a row that lead to no new text, where drafts may be corrected instead
+    noisy_share: float = 0.02  # of a token's largest share: places with less are left out at first
+    max_noisy_rows: int = 16  # of a descent: what noise blurs in one row, others tell
+    noisy_progress: float = 0.95  # of the cost before: an attempt that leaves more is the last
     patience: int = 3  # anchors of the last text that fail before all are taken together

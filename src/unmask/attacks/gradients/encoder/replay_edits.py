@@ -1,0 +1,146 @@
+"""Texts that are nearly right, corrected by what they leave of the embeddings' gradients.
+
+If a text has token a where b is right, what arrives there is missing in b's row and too much in a's. So each edit is
+ranked by what it would explain of the rest R if what arrives stayed as it is, at no cost:
+
+    replace at p    2·w·⟨R_b − R_a, δ_p⟩ − 2·w²·‖δ_p‖²
+    swap p and q    2·⟨R_b − R_a, D⟩ − 2·‖D‖²,  D = w·(δ_p − δ_q), in one text, or of one position in two texts
+
+The best of each round are run, and those taken that leave less, one for each text. Ends are moved the same way.
+
+Limits: it starts from texts of which some nine in ten tokens are right. It is no proof. Cost: see `input_gradients.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from unmask.attacks.gradients.encoder.input_gradients import Fit, InputGradients, Tokens
+from unmask.attacks.run import Run
+
+_GAIN = 0.995  # of what was left: an edit that leaves more is none
+_WIDTHS = (24, 48, 96, 192)  # edits that are run in a round; more after a round without gain
+_MOST_ROUNDS = 60
+
+Edit = tuple[tuple[int, Tokens], ...]  # texts by their index, as they would be
+
+
+@dataclass
+class ReplayEdits:
+    """Edits of some texts; `possible` says which token may stand at which position."""
+
+    gradients: InputGradients
+    possible: Bool[Tensor, "p t"]
+    num_rounds: int = field(default=0, init=False)
+
+    def improve(self, run: Run, texts: Sequence[Tokens]) -> tuple[list[Tokens], float]:
+        """The texts after rounds of edits, and what they leave of the rows."""
+        current, width = list(texts), 0
+        fit = self.gradients.fit(current)
+        tried: set[Edit] = set()
+        while fit.left > self.gradients.floor and width < len(_WIDTHS) and self.num_rounds < _MOST_ROUNDS:
+            run.progress("correcting texts", self.num_rounds, _MOST_ROUNDS)
+            edits = [edit for edit in self._rank(current, fit) if edit not in tried][: _WIDTHS[width]]
+            tried.update(edits)
+            changed, following = self._take(current, fit, edits)
+            width = width + 1 if changed == current else 0
+            current, fit = changed, following
+            self.num_rounds += 1
+        return current, fit.left
+
+    def _take(self, texts: list[Tokens], fit: Fit, edits: Sequence[Edit]) -> tuple[list[Tokens], Fit]:
+        """Texts after the best edits, no text twice, each of which leaves less."""
+        self.gradients.prepare([text for edit in edits for _, text in edit])
+        left = sorted((self.gradients.refit(fit, edit).left, edit) for edit in edits)
+        current, used = list(texts), set[int]()
+        for alone, edit in left:
+            if alone > _GAIN * fit.left and not used:
+                break
+            if used & {index for index, _ in edit}:
+                continue
+            following = self.gradients.refit(fit, edit)
+            if following.left < _GAIN * fit.left:
+                fit = following
+                for index, text in edit:
+                    current[index] = text
+                    used.add(index)
+        return current, fit
+
+    def _rank(self, texts: Sequence[Tokens], fit: Fit) -> list[Edit]:
+        """Edits that would explain most of the rest, the best first; moves of ends before them."""
+        rest = self.gradients.rest(fit)
+        scaled = [
+            weight * self.gradients.arriving(text) for weight, text in zip(fit.weights.tolist(), texts, strict=True)
+        ]
+        found: list[tuple[float, Edit]] = []
+        for index, text in enumerate(texts):
+            found += self._replace(index, text, scaled[index], rest)
+            found += self._swap(index, text, scaled[index], rest)
+            for other in range(index):
+                found += self._swap_between((index, other), texts, scaled, rest)
+        found.sort(key=lambda item: -item[0])
+        return [edit for _, edit in found]
+
+    def _replace(
+        self, index: int, text: Tokens, scaled: Float[Tensor, "i d"], rest: Float[Tensor, "r d"]
+    ) -> Iterator[tuple[float, Edit]]:
+        """Another token at one position, the best few; and the text that ends one token earlier, or later."""
+        gradients, own = self.gradients, self.gradients.indices(text)
+        products = scaled @ rest[: gradients.num_tokens].T
+        gains = 2 * (products - products.gather(1, own[:, None])) - 2 * scaled.square().sum(1, keepdim=True)
+        allowed = self.possible[: len(text)].clone()
+        allowed[[0, -1]] = False
+        allowed.scatter_(1, own[:, None], False)
+        gains = gains.masked_fill(~allowed, -torch.inf)
+        best = gains.flatten().topk(min(_WIDTHS[-1], int(allowed.sum())))
+        for gain, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            position, token = divmod(place, gradients.num_tokens)
+            other = int(gradients.tokens[token])
+            yield gain, ((index, (*text[:position], other, *text[position + 1 :])),)
+        top = max(best.values[:1].tolist(), default=0.0)
+        if len(text) > 3:
+            yield top, ((index, (*text[:-2], text[-1])),)
+        if len(text) < len(self.possible):
+            last = products[-1].masked_fill(~self.possible[len(text) - 1], -torch.inf)
+            for place in last.topk(min(4, int(self.possible[len(text) - 1].sum()))).indices.tolist():
+                yield top, ((index, (*text[:-1], int(gradients.tokens[place]), text[-1])),)
+
+    def _swap(
+        self, index: int, text: Tokens, scaled: Float[Tensor, "i d"], rest: Float[Tensor, "r d"]
+    ) -> Iterator[tuple[float, Edit]]:
+        """Two tokens of a text in each other's place."""
+        inner = range(1, len(text) - 1)
+        rows, own = rest[self.gradients.indices(text)], self.gradients.indices(text).tolist()
+        products = scaled @ rows.T  # (p, q): what arrives at p, in the row of q's token
+        squares = scaled @ scaled.T
+        sizes = squares.diagonal()
+        diagonal = products.diagonal()
+        gains = 2 * (products + products.T - diagonal[:, None] - diagonal) - 2 * (sizes[:, None] + sizes - 2 * squares)
+        for p in inner:
+            for q in range(p + 1, len(text) - 1):
+                if text[p] != text[q] and self.possible[p, own[q]] and self.possible[q, own[p]]:
+                    changed = list(text)
+                    changed[p], changed[q] = text[q], text[p]
+                    yield float(gains[p, q]), ((index, tuple(changed)),)
+
+    def _swap_between(
+        self,
+        pair: tuple[int, int],
+        texts: Sequence[Tokens],
+        scaled: Sequence[Float[Tensor, "i d"]],
+        rest: Float[Tensor, "r d"],
+    ) -> Iterator[tuple[float, Edit]]:
+        """The tokens of one position in two texts, each in the other's place."""
+        (one, two), length = (texts[pair[0]], texts[pair[1]]), min(len(texts[index]) for index in pair) - 1
+        first, second = (rest[self.gradients.indices(text)[:length]] for text in (one, two))
+        change = scaled[pair[0]][:length] - scaled[pair[1]][:length]
+        gains = (2 * ((second - first) * change).sum(1) - 2 * change.square().sum(1)).tolist()
+        for p in range(1, length):
+            if one[p] != two[p]:
+                changed = (*one[:p], two[p], *one[p + 1 :]), (*two[:p], one[p], *two[p + 1 :])
+                yield gains[p], tuple(zip(pair, changed, strict=True))
