@@ -98,7 +98,7 @@ def draw_texts(texts: list[str], count: int, draw: int) -> list[str]:
 
 def measure_cell(model: Model, task: str, protocol: str, texts: list[str], count: int) -> dict[str, Any]:
     """One client, one attack, and the scores that only an auditor can give."""
-    earlier = {"earlier_texts": texts[count:]} if LATER in protocol else {}
+    earlier = {"earlier_texts": texts[count:]} if f",{LATER}" in protocol else {}
     protocol, _, defence = protocol.partition(" + ")
     evidence = parse_protocol(protocol)(model, texts[:count], task=task, **earlier).evidence
     if defence:

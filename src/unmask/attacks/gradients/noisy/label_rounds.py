@@ -98,7 +98,7 @@ class LabelRounds:
             self.evidence, self.model, rows, self.role, self.run.generator, self.memory_budget_bytes
         )
         self.read = self.arrived.read()
-        strongest = sorted(next(iter(labels.weights.values())) for labels in self.read if labels.weights)
+        strongest = sorted(max(labels.weights.values()) for labels in self.read if labels.weights)
         self.step = (unit_weight(strongest) or strongest[len(strongest) // 2]) if strongest else 1.0
 
     def _named(self) -> dict[Tokens, set[int]]:
@@ -145,19 +145,21 @@ class LabelRounds:
         return False
 
     def _last_labels(self) -> EndingsRead:
-        """One text for each prefix that nothing continues, with the label that explains most.
+        """One text for each prefix that nothing continues, with the first label that has the weight of one.
 
         If the batch has more texts than that, also those that end inside of others, by the strongest other labels.
         """
         inner = {tokens[:-1] for tokens in self.growth.scores}
         endings, others = [], []
         for (start, tokens), labels in zip(self.arrived.nodes, self.read, strict=True):
+            named = [label for label, weight in labels.weights.items() if weight > _A_LABEL * self.step]
             if tokens not in inner and labels.weights:
-                endings.append(TextEnding((start, (*tokens, next(iter(labels.weights)))), 1, labels.residual))
+                last = named[0] if named else max(labels.weights, key=lambda label: labels.weights[label])
+                endings.append(TextEnding((start, (*tokens, last)), 1, labels.residual))
                 continue
-            for label, weight in labels.weights.items():
-                if (*tokens, label) not in self.growth.scores and weight > _A_LABEL * self.step:
-                    others.append((weight, TextEnding((start, (*tokens, label)), 1, labels.residual)))
+            for label in named:
+                if (*tokens, label) not in self.growth.scores:
+                    others.append((labels.weights[label], TextEnding((start, (*tokens, label)), 1, labels.residual)))
         missing = max(0, (self.evidence.num_texts or 0) - len(endings))
         others.sort(key=lambda pair: -min(pair[0], self.step))
         return EndingsRead([*endings, *(ending for _, ending in others[:missing])])

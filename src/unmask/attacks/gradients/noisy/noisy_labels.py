@@ -51,7 +51,7 @@ class NoisyLabels:
         assert layer is not None  # the caller has seen its gradient
         assert model.token_head is not None
         self.layer, self.nodes = layer, rows.nodes
-        self.scale = _to_gradient(evidence)
+        self.scale = gradient_scale(evidence)
         variance = error_variance(evidence, model, layer.parameter)
         seen = layer.orient(evidence.gradients[layer.parameter]).double()
         variance = torch.ones_like(seen) if variance is None else layer.orient(variance).double()
@@ -166,7 +166,7 @@ def _least_squares(
     return arrived, (left / sizes).norm(dim=1), excess
 
 
-def _to_gradient(evidence: GradientEvidence) -> float:
+def gradient_scale(evidence: GradientEvidence) -> float:
     """What makes the mean gradient of a change of weights."""
     if evidence.update is not Update.DELTA:
         return 1.0
