@@ -32,6 +32,10 @@ _CHANCE = 1e-3  # of all prefixes: so often the best token of the vocabulary gai
 _FINALISTS = 64  # labels that are measured exactly, of all that are ranked without their lengths
 _MOST_LABELS = 16  # different ones behind one prefix
 _BETTER = 0.7  # of what a replay leaves at a prefix: another label must leave less
+_WEAK, _MOST_WEAK = (
+    0.2,
+    2,
+)  # of a typical first label's weight: after so many weaker ones behind a prefix no other comes
 _SINGULAR = 1e-7  # of the largest: rows of prefixes that depend on others
 
 
@@ -82,6 +86,7 @@ class NoisyLabels:
         fits = [self.arrived.new_zeros(0) for _ in range(count)]
         rests = self.arrived.clone()
         active = list(range(count))
+        weak, typical = [0] * count, 0.0
         for _ in range(_MOST_LABELS):
             found = self._best(active, rests, chosen)
             going_on = []
@@ -94,8 +99,11 @@ class NoisyLabels:
                     continue
                 chosen[u].append(label)
                 towards[u], fits[u], rests[u] = trial, fit, rest
-                going_on.append(u)
+                weak[u] = weak[u] + 1 if float(fit[-1]) < _WEAK * typical else 0
+                if weak[u] < _MOST_WEAK:
+                    going_on.append(u)
             active = going_on
+            typical = typical or _median([float(fit.max()) for fit in fits if len(fit)])
             if not active:
                 break
         sizes = self.arrived.norm(dim=1).clamp_min(1e-300)
@@ -150,6 +158,10 @@ class NoisyLabels:
             top = cosines.argmax(1).tolist()
             best += [(int(finalists[row, t]), directions[row, t]) for row, t in enumerate(top)]
         return best
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0
 
 
 def _least_squares(
