@@ -17,6 +17,11 @@ def test_a_cell_is_scored_by_what_reaches_adapters(minilm):
     assert cell["tokens"] == len({token for text in TEXTS[:2] for token in minilm.encode(text)})
 
 
+def test_twenty_local_steps_are_no_earlier_rounds(minilm):
+    cell = federations.measure_cell(minilm, "classification", "fedavg:local_steps=20", TEXTS, 1)
+    assert cell["false_certain"] == 0
+
+
 def test_draws_differ_and_repeat():
     first, again, other = (federations.draw_texts(TEXTS, 3, draw) for draw in (0, 0, 1))
     assert first == again != other
