@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.reference.layer_inputs import layer_inputs
 
-from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows
+from unmask.attacks.gradients.decoder.last_block_rows import KnownRows, last_block_rows
 from unmask.attacks.gradients.decoder.prefix_search import Forest, is_repetition
 from unmask.linalg.gap import Gap
 from unmask.models import Model, Role
@@ -50,3 +50,17 @@ def test_a_repetition_has_the_rows_of_its_first_token_where_positions_are_rotary
         assert same is is_repetition(model, (0, (7, 7, 7))) is (model is tiny_llama)
         assert not is_repetition(model, (0, (7,)))
         assert not is_repetition(model, (0, (7, 7, 8)))
+
+
+@pytest.mark.parametrize("role", [Role.MLP_OUT, Role.ATTENTION_OUT])
+def test_rows_that_are_known_are_those_of_a_new_pass(tiny_llama, monkeypatch, role):
+    known = KnownRows(tiny_llama, role, 2**30)
+    known.at(forest_of(((5, 17, 99), (400, 3))))
+    grown = forest_of(((5, 17, 98, 4), (400, 3)))
+    found, expected = known.at(grown), last_block_rows(tiny_llama, grown, 2**30, role)
+    assert found.nodes == expected.nodes
+    torch.testing.assert_close(found.hidden, expected.hidden, atol=FLOAT32_PARITY, rtol=FLOAT32_PARITY)
+    leave = [rows.leave(slice(None), rows.added) for rows in (found, expected)]
+    torch.testing.assert_close(*leave, atol=FLOAT32_PARITY, rtol=FLOAT32_PARITY)
+    monkeypatch.setattr(tiny_llama, "hidden_states", None)  # nothing is sent through the model again
+    assert len(known.at(forest_of(((5, 17), (400,)))).nodes) == 3

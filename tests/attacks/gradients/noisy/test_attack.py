@@ -89,8 +89,9 @@ def test_real_weights(smollm2, defence):
 
 
 @pytest.mark.slow
-def test_real_weights_after_local_steps(smollm2):
+@pytest.mark.parametrize("steps", [1, 4])
+def test_real_weights_after_local_steps(smollm2, steps):
     texts = [tuple(smollm2.encode(text)) for text in INVENTED_TEXTS[:4]]
-    recovery = recover_text(observe_fedavg(smollm2, texts, local_steps=4, learning_rate=0.01), smollm2)
+    recovery = recover_text(observe_fedavg(smollm2, texts, local_steps=steps, learning_rate=0.01), smollm2)
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert Counter(recovery.value.expand()) == Counter(texts)

@@ -7,9 +7,9 @@ import torch
 
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.decoder.endings import TextEnding
-from unmask.attacks.gradients.noisy.confirm import confirm_noisy
+from unmask.attacks.gradients.noisy.confirm import confirm_noisy, is_unstable
 from unmask.defences import parse_defence
-from unmask.protocols import observe_gradients
+from unmask.protocols import observe_fedavg, observe_gradients
 
 FIRST, SECOND, THIRD = (5, 17, 99, 17, 250, 8, 30), (400, 3, 8, 21, 11, 12), (400, 3, 8, 9)
 RIGHT = (FIRST, SECOND, THIRD)
@@ -59,3 +59,12 @@ def test_nearly_right_texts_are_confirmed_only_if_they_become_right(tiny_llama, 
     if found.proof is not Proof.NONE:
         assert {ending.node[1] for ending in found.endings} == set(RIGHT)
         assert all(ending.count == 1 for ending in found.endings)
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(1e-3, False), (30.0, True)])
+def test_local_training_that_diverges_cannot_be_confirmed(tiny_llama, rate, expected):
+    evidence = observe_fedavg(tiny_llama, [list(text) for text in RIGHT], local_steps=12, learning_rate=rate)
+    assert is_unstable(evidence, tiny_llama, RIGHT, evidence.gradients) is expected
+    found = confirm_noisy(evidence, tiny_llama, endings(sorted(RIGHT)), lambda chosen, again: chosen)
+    assert found.is_unstable is expected
+    assert (found.proof is Proof.CLIENT) is not expected

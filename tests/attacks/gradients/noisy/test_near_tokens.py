@@ -45,6 +45,14 @@ def test_without_the_matrices_that_tell_a_text_with_a_near_token_is_doubtful():
     assert find_confusable(evidence, model, replayed, Loss.NOISE) == {0}
 
 
+def test_a_text_whose_neighbour_fits_better_is_doubtful():
+    model = twins(3e-3)
+    clean = observe_gradients(model, [list(text) for text in TEXTS])
+    wrong = [tuple(TWIN if token == 17 else token for token in TEXTS[0]), TEXTS[1]]
+    again = observe_gradients(model, [list(text) for text in wrong]).gradients
+    assert find_confusable(clean, model, ReplayedTexts(wrong, [4 / 7, 3 / 7], again), Loss.NOISE) == {0}
+
+
 @pytest.mark.parametrize("defence", ["bf16", "noise:sigma=1e-5", "int8"])
 @pytest.mark.parametrize("difference", [1e-2, 1e-4, 1e-6])
 def test_nothing_certain_is_false_where_two_tokens_are_nearly_the_same(difference, defence):

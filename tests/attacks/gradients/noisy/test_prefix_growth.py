@@ -40,3 +40,16 @@ def test_an_empty_or_a_full_span_is_no_site(tiny_llama, rounded):
     assert all(site.span.rank <= 2 for site in noisy_sites(rounded.with_tensors(noise), tiny_llama))
     full = {name: g.bfloat16().float() for name, g in noise.items()}
     assert not noisy_sites(rounded.with_tensors(full), tiny_llama)
+
+
+def test_a_growth_that_tells_nothing_apart_ends_early(growth, monkeypatch):
+    monkeypatch.setattr(PrefixGrowth, "cut", property(lambda self: float("inf")))
+    assert not growth.grow()
+    assert len(growth.scores) <= growth.most + len(growth.tokens)
+
+
+def test_a_score_is_measured_once(growth, monkeypatch):
+    growth.grow()
+    first = growth.score((400, 3), [77, 78])
+    monkeypatch.setattr(growth, "_score", None)
+    assert growth.score((400, 3), [78, 77]) == first[::-1]

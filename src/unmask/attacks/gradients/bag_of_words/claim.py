@@ -16,6 +16,7 @@ from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Rec
 # One half by the decoys of the span, 1e-9 for each row of the embedding, 0.01 by all rows of a tied one, and 0.01 by
 # differences of weights, after one step or several.
 MOST_EXPECTED_FALSE = 0.53
+NO_ORDER = "no replay confirms an order of them"
 
 
 def read_tokens(
@@ -29,17 +30,24 @@ def read_tokens(
     return bag.candidates, bag.used
 
 
-def claim_bag(run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, ...] = ()) -> Recovery[RecoveredTexts]:
-    """What a bag of words claims: nothing, tokens that a test chose, or tokens. Guesses at texts claim nothing."""
+def claim_bag(
+    run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, ...] = (), why: str = NO_ORDER
+) -> Recovery[RecoveredTexts]:
+    """What a bag of words claims: nothing, tokens that a test chose, or tokens. Guesses at texts claim nothing.
+
+    `why`: why the order of the tokens is not known.
+    """
     if bag.candidates is None:
         nothing = claim_nothing(run, bag.status, bag.reason, bag.used, frozenset([Aim.TOKENS]))
         return replace(nothing, value=RecoveredTexts(guesses))
     if bag.expected_false is not None:
-        return claim_noisy_tokens(run, bag, guesses)
-    return claim_tokens(run, bag.candidates, bag.used, "no replay confirms an order of them", guesses)
+        return claim_noisy_tokens(run, bag, guesses, why)
+    return claim_tokens(run, bag.candidates, bag.used, why, guesses)
 
 
-def claim_noisy_tokens(run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, ...] = ()) -> Recovery[RecoveredTexts]:
+def claim_noisy_tokens(
+    run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, ...] = (), why: str = NO_ORDER
+) -> Recovery[RecoveredTexts]:
     """Tokens that a test chose under noise: a part of the batch, a stated number of false ones, no texts."""
     assert bag.candidates is not None  # only a bag with tokens has expected false ones
     assert bag.expected_false is not None
@@ -52,7 +60,7 @@ def claim_noisy_tokens(run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, 
     tokens = bag.candidates.tokens
     reason = (
         f"{len(tokens)} tokens stand out of the noise, {bag.expected_false:.2g} of them false on average; others may "
-        "occur too, and no replay confirms an order of them"
+        f"occur too, and {why}"
     )
     cost = run.cost(candidates=bag.candidates.num_tested)
     looked_for = frozenset([Aim.TOKENS])

@@ -64,6 +64,7 @@ class Confirmation:
     open_ends: frozenset[Node] = frozenset()  # texts that may go on with tokens that the model is sure of
     num_passes: int = 0
     tells_equal_tokens: bool = False  # which member of each class of equal tokens is meant
+    is_unstable: bool = False  # the client sends another update for the same texts in another order
 
 
 def confirm_next_token(

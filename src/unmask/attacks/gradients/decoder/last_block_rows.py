@@ -40,32 +40,69 @@ class LastBlockRows:
 @torch.no_grad()
 def last_block_rows(model: Model, forest: Forest, memory_budget_bytes: int, role: Role = Role.MLP_OUT) -> LastBlockRows:
     """Send every leaf through the model and keep each prefix's rows once, at the down or the output projection."""
-    if role is Role.ATTENTION_OUT:
-        return _attention_rows(model, forest, memory_budget_bytes)
-    nodes, (hidden, stream, added) = gather_rows(model, forest.leaves, memory_budget_bytes, _last_block)
-    last, attended = model.num_blocks - 1, Attended(stream, added)
-
-    def leave(rows: Any, added: Tensor) -> Tensor:
-        return model.leave_block(last, attended[rows], added)
-
-    return LastBlockRows(nodes, hidden, model.mlp_output(last, hidden), leave)
+    return KnownRows(model, role, memory_budget_bytes).at(forest)
 
 
-def _attention_rows(model: Model, forest: Forest, memory_budget_bytes: int) -> LastBlockRows:
-    """The same at the output projection: behind it no token is mixed with another one either."""
+class KnownRows:
+    """Rows of the last block for forests that change: a prefix that was sent through the model is not sent again."""
+
+    def __init__(self, model: Model, role: Role, memory_budget_bytes: int) -> None:
+        self.model, self.role, self.memory_budget_bytes = model, role, memory_budget_bytes
+        self.place: dict[Node, int] = {}
+        self.parts: tuple[Tensor, Tensor, Tensor] | None = None  # inputs of the layer, the stream, what is added to it
+
+    @torch.no_grad()
+    def at(self, forest: Forest) -> LastBlockRows:
+        """The rows of a forest's prefixes."""
+        nodes = _prefixes_of(forest.leaves)
+        if any(node not in self.place for node in nodes):
+            self._send([leaf for leaf in forest.leaves if not self._knows(leaf)])
+        assert self.parts is not None  # a forest has leaves
+        own = torch.tensor([self.place[node] for node in nodes], device=self.parts[0].device)
+        return self._rows(nodes, *(part[own] for part in self.parts))
+
+    def _knows(self, leaf: Node) -> bool:
+        start, tokens = leaf
+        return all((start, tokens[:length]) in self.place for length in range(1, len(tokens) + 1))
+
+    def _send(self, leaves: list[Node]) -> None:
+        forward = _last_attention if self.role is Role.ATTENTION_OUT else _last_block
+        nodes, parts = gather_rows(self.model, leaves, self.memory_budget_bytes, forward)
+        new = [row for row, node in enumerate(nodes) if node not in self.place]
+        hidden, stream, added = (part[new] for part in parts)
+        self.place |= {nodes[row]: len(self.place) + place for place, row in enumerate(new)}
+        if self.parts is None:
+            self.parts = hidden, stream, added
+        else:
+            old = self.parts
+            self.parts = (torch.cat([old[0], hidden]), torch.cat([old[1], stream]), torch.cat([old[2], added]))
+
+    def _rows(self, nodes: list[Node], hidden: Tensor, stream: Tensor, added: Tensor) -> LastBlockRows:
+        model, last = self.model, self.model.num_blocks - 1
+
+        def leave_attention(rows: Any, added: Tensor) -> Tensor:
+            return model.after_mlp(last, Attended(stream[rows], added))
+
+        def leave_block(rows: Any, added_by_mlp: Tensor) -> Tensor:
+            return model.leave_block(last, Attended(stream, added)[rows], added_by_mlp)
+
+        if self.role is Role.ATTENTION_OUT:
+            return LastBlockRows(nodes, hidden, added, leave_attention)
+        return LastBlockRows(nodes, hidden, model.mlp_output(last, hidden), leave_block)
+
+
+def _prefixes_of(leaves: Sequence[Node]) -> list[Node]:
+    """Every prefix of some texts once, shorter texts first."""
+    texts = sorted(leaves, key=lambda text: len(text[1]))
+    return list(dict.fromkeys((start, text[:length]) for start, text in texts for length in range(1, len(text) + 1)))
+
+
+def _last_attention(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """At the output projection: behind it no token is mixed with another one either."""
     last = model.num_blocks - 1
-
-    def forward(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        stream = model.hidden_states(tokens, mask, num_blocks=last, positions=positions)[-1]
-        mixed = model.mixed_values(last, stream, positions, mask)
-        return mixed, stream, model.after_attention(last, stream, mixed).added
-
-    nodes, (mixed, stream, added) = gather_rows(model, forest.leaves, memory_budget_bytes, forward)
-
-    def leave(rows: Any, added: Tensor) -> Tensor:
-        return model.after_mlp(last, Attended(stream[rows], added))
-
-    return LastBlockRows(nodes, mixed, added, leave)
+    stream = model.hidden_states(tokens, mask, num_blocks=last, positions=positions)[-1]
+    mixed = model.mixed_values(last, stream, positions, mask)
+    return mixed, stream, model.after_attention(last, stream, mixed).added
 
 
 @torch.no_grad()

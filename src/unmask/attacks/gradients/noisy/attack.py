@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords, find_exact_tokens, find_noisy_bag
-from unmask.attacks.gradients.bag_of_words.claim import claim_bag
+from unmask.attacks.gradients.bag_of_words.claim import NO_ORDER, claim_bag
 from unmask.attacks.gradients.bag_of_words.noisy_tokens import is_adamw
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
@@ -36,6 +36,10 @@ from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
 
 _ROUNDING = 1e-6  # of the largest entry: float32 leaves less in directions without signal
 _SITE = "layers of the first blocks"
+_UNSTABLE = (
+    "no replay can confirm an order of them: this local training makes so much of rounding that the same texts in "
+    "another order give another update"
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class NoisyAttack:
             if role is not None and not claimed <= set(tokens):
                 found = self._search(run, evidence, model, sites, role, sorted(claimed | set(tokens)))
         if not found.is_confirmed:
-            return claim_bag(run, bag, guesses=found.guesses(evidence, model))
+            why = _UNSTABLE if found.confirmation.is_unstable else NO_ORDER
+            return claim_bag(run, bag, guesses=found.guesses(evidence, model), why=why)
         return self._claim(run, evidence, model, bag, found)
 
     def _search(

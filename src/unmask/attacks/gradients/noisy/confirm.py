@@ -45,12 +45,28 @@ def confirm_noisy(
             if proof is Proof.CLIENT:
                 done = confirm_client(model, ClientReplay(chosen, agreement, passes))
             return replace(done, refuted=_find_confusable(evidence, model, chosen, again, proof))
+        if is_unstable(evidence, model, texts, again):
+            return Confirmation(Proof.NONE, chosen, agreement, num_passes=2 * passes, is_unstable=True)
         changed = weigh_texts(evidence, model, chosen) if evidence.update is Update.GRADIENT else chosen
         changed = correct(chosen, again) if changed == chosen else changed
         if changed == chosen:
             break
         chosen = changed
     return Confirmation(Proof.NONE, chosen, agreement, num_passes=passes)
+
+
+def is_unstable(
+    evidence: GradientEvidence, model: Model, texts: Sequence[tuple[int, ...]], again: Mapping[str, Tensor]
+) -> bool:
+    """Whether local steps make so much of rounding that the same texts in another order give another update.
+
+    Sums over a batch are rounded differently in another order. Where training diverges, each step multiplies that, and
+    no replay can agree unless it has the client's own order.
+    """
+    if evidence.update is not Update.DELTA or evidence.num_steps in (None, 1) or len(set(texts)) < 2:
+        return False
+    other = replay(evidence, model, list(texts)[::-1])
+    return not agree(evidence.with_tensors({name: again[name] for name in evidence.gradients}), other).holds
 
 
 def _find_confusable(

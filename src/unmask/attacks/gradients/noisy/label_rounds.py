@@ -21,7 +21,7 @@ from torch import Tensor
 
 from unmask.attacks.gradients.decoder.endings import EndingsRead, TextEnding, endings_from_labels, unit_weight
 from unmask.attacks.gradients.decoder.labels import Labels
-from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows
+from unmask.attacks.gradients.decoder.last_block_rows import KnownRows
 from unmask.attacks.gradients.decoder.prefix_search import is_repetition
 from unmask.attacks.gradients.noisy.noisy_labels import NoisyLabels
 from unmask.attacks.gradients.noisy.prefix_growth import PrefixGrowth, Tokens
@@ -48,6 +48,9 @@ class LabelRounds:
     role: Role
     memory_budget_bytes: int
     read: list[Labels] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rows = KnownRows(self.model, self.role, self.memory_budget_bytes)
 
     @property
     def drifts(self) -> bool:
@@ -92,13 +95,13 @@ class LabelRounds:
         ]
 
     def _read(self) -> None:
-        every = last_block_rows(self.model, self.growth.forest, self.memory_budget_bytes, self.role)
+        every = self.rows.at(self.growth.forest)
         rows = every[[u for u, node in enumerate(every.nodes) if not is_repetition(self.model, node)]]
         self.arrived = NoisyLabels(
             self.evidence, self.model, rows, self.role, self.run.generator, self.memory_budget_bytes
         )
         self.read = self.arrived.read()
-        strongest = sorted(next(iter(labels.weights.values())) for labels in self.read if labels.weights)
+        strongest = sorted(max(labels.weights.values()) for labels in self.read if labels.weights)
         self.step = (unit_weight(strongest) or strongest[len(strongest) // 2]) if strongest else 1.0
 
     def _named(self) -> dict[Tokens, set[int]]:
@@ -121,11 +124,16 @@ class LabelRounds:
     def _add(self, longer: set[Tokens], limit: float) -> bool:
         """Take prefixes that labels name and that the spans do not rule out, and grow behind them."""
         added = set()
+        wanted: dict[Tokens, list[int]] = {}
         for tokens in sorted(longer, key=len)[: self.growth.most]:
             if tokens[:-1] in self.growth.caches and len(tokens) < self.model.max_positions:
+                wanted.setdefault(tokens[:-1], []).append(tokens[-1])
+        for prefix, labels in wanted.items():
+            for label, score in zip(labels, self.growth.score(prefix, labels), strict=True):
+                tokens = (*prefix, label)
                 is_run = len(set(tokens)) == 1 and not self.model.learned_positions
-                if is_run or float(self.growth.score(tokens[:-1], [tokens[-1]])[0]) < limit:
-                    self.growth.add(tokens[:-1], tokens[-1])
+                if is_run or score < limit:
+                    self.growth.add(prefix, label)
                     added.add(tokens)
         if added:
             new = torch.tensor(sorted({tokens[-1] for tokens in added}), device=self.growth.tokens.device)
@@ -145,19 +153,21 @@ class LabelRounds:
         return False
 
     def _last_labels(self) -> EndingsRead:
-        """One text for each prefix that nothing continues, with the label that explains most.
+        """One text for each prefix that nothing continues, with the first label that has the weight of one.
 
         If the batch has more texts than that, also those that end inside of others, by the strongest other labels.
         """
         inner = {tokens[:-1] for tokens in self.growth.scores}
         endings, others = [], []
         for (start, tokens), labels in zip(self.arrived.nodes, self.read, strict=True):
+            named = [label for label, weight in labels.weights.items() if weight > _A_LABEL * self.step]
             if tokens not in inner and labels.weights:
-                endings.append(TextEnding((start, (*tokens, next(iter(labels.weights)))), 1, labels.residual))
+                last = named[0] if named else max(labels.weights, key=lambda label: labels.weights[label])
+                endings.append(TextEnding((start, (*tokens, last)), 1, labels.residual))
                 continue
-            for label, weight in labels.weights.items():
-                if (*tokens, label) not in self.growth.scores and weight > _A_LABEL * self.step:
-                    others.append((weight, TextEnding((start, (*tokens, label)), 1, labels.residual)))
+            for label in named:
+                if (*tokens, label) not in self.growth.scores:
+                    others.append((labels.weights[label], TextEnding((start, (*tokens, label)), 1, labels.residual)))
         missing = max(0, (self.evidence.num_texts or 0) - len(endings))
         others.sort(key=lambda pair: -min(pair[0], self.step))
         return EndingsRead([*endings, *(ending for _, ending in others[:missing])])

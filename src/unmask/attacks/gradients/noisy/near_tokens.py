@@ -4,26 +4,33 @@ Digits and noise may hide the difference of two tokens whose vectors nearly agre
 such a neighbour is replaced by it, and the update that this would make is compared:
 
     digits  it must lie outside of what was stored
-    noise   it must differ from the replay by more than chance: ‖D‖/σ > 8, D the change and σ what the replay leaves
+    noise   it must fit worse than the replay by more than chance: (‖R − D‖² − ‖R‖²)/σ² > 8², D the change, R what the
+            replay leaves and σ² the mean square of its entries
+
+The last block's gradient tells most of them by forward passes; only the others need passes back as well.
 
 Limits: one token at a time, and the neighbours nearest by their vectors, as input or as label. Matrices of some blocks
-are looked at. Cost: a pass for each text that has such a token, and one for each neighbour.
+are looked at. After local steps the change is that of as many steps at the weights that the server sent.
+Cost: a forward pass for each neighbour; a whole pass for those that the last block does not tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from unmask.attacks.gradients.decoder.endings import telling_layer
+from unmask.attacks.gradients.noisy.noisy_labels import gradient_scale
+from unmask.attacks.gradients.noisy.text_gradients import last_block_gradients
 from unmask.attacks.gradients.noisy.text_weights import matrices_of
 from unmask.attacks.gradients.replay.noisy_client import Loss
-from unmask.evidence.gradients import GradientEvidence
-from unmask.linalg.coarse import distance_to_cells
+from unmask.evidence.gradients import GradientEvidence, Task, Update
+from unmask.linalg.coarse import Storage, distance_to_cells, storage_of
 from unmask.models.adapter import Model
 from unmask.protocols.replay import replay
 
@@ -31,6 +38,7 @@ _NEAR = 0.9  # cosine of two tokens' vectors: those of other tokens change an up
 _MOST_NEAR = 3  # neighbours of a token that are tried
 _APART = 8.0  # deviations of the noise
 _OUTSIDE = 5e-5  # of a tensor's norm, as for any replay
+_AT_ONCE_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -50,19 +58,47 @@ def find_confusable(evidence: GradientEvidence, model: Model, replayed: Replayed
     doubtful = {place for place, tokens in enumerate(replayed.texts) if any(token in near for token in tokens)}
     if not names:
         return doubtful
-    part = evidence.only(*names)
-    again = {name: replayed.again[name] for name in names}
+    step = 1 / gradient_scale(evidence)  # of the update, for each unit of the mean gradient
+    part = replace(evidence.only(*names), update=Update.GRADIENT)
+    matrices = [_Matrix.of(part.gradients[name], replayed.again[name], loss) for name in names]
     found = set()
     for place in sorted(doubtful):
+        share = step * replayed.shares[place]
+        others = list(_replace(replayed.texts[place], near))
+        others = _find_untold(evidence, model, replayed, place, others, share, loss)
         labels = None if replayed.labels is None else [replayed.labels[place]]
-        own = replay(part, model, [replayed.texts[place]], labels=labels)
-        for tokens in _replace(replayed.texts[place], near):
+        own = replay(part, model, [replayed.texts[place]], labels=labels) if others else {}
+        for tokens in others:
             other = replay(part, model, [tokens], labels=labels)
-            changes = {name: replayed.shares[place] * (other[name] - own[name]).double() for name in names}
-            if not _is_told(part, again, changes, loss):
+            if not _is_told(matrices, [share * (other[name] - own[name]).double() for name in names]):
                 found.add(place)
                 break
     return found
+
+
+def _find_untold(
+    evidence: GradientEvidence,
+    model: Model,
+    replayed: ReplayedTexts,
+    place: int,
+    others: list[tuple[int, ...]],
+    share: float,
+    loss: Loss,
+) -> list[tuple[int, ...]]:
+    """Those of the changed texts that the last block does not tell from the text itself."""
+    role = telling_layer(evidence, model)
+    layer = None if role is None else model.linear(role, model.num_blocks - 1)
+    if role is None or layer is None or model.token_head is None or evidence.task not in (None, Task.NEXT_TOKEN):
+        return others
+    seen, again = (layer.orient(part[layer.parameter]) for part in (evidence.gradients, replayed.again))
+    matrix = _Matrix.of(seen, again, loss)
+    gradients = last_block_gradients(model, role, [replayed.texts[place], *others], _AT_ONCE_BYTES)
+    own = next(gradients)
+    return [
+        tokens
+        for tokens, gradient in zip(others, gradients, strict=True)
+        if not _is_told([matrix], [share * (gradient - own)])
+    ]
 
 
 def _replace(tokens: tuple[int, ...], near: Mapping[int, list[int]]) -> Iterator[tuple[int, ...]]:
@@ -72,18 +108,40 @@ def _replace(tokens: tuple[int, ...], near: Mapping[int, list[int]]) -> Iterator
             yield (*tokens[:place], other, *tokens[place + 1 :])
 
 
-def _is_told(part: GradientEvidence, again: Mapping[str, Tensor], changes: Mapping[str, Tensor], loss: Loss) -> bool:
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix of the update, the same of its replay, and what is left; how it was stored, where digits are lost."""
+
+    seen: Tensor
+    again: Tensor
+    rest: Tensor
+    variance: float
+    storage: Storage | None
+
+    @classmethod
+    def of(cls, seen: Tensor, again: Tensor, loss: Loss) -> _Matrix:
+        again = again.to(seen.device).double()
+        rest = seen.double() - again
+        storage = storage_of(seen) if loss is Loss.DIGITS else None
+        return cls(seen, again, rest, max(float(rest.square().mean()), 1e-300), storage)
+
+    def is_outside(self, change: Tensor) -> bool:
+        """Whether the replay with a change would have been stored otherwise."""
+        far = distance_to_cells(self.seen, self.again + change.to(self.again), self.storage)
+        return float(far.norm()) > _OUTSIDE * float(self.seen.norm())
+
+    def worse(self, change: Tensor) -> float:
+        """How much worse a change fits, in squared deviations of the noise."""
+        change = change.to(self.rest)
+        return float(change.square().sum() - 2 * (change * self.rest).sum()) / self.variance
+
+
+def _is_told(matrices: Sequence[_Matrix], changes: Sequence[Tensor]) -> bool:
     """Whether the update cannot be that of the changed text."""
-    if loss is Loss.DIGITS:
-        return any(
-            float(distance_to_cells(seen, again[name].double() + changes[name]).norm()) > _OUTSIDE * float(seen.norm())
-            for name, seen in part.gradients.items()
-        )
-    squares = 0.0
-    for name, seen in part.gradients.items():
-        sigma = float((seen.double() - again[name].double()).square().mean().sqrt())
-        squares += float(changes[name].square().sum()) / max(sigma, 1e-300) ** 2
-    return squares > _APART**2
+    pairs = list(zip(matrices, changes, strict=True))
+    if matrices[0].storage is not None:
+        return any(matrix.is_outside(change) for matrix, change in pairs)
+    return sum(matrix.worse(change) for matrix, change in pairs) > _APART**2
 
 
 @torch.no_grad()

@@ -32,6 +32,10 @@ _CHANCE = 1e-3  # of all prefixes: so often the best token of the vocabulary gai
 _FINALISTS = 64  # labels that are measured exactly, of all that are ranked without their lengths
 _MOST_LABELS = 16  # different ones behind one prefix
 _BETTER = 0.7  # of what a replay leaves at a prefix: another label must leave less
+_WEAK, _MOST_WEAK = (
+    0.2,
+    2,
+)  # of a typical first label's weight: after so many weaker ones behind a prefix no other comes
 _SINGULAR = 1e-7  # of the largest: rows of prefixes that depend on others
 
 
@@ -51,7 +55,7 @@ class NoisyLabels:
         assert layer is not None  # the caller has seen its gradient
         assert model.token_head is not None
         self.layer, self.nodes = layer, rows.nodes
-        self.scale = _to_gradient(evidence)
+        self.scale = gradient_scale(evidence)
         variance = error_variance(evidence, model, layer.parameter)
         seen = layer.orient(evidence.gradients[layer.parameter]).double()
         variance = torch.ones_like(seen) if variance is None else layer.orient(variance).double()
@@ -82,6 +86,7 @@ class NoisyLabels:
         fits = [self.arrived.new_zeros(0) for _ in range(count)]
         rests = self.arrived.clone()
         active = list(range(count))
+        weak, typical = [0] * count, 0.0
         for _ in range(_MOST_LABELS):
             found = self._best(active, rests, chosen)
             going_on = []
@@ -94,8 +99,11 @@ class NoisyLabels:
                     continue
                 chosen[u].append(label)
                 towards[u], fits[u], rests[u] = trial, fit, rest
-                going_on.append(u)
+                weak[u] = weak[u] + 1 if float(fit[-1]) < _WEAK * typical else 0
+                if weak[u] < _MOST_WEAK:
+                    going_on.append(u)
             active = going_on
+            typical = typical or _median([float(fit.max()) for fit in fits if len(fit)])
             if not active:
                 break
         sizes = self.arrived.norm(dim=1).clamp_min(1e-300)
@@ -152,6 +160,10 @@ class NoisyLabels:
         return best
 
 
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
 def _least_squares(
     rows: Float[Tensor, "n f"], white: Float[Tensor, "f d"]
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, " n"], float]:
@@ -166,7 +178,7 @@ def _least_squares(
     return arrived, (left / sizes).norm(dim=1), excess
 
 
-def _to_gradient(evidence: GradientEvidence) -> float:
+def gradient_scale(evidence: GradientEvidence) -> float:
     """What makes the mean gradient of a change of weights."""
     if evidence.update is not Update.DELTA:
         return 1.0

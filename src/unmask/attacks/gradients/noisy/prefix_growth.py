@@ -14,7 +14,7 @@ Source: measured for this project.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -92,6 +92,7 @@ class PrefixGrowth:
     scores: dict[Tokens, float] = field(default_factory=dict)
     seen: list[Float[Tensor, " c"]] = field(default_factory=list)
     caches: dict[Tokens, CachedPrefix] = field(default_factory=dict)
+    measured: dict[Tokens, dict[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.states = PrefixStates(self.model, tuple(site.layer for site in self.sites))
@@ -113,27 +114,24 @@ class PrefixGrowth:
         """Extend prefixes until nothing passes; False if more pass than the spans can hold."""
         level = list(alive)
         while level:
-            found = [self._extend(prefix) for prefix in level if len(prefix) < self.model.max_positions]
+            found = [(prefix, self._extend(prefix)) for prefix in level if len(prefix) < self.model.max_positions]
             cut = self.cut
             level = []
-            for prefix, scores, cached in found:
-                for column in (scores < cut).nonzero()[:, 0].tolist():
-                    longer = (*prefix, int(self.tokens[column]))
-                    if longer in self.scores or (len(set(longer)) == 1 and len(longer) > self._longest_run):
-                        continue
-                    self.scores[longer] = float(scores[column])
-                    self.caches[longer] = cached(column)
-                    level.append(longer)
-            self.run.progress("growing prefixes", min(len(self.scores), self.most), self.most)
-            if len(self.scores) > self.most:
-                return False
+            for prefix, scores in found:
+                passing = (scores < cut).nonzero()[:, 0]
+                level += self._take(prefix, self.tokens[passing], scores[passing].tolist())
+                self.run.progress("growing prefixes", min(len(self.scores), self.most), self.most)
+                if len(self.scores) > self.most:
+                    return False
         return True
 
     def add(self, prefix: Tokens, token: int) -> None:
         """Take an extension that something else has told."""
-        extensions = self.states.extend(self.caches[prefix], torch.tensor([token], device=self.tokens.device))
-        self.scores[*prefix, token] = float(self._score(extensions.rows)[0])
-        self.caches[*prefix, token] = self.states.cache(self.caches[prefix], token, extensions, 0)
+        self.scores[*prefix, token] = self.score(prefix, [token])[0]
+        new = torch.tensor([token], device=self.tokens.device)
+        self.caches[*prefix, token] = self.states.cache(
+            self.caches[prefix], token, self.states.extend(self.caches[prefix], new), 0
+        )
 
     def drop(self, prefixes: Iterable[Tokens]) -> None:
         """Forget prefixes, with all that stands behind them."""
@@ -155,25 +153,38 @@ class PrefixGrowth:
         leaves = [(0, tokens) for tokens in self.scores if tokens not in inner]
         return Forest(nodes, leaves, Gap(max(self.scores.values(), default=0.0), self.cut), sum(map(len, self.seen)))
 
-    def score(self, prefix: Tokens, tokens: Sequence[int]) -> Float[Tensor, " c"]:
-        """The scores of a prefix that is longer by each of some tokens."""
-        extensions = self.states.extend(self.caches[prefix], torch.tensor(tokens, device=self.tokens.device))
-        return self._score(extensions.rows)
+    def score(self, prefix: Tokens, tokens: Sequence[int]) -> list[float]:
+        """The scores of a prefix that is longer by each of some tokens; each is measured once."""
+        known = self.measured.setdefault(prefix, {})
+        new = [token for token in tokens if token not in known]
+        if new:
+            extensions = self.states.extend(self.caches[prefix], torch.tensor(new, device=self.tokens.device))
+            known.update(zip(new, self._score(extensions.rows).tolist(), strict=True))
+        return [known[token] for token in tokens]
 
     @property
     def _longest_run(self) -> int:
         return self.model.max_positions if self.model.learned_positions else _LONGEST_RUN
 
-    def _extend(self, prefix: Tokens) -> tuple[Tokens, Tensor, Callable[[int], CachedPrefix]]:
-        cache = self.caches[prefix]
-        extensions = self.states.extend(cache, self.tokens)
-        scores = self._score(extensions.rows)
+    def _extend(self, prefix: Tokens) -> Float[Tensor, " c"]:
+        """The scores of a prefix that is longer by each token of the bag."""
+        scores = self._score(self.states.extend(self.caches[prefix], self.tokens).rows)
         self.seen.append(scores)
+        return scores
 
-        def cached(column: int) -> CachedPrefix:
-            return self.states.cache(cache, int(self.tokens[column]), extensions, column)
-
-        return prefix, scores, cached
+    def _take(self, prefix: Tokens, tokens: Int[Tensor, " p"], scores: Sequence[float]) -> list[Tokens]:
+        """Keep the extensions that are new; their keys and values are made again, so that no others are stored."""
+        new = []
+        extensions = self.states.extend(self.caches[prefix], tokens) if len(tokens) else None
+        for column, (token, score) in enumerate(zip(tokens.tolist(), scores, strict=True)):
+            longer = (*prefix, token)
+            if longer in self.scores or (len(set(longer)) == 1 and len(longer) > self._longest_run):
+                continue
+            assert extensions is not None
+            self.scores[longer] = score
+            self.caches[longer] = self.states.cache(self.caches[prefix], token, extensions, column)
+            new.append(longer)
+        return new
 
     def _score(self, rows: Sequence[Float[Tensor, "c d"]]) -> Float[Tensor, " c"]:
         excess = torch.stack([site.span.excess(part) for site, part in zip(self.sites, rows, strict=True)])

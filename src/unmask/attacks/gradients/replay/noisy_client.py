@@ -13,7 +13,7 @@ all of them is not seen, which is what the factor asks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -68,19 +68,20 @@ def agree_with_noise(evidence: GradientEvidence, again: Mapping[str, Tensor], nu
     names = sorted(set(evidence.gradients) & set(again))
     more = 1 + 1 / max(1, num_labels)
     loss = loss_of(evidence)
+    compare: Callable[[float], Iterator[tuple[str, float]]]
     if loss is Loss.DIGITS:
-        storages = _storages(evidence, names)
-        compare = partial(_misfits, evidence, again, storages)
+        compare = partial(_misfits, evidence, again, _storages(evidence, names))
         tolerance, telling = _DIGITS, 20 * _DIGITS
     else:
         compare = partial(_structures, evidence, again, _matrices(evidence, names))
         tolerance, telling = _STRUCTURE, _TELLING
-    right = compare(1.0)
+    right = dict(compare(1.0))
     if not right:
         return NoisyAgreement(loss, Agreement(float("inf"), float("inf"), 1.0, tolerance, "", 0), False)
     worst = max(right, key=lambda name: right[name])
     agreement = Agreement(right[worst], right[worst], 1.0, tolerance, worst, len(right))
-    return NoisyAgreement(loss, agreement, agreement.holds and max(compare(more).values()) > telling)
+    is_telling = agreement.holds and any(misfit > telling for _, misfit in compare(more))
+    return NoisyAgreement(loss, agreement, is_telling)
 
 
 def _storages(evidence: GradientEvidence, names: Sequence[str]) -> dict[str, Storage]:
@@ -95,17 +96,15 @@ def _storages(evidence: GradientEvidence, names: Sequence[str]) -> dict[str, Sto
 
 def _misfits(
     evidence: GradientEvidence, again: Mapping[str, Tensor], storages: Mapping[str, Storage], scale: float
-) -> dict[str, float]:
+) -> Iterator[tuple[str, float]]:
     """Of every tensor how far the replay is outside of what was stored, relative to its norm."""
     names = list(storages)
-    sizes = {name: float(evidence.gradients[name].double().norm()) for name in names}
+    sizes = {name: float(torch.linalg.vector_norm(evidence.gradients[name], dtype=torch.float64)) for name in names}
     entries = {name: evidence.gradients[name].numel() ** 0.5 for name in names}
     typical = sorted(sizes[name] / entries[name] for name in names)[len(names) // 2] if names else 0.0
-    return {
-        name: float(distance_to_cells(evidence.gradients[name], scale * again[name], storages[name]).norm())
-        / max(sizes[name], _QUIET * typical * entries[name], 1e-300)
-        for name in names
-    }
+    for name in names:
+        outside = float(distance_to_cells(evidence.gradients[name], scale * again[name], storages[name]).norm())
+        yield name, outside / max(sizes[name], _QUIET * typical * entries[name], 1e-300)
 
 
 def _matrices(evidence: GradientEvidence, names: Sequence[str]) -> list[str]:
@@ -121,14 +120,12 @@ def _matrices(evidence: GradientEvidence, names: Sequence[str]) -> list[str]:
 
 def _structures(
     evidence: GradientEvidence, again: Mapping[str, Tensor], names: Sequence[str], scale: float
-) -> dict[str, float]:
+) -> Iterator[tuple[str, float]]:
     """Of some matrices the largest singular value of what is left, over the largest that noise of its size has."""
-    found = {}
     for name in names:
         rest = evidence.gradients[name].double() - scale * again[name].to(evidence.gradients[name].device).double()
         rest = rest if rest.shape[0] <= rest.shape[1] else rest.T
         d, m = rest.shape
         sigma = float(rest.square().mean().sqrt())
         largest = float(torch.linalg.eigvalsh(rest @ rest.T)[-1].clamp_min(0).sqrt())
-        found[name] = largest / max(noise_edge(d, m, sigma), 1e-300)
-    return found
+        yield name, largest / max(noise_edge(d, m, sigma), 1e-300)
