@@ -60,7 +60,6 @@ DESTROYED = {
     "rows": lambda steps, draw: steps[torch.randperm(len(steps), generator=draw)],
     "columns": lambda steps, draw: torch.stack([c[torch.randperm(len(c), generator=draw)] for c in steps.T], 1),
     "signs": lambda steps, draw: steps.abs() * torch.randn(steps.shape, generator=draw).sign(),
-    "a little noise": lambda steps, draw: steps + 2e-3 * torch.randn(steps.shape, generator=draw),
 }
 
 
@@ -73,6 +72,28 @@ def test_destroyed_steps_claim_nothing(control, num_seeds):
         found = find(problem, changes)
         assert not len(found.tokens)
         assert "several steps" in found.reason
+
+
+@pytest.mark.parametrize("num_seeds", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_a_little_noise_gives_no_false_token(num_seeds):
+    for seed in range(num_seeds):
+        problem, draw = make_problem(2 + seed % 3, seed=seed), torch.Generator().manual_seed(seed)
+        size = 10.0 ** (-4 + seed % 4)
+        changes = make_changes(
+            problem,
+            2 + seed % 3,
+            destroy=lambda steps, draw=draw, size=size: steps + size * torch.randn(steps.shape, generator=draw),
+        )
+        assert set(find(problem, changes).tokens.tolist()) <= problem.used
+
+
+def test_progress_is_told():
+    problem, seen = make_problem(2), []
+    evidence = GradientEvidence({}, "", update=Update.DELTA, optimizer="adamw", learning_rate=RATE)
+    words = Vocabulary(problem.dictionary[:NUM_ATOMS])
+    find_adamw_tokens(evidence, words, make_changes(problem, 2), lambda *stage: seen.append(stage))
+    assert len(seen) > 2
+    assert all("AdamW" in stage and 0 <= done < most for stage, done, most in seen)
 
 
 @pytest.mark.parametrize("num_seeds", [1, pytest.param(30, marks=pytest.mark.slow)])
