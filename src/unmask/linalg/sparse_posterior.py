@@ -295,12 +295,11 @@ class SparsePosterior:
     def begin_again(self, kept: Sequence[int]) -> None:
         """Keep the atoms at these places of `chosen` and forget sites that may have settled at wrong signs.
 
-        Those are the sites of columns that are explained worse than others, or all if most are.
+        Those are the sites of columns that are explained worse than others, or all if none is.
         """
         misfits = self.column_misfits()
         is_bad = misfits > _WORSE * misfits.quantile(0.25)
-        if not 0 < float(is_bad.double().mean()) < 0.5:
-            is_bad = torch.ones_like(is_bad)
+        is_bad = is_bad | ~is_bad.any()
         self.replace_atoms(kept, ())
         self.unexplained[is_bad] = self.unexplained[is_bad].clamp_min(_DOUBT)
         self._begin_sites(is_bad)
