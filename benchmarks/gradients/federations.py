@@ -29,6 +29,25 @@ RESULTS = Path(__file__).parents[1] / "results" / "federations.jsonl"
 TASKS = {"smollm2-135m": "next_token", "minilm-l6": "classification"}
 LATER = "steps=2"  # of earlier rounds, on other texts
 BLURS = ("bf16", "fp16", "fp8", "int8", "topk:share=0.1", "noise:sigma=1e-5", "noise:sigma=1e-4")
+# Flower's template for LLMs (FlowerTune), and its settings switched off in turn. With dropout clients train as they do.
+_ROUND = "local_steps=10,max_grad_norm=1.0"
+FLOWER = (
+    (f"lora:rank=32,alpha=64,dropout=0.075,{_ROUND}", 16),
+    (f"lora:rank=32,alpha=64,{_ROUND}", 16),
+    (f"lora:rank=32,alpha=64,{_ROUND}", 8),
+    (f"lora:rank=32,alpha=64,{_ROUND}", 4),
+    ("lora:rank=32,alpha=64,local_steps=10", 16),
+    (f"lora:rank=32,alpha=64,{_ROUND},batch_size=8", 16),
+    (f"lora:rank=32,alpha=64,{_ROUND},weight_decay=0.01", 16),
+    (f"lora:rank=32,alpha=64,{_ROUND},optimizer=sgd,local_learning_rate=0.01", 16),
+    *((f"lora:rank=32,alpha=64,local_steps={steps},max_grad_norm=1.0", 16) for steps in (2, 4)),
+    *((f"lora:rank=8,local_steps={steps},max_grad_norm=1.0", 16) for steps in (2, 4, 10)),
+    (f"lora:rank=8,dropout=0.075,{_ROUND}", 16),
+    (f"lora:rank=32,alpha=64,{LATER},local_steps=1,max_grad_norm=1.0", 16),
+    (f"lora:rank=32,alpha=64,{LATER},{_ROUND}", 16),
+    *((f"lora:rank=8,{LATER},local_steps={steps}", 8) for steps in (2, 3, 4)),
+    *((f"lora:rank=8,local_steps={steps}", 8) for steps in (3, 4)),
+)
 # (model, protocol, number of texts); a defence stands behind a plus
 CELLS = (
     *((name, f"fedsgd + {blur}", 8) for blur in BLURS for name in TASKS),
@@ -43,6 +62,7 @@ CELLS = (
         for steps in (1, 4)
         for count in (4, 16)
     ),
+    *(("smollm2-135m", protocol, count) for protocol, count in FLOWER),
 )
 NUM_EARLIER = 4
 
@@ -98,9 +118,10 @@ def draw_texts(texts: list[str], count: int, draw: int) -> list[str]:
 
 def measure_cell(model: Model, task: str, protocol: str, texts: list[str], count: int) -> dict[str, Any]:
     """One client, one attack, and the scores that only an auditor can give."""
-    earlier = {"earlier_texts": texts[count:]} if LATER in protocol else {}
+    options: dict[str, Any] = {"earlier_texts": texts[count:]} if f",{LATER}" in protocol else {}
+    options |= {"train_mode": True} if "dropout" in protocol else {}
     protocol, _, defence = protocol.partition(" + ")
-    evidence = parse_protocol(protocol)(model, texts[:count], task=task, **earlier).evidence
+    evidence = parse_protocol(protocol)(model, texts[:count], task=task, **options).evidence
     if defence:
         evidence = parse_defence(defence)(evidence, torch.Generator().manual_seed(count))
     sequences = [tuple(model.encode(text)) for text in texts[:count]]

@@ -2,6 +2,9 @@
 
 from gradients import federations
 
+from unmask.defences import parse_defence
+from unmask.protocols.table import parse_protocol
+
 TEXTS = [
     "The meeting was moved to Thursday.",
     "Please send forty litres of paint.",
@@ -15,6 +18,26 @@ def test_a_cell_is_scored_by_what_reaches_adapters(minilm):
     assert cell["recall"] == 1.0
     assert cell["false"] == cell["false_certain"] == 0
     assert cell["tokens"] == len({token for text in TEXTS[:2] for token in minilm.encode(text)})
+
+
+def test_every_cell_is_a_client():
+    for _, protocol, count in federations.CELLS:
+        name, _, defence = protocol.partition(" + ")
+        assert str(parse_protocol(name)).startswith(name.split(":")[0])
+        assert not defence or parse_defence(defence)
+        assert count > 0
+    assert len(set(federations.CELLS)) == len(federations.CELLS)
+
+
+def test_clients_with_dropout_train_with_it(tiny_llama, monkeypatch):
+    texts = [[5, 17, 99, 250, 8], [400, 3, 9, 21], [7, 8, 9]]
+    monkeypatch.setattr(tiny_llama, "encode", list, raising=False)  # texts are given as tokens
+    cells = [
+        federations.measure_cell(tiny_llama, "next_token", f"lora:rank=4{dropout},local_steps=2", texts, 2)
+        for dropout in ("", ",dropout=0.3")
+    ]
+    assert [cell["false"] for cell in cells] == [0, 0]
+    assert cells[1]["recall"] <= cells[0]["recall"]
 
 
 def test_draws_differ_and_repeat():

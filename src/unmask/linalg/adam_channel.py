@@ -165,18 +165,17 @@ def guess_scales(
     Columns of a layer are drawn to the layer's common scale. Cost: 700·26 for each sampled row and column.
     """
     d, num_columns = measured.shape
-    as_ours = {"dtype": torch.float64, "device": measured.device}
     rows = torch.arange(0, d, max(1, d // _SAMPLE), device=measured.device)
-    z = torch.logspace(-2.2, 0.6, 26, **as_ours)  # |u_0| over its scale
+    z = torch.logspace(-2.2, 0.6, 26).to(measured)  # |u_0| over its scale
     prior = (-0.5 * z.square() + z.log()).log_softmax(0)
-    found = torch.zeros(num_columns, 3, **as_ours)
+    found = torch.zeros(num_columns, 3).to(measured)
     for layer in layers:
         short = (steps.top - measured[:, layer].abs())[rows]
         typical = max(1e-9, float(short.abs().median()))
         by_epsilon = steps.shortfall * steps.epsilon
-        scales = by_epsilon / (float(sizes.median()) * typical) * torch.logspace(-0.6, 2.4, 11, **as_ours)
-        spreads = typical * torch.logspace(-2, 0.3, 8, **as_ours)
-        means = typical * torch.tensor([-2.0, -1, -0.5, -0.2, 0, 0.2, 0.5, 1], **as_ours)
+        scales = by_epsilon / (float(sizes.median()) * typical) * torch.logspace(-0.6, 2.4, 11).to(measured)
+        spreads = typical * torch.logspace(-2, 0.3, 8).to(measured)
+        means = typical * torch.tensor([-2.0, -1, -0.5, -0.2, 0, 0.2, 0.5, 1]).to(measured)
         drift, fits = (spreads[:, None, None] / z).square(), []
         for column, error in zip(short.T, sigma[rows, layer].T, strict=True):
             left = column[:, None] - by_epsilon / (scales[:, None, None] * sizes[rows, None] * z)

@@ -228,7 +228,7 @@ class SparsePosterior:
     def _inverse(self, column: int, profiles: Sequence[int] = (0,)) -> Float[Tensor, "d d"]:
         """K⁻¹ of a column, summed over some profiles of it."""
         factor = torch.linalg.cholesky(self._spread[column].flatten(0, 1).flatten(1))
-        total = torch.diag(sum(self._information[column, :, i, i] for i in profiles))
+        total = torch.diag(self._information[column].diagonal(dim1=1, dim2=2)[:, list(profiles)].sum(1))
         for profile in profiles:
             information = self._information[column, :, profile]
             held = torch.cat([information[:, i, None] * self._held for i in range(self.steps.num_profiles)], 1) @ factor

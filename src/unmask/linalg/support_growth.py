@@ -43,6 +43,10 @@ _EXACT, _APPROXIMATE = 3.0, 30.0
 Report = Callable[[int, int], None]  # turns done, turns at most
 
 
+def _silent(done: int, most: int) -> None:
+    """Nobody watches."""
+
+
 @dataclass(frozen=True)
 class GrownSupport:
     """Atoms chosen, the score of each given all others, and its log-evidence less that of a near one in its place.
@@ -59,11 +63,11 @@ class GrownSupport:
     is_sharp: bool
 
 
-def grow_support(posterior: SparsePosterior, num_real: int, report: Report = lambda done, most: None) -> GrownSupport:
+def grow_support(posterior: SparsePosterior, num_real: int, report: Report = _silent) -> GrownSupport:
     """Grow the posterior's support until it explains the steps, or does not."""
     before: frozenset[int] = frozenset()
     for search in range(_MOST_SEARCHES):
-        has_ended = _grow(posterior, num_real, lambda turn, first=search * _MOST_TURNS: report(first + turn, _MOST))
+        has_ended = _grow(posterior, num_real, search, report)
         scores, (margins, _) = posterior.own_scores(), posterior.compare_rivals()
         sound = ((scores > STRONG) & (margins > 0)).nonzero()[:, 0].tolist()
         strong = frozenset(posterior.chosen[place] for place in sound)
@@ -84,19 +88,16 @@ def grow_support(posterior: SparsePosterior, num_real: int, report: Report = lam
     )
 
 
-_MOST = _MOST_SEARCHES * _MOST_TURNS
-
-
 def is_sharp(posterior: SparsePosterior) -> bool:
     """Whether little more than rounding is left; with fewer profiles than gradients, what they leave out as well."""
     return posterior.misfit() < (_EXACT if posterior.steps.is_exact else _APPROXIMATE)
 
 
-def _grow(posterior: SparsePosterior, num_real: int, report: Callable[[int], None]) -> bool:
+def _grow(posterior: SparsePosterior, num_real: int, search: int, report: Report) -> bool:
     """Turns until one is the last; whether nothing more was found in the end."""
     growth = _Growth(posterior, num_real)
     for turn in range(_MOST_TURNS):
-        report(turn)
+        report(search * _MOST_TURNS + turn, _MOST_SEARCHES * _MOST_TURNS)
         if growth.take_turn(turn):
             break
     if posterior.largest_unexplained() < _HOPEFUL:
