@@ -31,7 +31,7 @@ from torch import Tensor
 
 from unmask.errors import InputError
 
-_AT_ONCE = 1024  # entries of which the posterior is computed at once
+_AT_ONCE, _AT_ONCE_CUDA = 2**10, 2**16  # entries of which the posterior is computed at once: a cache, or a GPU
 _REACH = 4.5  # standard deviations of the prior that the first quadrature covers
 _CLOSER = 5.0  # standard deviations of the posterior that the next one covers
 _TINY = 1e-60  # below every squared gradient: keeps the root of zero differentiable
@@ -42,7 +42,13 @@ class AdamSteps:
     """F and its derivatives by the amplitudes of the profiles, and the numbers of its first order."""
 
     def __init__(
-        self, num_steps: int, begins_at_zero: bool, most_profiles: int, epsilon: float, betas: tuple[float, float]
+        self,
+        num_steps: int,
+        begins_at_zero: bool,
+        most_profiles: int,
+        epsilon: float,
+        betas: tuple[float, float],
+        device: torch.device | str = "cpu",
     ) -> None:
         numbers = torch.arange(1, num_steps + 1, dtype=torch.float64)
         skipped = int(begins_at_zero)  # a gradient of zero, and no step
@@ -62,7 +68,10 @@ class AdamSteps:
         steady = torch.eye(self.num_profiles, dtype=torch.float64)[:1]
         (top, slopes), (less, _) = self._step(steady, 1e-30), self._step(steady, 1e-7)
         self.top, self.shortfall = float(top), float(top - less) / 1e-7
-        self.drift = slopes[0, 1:]
+        self.drift = slopes[0, 1:].to(device)
+        self.profiles, self._mean, self._square = (
+            part.to(device) for part in (self.profiles, self._mean, self._square)
+        )
 
     def __call__(self, u: Float[Tensor, "*n p"]) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n p"]]:
         """The sum of the steps, and its derivatives by the amplitudes."""
@@ -93,7 +102,8 @@ def posterior_moments(
     nodes: Sequence[int],
 ) -> tuple[Float[Tensor, "n p"], Float[Tensor, "n p p"]]:
     """Mean and covariance of u given D, where u ~ N(mean, covariance); `nodes` of one quadrature after another."""
-    split = (part.split(_AT_ONCE) for part in (measured, sigma, mean, covariance))
+    at_once = _AT_ONCE if measured.device.type == "cpu" else _AT_ONCE_CUDA
+    split = (part.split(at_once) for part in (measured, sigma, mean, covariance))
     parts = [_moments(steps, nodes, *some) for some in zip(*split, strict=True)]
     return torch.cat([means for means, _ in parts]), torch.cat([covariances for _, covariances in parts])
 
@@ -107,7 +117,7 @@ def _moments(
     low, high = mean[:, 0] - _REACH * tau, mean[:, 0] + _REACH * tau
     for turn, count in enumerate(nodes):
         gap = (high - low) / count
-        u0 = low[:, None] + gap[:, None] * (torch.arange(count, dtype=D.dtype) + 0.5)
+        u0 = low[:, None] + gap[:, None] * (torch.arange(count, dtype=D.dtype, device=D.device) + 0.5)
         given = mean[:, None, 1:] + lean[:, None] * (u0 - mean[:, :1])[..., None]
         drift, left, variance, reach = _update_drift(steps, D, sigma, u0, given, given_cov)
         prior = ((u0 - mean[:, :1]) / tau[:, None]).square()
@@ -155,17 +165,17 @@ def guess_scales(
     Columns of a layer are drawn to the layer's common scale. Cost: 700·26 for each sampled row and column.
     """
     d, num_columns = measured.shape
-    rows = torch.arange(0, d, max(1, d // _SAMPLE))
-    z = torch.logspace(-2.2, 0.6, 26, dtype=torch.float64)  # |u_0| over its scale
+    rows = torch.arange(0, d, max(1, d // _SAMPLE), device=measured.device)
+    z = torch.logspace(-2.2, 0.6, 26).to(measured)  # |u_0| over its scale
     prior = (-0.5 * z.square() + z.log()).log_softmax(0)
-    found = torch.zeros(num_columns, 3, dtype=torch.float64)
+    found = torch.zeros(num_columns, 3).to(measured)
     for layer in layers:
         short = (steps.top - measured[:, layer].abs())[rows]
         typical = max(1e-9, float(short.abs().median()))
         by_epsilon = steps.shortfall * steps.epsilon
-        scales = by_epsilon / (float(sizes.median()) * typical) * torch.logspace(-0.6, 2.4, 11, dtype=torch.float64)
-        spreads = typical * torch.logspace(-2, 0.3, 8, dtype=torch.float64)
-        means = typical * torch.tensor([-2.0, -1, -0.5, -0.2, 0, 0.2, 0.5, 1], dtype=torch.float64)
+        scales = by_epsilon / (float(sizes.median()) * typical) * torch.logspace(-0.6, 2.4, 11).to(measured)
+        spreads = typical * torch.logspace(-2, 0.3, 8).to(measured)
+        means = typical * torch.tensor([-2.0, -1, -0.5, -0.2, 0, 0.2, 0.5, 1]).to(measured)
         drift, fits = (spreads[:, None, None] / z).square(), []
         for column, error in zip(short.T, sigma[rows, layer].T, strict=True):
             left = column[:, None] - by_epsilon / (scales[:, None, None] * sizes[rows, None] * z)

@@ -12,7 +12,7 @@ The part not held yet has the dictionary's second moments: ρ of its white part,
 Notation: dictionary (v, d); m columns, P profiles, n atoms chosen; tensors are (m, d, P) and (m, d, P, P) in units of
 σ_j; G the sites' information in coordinates where Ω is 1.
 Limits: n·P well below d. EP has no guarantee: what is found must be judged by what it leaves of D (`misfit`).
-Cost: v·d·(d + m·P) for a ranking, m·(n·P)³ + m·d·(n·P)² for a posterior; memory m·(n·P)². On the CPU, in float64.
+Cost: v·d·(d + m·P) for a ranking, m·(n·P)³ + m·d·(n·P)² for a posterior; memory m·(n·P)². In float64.
 Source: expectation propagation, Minka 2001; fixed points as in Tipping, Sparse Bayesian learning, JMLR 2001.
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -29,13 +29,16 @@ from unmask.linalg.adam_channel import AdamSteps, guess_scales, posterior_moment
 from unmask.linalg.atoms import chi_square_score
 
 _NUM_AXES = 16  # of the dictionary's second moments that are not white
-_NUM_SAMPLED = 16  # columns that the mean of K⁻¹ is taken over
-_ENOUGH = 24  # atoms from which scales are learnt
+_NUM_SAMPLED = 8  # columns that the mean of K⁻¹ is taken over
+_ENOUGH = 24  # atoms from which scales, and what is not explained, are learnt for each column
 _NEIGHBOURS = 16  # atoms nearest to a chosen one that may stand in its place
 _AT_ONCE = 2**14  # atoms of the dictionary: a temporary of (2**14, d)
+_COLUMNS_AT_ONCE = 4
+_LIKELY, _SKETCH = 2**11, 64  # atoms ranked exactly; directions of a sketch, which errs by a sixth
 _MEDIAN = 0.6745  # of a normal variable's size
 _JITTER = 1e-14  # of a covariance, so that its root exists
 _FIRST_NODES = (48, 32, 32)
+_WORSE = 2.0  # times the misfit of the better columns
 _DOUBT = 0.3  # what is not explained at least, when sites are forgotten
 
 
@@ -59,10 +62,13 @@ class SparsePosterior:
         self.dictionary = torch.cat([dictionary, common.to(dictionary)])
         self._axes = list(range(self.num_atoms, self.num_atoms + len(common)))
         self.chosen: list[int] = []
-        self.weights = torch.ones(len(common), dtype=torch.float64)  # γ of the axes, then of the atoms
-        self.unexplained = torch.ones(len(self.measured), dtype=torch.float64)
+        self.weights = self.measured.new_ones(len(common))  # γ of the axes, then of the atoms
+        self.unexplained = self.measured.new_ones(len(self.measured))
         self._begin_scales(guess_scales(steps, measured, sigma, self.sizes, layers))
-        self._begin_sites()
+        self._mean = self.measured.new_zeros(*self.measured.shape, steps.num_profiles)
+        self._cov = self._mean.new_zeros(*self._mean.shape, steps.num_profiles)
+        self._precision, self._shift = torch.zeros_like(self._cov), self._mean.clone()
+        self._begin_sites(torch.ones_like(self.unexplained, dtype=torch.bool))
 
     def _split_moments(self, dictionary: Float[Tensor, "v d"]) -> Float[Tensor, "a d"]:
         """The axes of the dictionary's moments beyond a white part, whose size is kept."""
@@ -75,25 +81,28 @@ class SparsePosterior:
     def _begin_scales(self, scales: Float[Tensor, "m 3"]) -> None:
         drift = self.steps.drift
         self.scales = scales[:, 0].clone()
-        self.profile_cov = torch.zeros(len(scales), len(drift) + 1, len(drift) + 1, dtype=torch.float64)
-        shape, lean = 0.2 ** torch.arange(len(drift), dtype=torch.float64), scales[:, 1] / drift[0]
+        self.profile_cov = scales.new_zeros(len(scales), len(drift) + 1, len(drift) + 1)
+        shape, lean = 0.2 ** torch.arange(len(drift)).to(drift), scales[:, 1] / drift[0]
         self.profile_cov[:, 0, 0] = 1
         self.profile_cov[:, 1, 0] = self.profile_cov[:, 0, 1] = lean
         self.profile_cov[:, 1:, 1:] = torch.diag_embed((scales[:, 2:] / (drift * shape).norm() * shape).square())
         self.profile_cov[:, 1, 1] += lean.square()
         self._root = self._root_of_profiles()
 
-    def _begin_sites(self) -> None:
-        """Sites from the prior of what is chosen."""
+    def _begin_sites(self, is_new: Bool[Tensor, " m"]) -> None:
+        """Sites of some columns from the prior of what is chosen."""
         held = self.dictionary[self._axes + self.chosen].double().T * self.weights.sqrt()
-        self._mean = torch.zeros(*self.measured.shape, self.steps.num_profiles, dtype=torch.float64)
-        self._cov = held.square().sum(1)[:, None, None] * self.profile_cov[:, None]
-        self._precision, self._shift = torch.zeros_like(self._cov), self._mean.clone()
+        self._mean[is_new] = 0
+        self._cov[is_new] = held.square().sum(1)[:, None, None] * self.profile_cov[is_new, None]
+        sites = self._precision, self._shift
         self.update_sites(_FIRST_NODES, 1.0)
+        self._precision[~is_new], self._shift[~is_new] = (part[~is_new] for part in sites)
         self.solve()
 
     def _root_of_profiles(self) -> Float[Tensor, "m p p"]:
-        return torch.linalg.cholesky(self.profile_cov + _JITTER * torch.eye(self.steps.num_profiles).double())
+        return torch.linalg.cholesky(
+            self.profile_cov + _JITTER * torch.eye(self.steps.num_profiles).to(self.profile_cov)
+        )
 
     def _not_held(self) -> Float[Tensor, "m d p p"]:
         """The variance of what no chosen atom explains."""
@@ -114,7 +123,7 @@ class SparsePosterior:
         )
         mean, cov = mean.reshape(m, d, p) / unit, cov.reshape(m, d, p, p) / unit[..., None].square()
         whiten = torch.linalg.inv(torch.linalg.cholesky(prior))
-        values, axes = torch.linalg.eigh(whiten @ cov @ whiten.mT)
+        values, axes = _diagonalise(whiten @ cov @ whiten.mT)
         values = values.clamp_min(1e-13)
         gain = (1 / values - 1).clamp_min(1e-6)  # the channel may widen a direction: then it tells nothing
         moved = (axes.mT @ whiten @ (mean - self._mean)[..., None])[..., 0]
@@ -128,23 +137,23 @@ class SparsePosterior:
     def solve(self) -> None:
         """The posterior of the coefficients given the sites, the cavities, and ψ."""
         (m, d, p), root = self._mean.shape, self._root[:, None]
-        eye = torch.eye(p, dtype=torch.float64)
+        eye = torch.eye(p).to(root)
         right = torch.cat([self._precision, self._shift[..., None]], -1)
         both = torch.linalg.solve(eye + self._precision @ self._not_held(), right)
         information, pull = _symmetric(both[..., :p]), both[..., p:]
         self._held = held = self.dictionary[self._axes + self.chosen].double().T * self.weights.sqrt()
         self._information = root.mT @ information @ root
         n = held.shape[1]
-        system = torch.empty(m, p, n, p, n, dtype=torch.float64)
+        system = held.new_empty(m, p, n, p, n)
         for i in range(p):
             for j in range(i, p):
                 system[:, i, :, j] = system[:, j, :, i] = (held.T * self._information[:, None, :, i, j]) @ held
-        factor = torch.linalg.cholesky(system.reshape(m, p * n, p * n) + torch.eye(p * n, dtype=torch.float64))
+        factor = torch.linalg.cholesky(system.reshape(m, p * n, p * n) + torch.eye(p * n).to(held))
         right = (held.T @ (root.mT @ pull)[..., 0]).mT.reshape(m, p * n, 1)
         self._coefficients = torch.cholesky_solve(right, factor).reshape(m, p, n)
         self._spread = torch.cholesky_inverse(factor).reshape(m, p, n, p, n)
         fit = root @ (held @ self._coefficients.mT)[..., None]
-        held_cov = torch.empty(m, d, p, p, dtype=torch.float64)
+        held_cov = held.new_empty(m, d, p, p)
         for i in range(p):
             for j in range(i, p):
                 held_cov[..., i, j] = held_cov[..., j, i] = ((held @ self._spread[:, i, :, j]) * held).sum(-1)
@@ -155,12 +164,14 @@ class SparsePosterior:
         self._inner = information - information @ held_cov @ information
 
     def learn(self) -> None:
-        """ρ of each layer and the weights γ by the evidence; the tokens' weights sum to what is explained."""
+        """ρ of layers, later of columns, and the weights γ by the evidence; the tokens' sum to what is explained."""
         unit = (self._white * self.sizes.square())[:, None, None] * self.profile_cov[:, None]
         used = torch.einsum("mdp,mdpq,mdq->m", self._psi, unit, self._psi)
         room = torch.einsum("mdpq,mdqp->m", self._inner, unit).clamp_min(1e-12)
         for layer in self.layers:
             grow = (used[layer].sum() / room[layer].sum()).sqrt().clamp(0.2, 2)
+            if len(self.chosen) >= _ENOUGH:  # a column whose signs are wrong must not hold back the others
+                grow = (used[layer] / room[layer]).sqrt().clamp(0.2, 2)
             self.unexplained[layer] = (self.unexplained[layer] * grow).clamp(1e-9, 1.5)
         known = 1 - self._spread.flatten(1, 2).flatten(2).diagonal(dim1=1, dim2=2)
         known = known.sum(0).reshape(-1, len(self.weights)).sum(0).clamp_min(1e-9)
@@ -188,27 +199,41 @@ class SparsePosterior:
         self._cov, self._precision = self._cov / grow[..., None].square(), self._precision * grow[..., None].square()
 
     def rank(self) -> Float[Tensor, " v"]:
-        """Scores of all atoms by the evidence's gradient: about normal if an atom does not occur; −∞ if chosen."""
+        """Scores of the likely atoms by the evidence's gradient: about normal if an atom does not occur; others −∞."""
         m, p = len(self.measured), self.steps.num_profiles
         pull = (self._root[:, None].mT @ self._psi[..., None])[..., 0]
         pull = pull.permute(1, 0, 2).flatten(1).to(self.dictionary)  # (d, m·p)
         some = range(0, m, max(1, m // _NUM_SAMPLED))
-        inverse = sum((self._inverse(j, i) for j in some for i in range(p)), torch.zeros(()))
-        inverse = (inverse * (m / len(some))).to(self.dictionary)
-        ratios = [
-            (rows @ pull).square().sum(1).double() / ((rows @ inverse) * rows).sum(1).double().clamp_min(1e-30)
-            for rows in self.dictionary[: self.num_atoms].split(_AT_ONCE)
-        ]
-        scores = chi_square_score(torch.cat(ratios) * m, m)
+        inverse = sum((self._inverse(j, range(p)) for j in some), self.measured.new_zeros(())) * (m / len(some))
+        likely = self._find_likely(pull, inverse)
+        rows = self.dictionary[likely]
+        gains = (rows @ pull).square().sum(1).double()
+        sizes = ((rows @ inverse.to(rows)) * rows).sum(1).double().clamp_min(1e-30)
+        scores = self.measured.new_full((self.num_atoms,), -torch.inf)
+        scores[likely] = chi_square_score(gains / sizes * m, m)
         scores[self.chosen] = -torch.inf
         return scores
 
-    def _inverse(self, column: int, profile: int) -> Float[Tensor, "d d"]:
-        """K⁻¹ of a column, at one profile of it."""
-        information = self._information[column, :, profile]
+    def _find_likely(self, pull: Float[Tensor, "d k"], inverse: Float[Tensor, "d d"]) -> Int[Tensor, " l"]:
+        """Atoms whose rank may be high, by a sketch of the inverse: its quadratic form costs d/`_SKETCH` times more."""
+        if self.num_atoms <= _LIKELY:
+            return torch.arange(self.num_atoms, device=self.dictionary.device)
+        values, axes = torch.linalg.eigh(inverse)
+        draw = torch.randn(len(values), _SKETCH, generator=torch.Generator().manual_seed(0)).to(inverse)
+        sketch = ((axes * values.clamp_min(0).sqrt()) @ draw).to(pull)
+        parts = self.dictionary[: self.num_atoms].split(_AT_ONCE)
+        ratios = [(rows @ pull).square().sum(1) / (rows @ sketch).square().sum(1).clamp_min(1e-30) for rows in parts]
+        return torch.cat(ratios).topk(_LIKELY).indices
+
+    def _inverse(self, column: int, profiles: Sequence[int] = (0,)) -> Float[Tensor, "d d"]:
+        """K⁻¹ of a column, summed over some profiles of it."""
         factor = torch.linalg.cholesky(self._spread[column].flatten(0, 1).flatten(1))
-        held = torch.cat([information[:, i, None] * self._held for i in range(self.steps.num_profiles)], 1) @ factor
-        return torch.diag(information[:, profile]) - held @ held.T
+        total = torch.diag(self._information[column].diagonal(dim1=1, dim2=2)[:, list(profiles)].sum(1))
+        for profile in profiles:
+            information = self._information[column, :, profile]
+            held = torch.cat([information[:, i, None] * self._held for i in range(self.steps.num_profiles)], 1) @ factor
+            total -= held @ held.T
+        return total
 
     def own_scores(self) -> Float[Tensor, " n"]:
         """Of each chosen atom, all others given: its pull b/v on u_0, where the data's precision is 1/v − 1."""
@@ -219,13 +244,13 @@ class SparsePosterior:
 
     def compare_rivals(self) -> tuple[Float[Tensor, " n"], Int[Tensor, " n"]]:
         """The log-evidence of each chosen atom less that of the best atom near it in its place, and which that is."""
-        taken = torch.tensor(self.chosen, dtype=torch.long)
+        taken = torch.tensor(self.chosen, dtype=torch.long, device=self.dictionary.device)
         near = torch.cat([taken[:, None], self._neighbours(taken)], 1)  # itself first
         rows, weights = self.dictionary[near].double(), self.weights[len(self._axes) :, None]
-        total = torch.zeros(near.shape, dtype=torch.float64)
+        total = rows.new_zeros(near.shape)
         for column in range(len(self.measured)):
             pulls = rows @ (self._root[column].T @ self._psi[column].T)[0]
-            seen = rows @ self._inverse(column, 0)
+            seen = rows @ self._inverse(column)
             own, cross = (seen * rows).sum(-1), (seen @ rows[:, 0, :, None])[..., 0]
             without = cross / (1 / weights - own[:, :1]).clamp_min(1e-9)  # the chosen one taken out
             pulls, own = pulls + without * pulls[:, :1], own + without * cross
@@ -244,8 +269,15 @@ class SparsePosterior:
 
     def misfit(self) -> float:
         """What the chosen atoms leave of the steps: the median of |D − F(u)| over its error, 1 if it is normal."""
+        return float(self._left().median()) / _MEDIAN
+
+    def column_misfits(self) -> Float[Tensor, " m"]:
+        """The same for each column."""
+        return self._left().median(1).values / _MEDIAN
+
+    def _left(self) -> Float[Tensor, "m d"]:
         predicted, _ = self.steps(self._fit * self.scales[:, None, None])
-        return float(((self.measured - predicted) / self.sigma).abs().median()) / _MEDIAN
+        return ((self.measured - predicted) / self.sigma).abs()
 
     def largest_unexplained(self) -> float:
         """ρ of the layer that is explained least."""
@@ -256,15 +288,30 @@ class SparsePosterior:
         first = len(self._axes)
         usual = float(self.weights[first:].median()) if len(self.chosen) > 8 else 0.03
         places = [*range(first), *(first + place for place in kept)]
-        self.weights = torch.cat([self.weights[places], torch.full((len(added),), 0.5 * usual, dtype=torch.float64)])
+        self.weights = torch.cat([self.weights[places], self.weights.new_full((len(added),), 0.5 * usual)])
         self.chosen = [self.chosen[place] for place in kept] + list(added)
         self.solve()
 
     def begin_again(self, kept: Sequence[int]) -> None:
-        """Keep the atoms at these places of `chosen` and forget all sites: some may have settled at wrong signs."""
+        """Keep the atoms at these places of `chosen` and forget sites that may have settled at wrong signs.
+
+        Those are the sites of columns that are explained worse than others, or all if none is.
+        """
+        misfits = self.column_misfits()
+        is_bad = misfits > _WORSE * misfits.quantile(0.25)
+        is_bad = is_bad | ~is_bad.any()
         self.replace_atoms(kept, ())
-        self.unexplained = self.unexplained.clamp_min(_DOUBT)
-        self._begin_sites()
+        self.unexplained[is_bad] = self.unexplained[is_bad].clamp_min(_DOUBT)
+        self._begin_sites(is_bad)
+
+
+def _diagonalise(matrices: Float[Tensor, "m d p p"]) -> tuple[Float[Tensor, "m d p"], Float[Tensor, "m d p p"]]:
+    """Eigenvalues and axes, some columns at a time: for all at once CUDA asks for gigabytes."""
+    if matrices.device.type == "cpu":
+        values, axes = torch.linalg.eigh(matrices)
+        return values, axes
+    parts = [torch.linalg.eigh(part) for part in matrices.split(_COLUMNS_AT_ONCE)]
+    return torch.cat([values for values, _ in parts]), torch.cat([axes for _, axes in parts])
 
 
 def _symmetric(matrices: Float[Tensor, "*n p p"]) -> Float[Tensor, "*n p p"]:

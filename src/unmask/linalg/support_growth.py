@@ -1,21 +1,22 @@
 """Which atoms are behind Adam's steps: the support of `sparse_posterior.py`, grown until no atom is missing.
 
-    turn   ← sites, posterior, scales anew; atoms of the highest rank are added, those that nothing needs are dropped
-    swap   ← once it has settled, an atom in whose place a near one explains more gives way to that, once
+    turn   ← sites, posterior, scales anew; atoms that rank above every decoy are added, weak ones dropped
     polish ← sites and scales anew while the support stays as it is, until the rounding is reached
-    again  ← where much is explained, but not down to the rounding, once more with the strong atoms and fresh sites
-    until  ← the strong atoms are the same for some turns; or most of what is added is dropped again, room runs out or
-             the turns are over: then it has not settled, and what is chosen explains too little
+    again  ← where much is explained, but not down to the rounding: once more with the strong atoms and fresh sites,
+             since a wrong atom settles sites at wrong signs, which then ask for more wrong atoms
+    until  ← the rounding is reached, or a search ends with (nearly) the strong atoms of the one before
 
-Notation: scores are those of a normal variable for an atom that does not occur.
+Notation: scores are those of a normal variable for an atom that does not occur; decoys are the atoms of the dictionary
+from `num_real` on.
 Limits: a greedy search over a model that is not convex. Whether it ended well is told by `is_settled`, the share that
-is not explained and the misfit. Cost: up to 40 turns, each as in `sparse_posterior.py`.
+is not explained and the misfit. Cost: up to 5 searches of up to 50 turns, each as in `sparse_posterior.py`.
 Source: measured for this project.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -27,22 +28,31 @@ from unmask.linalg.sparse_posterior import SparsePosterior
 _ADDED, _KEPT = 5.0, 3.5  # scores
 _NEAR_BEST = 0.7  # of the best score: atoms below it wait, since the best may explain them
 STRONG = 12.0  # score of an atom that counts as found
-_QUIET = 4  # turns without a new strong atom
-_MOST_TURNS = 40
-_MANY, _WASTED = 9, 1  # atoms added, most of which are dropped at once; how often that may be
+_QUIET = 4  # turns without another strong atom, in which what is not explained does not halve either
+_MOST_SEARCHES, _MOST_TURNS = 5, 50
+_ALIKE = 0.95  # of the strong atoms of two searches
 _FULL = 0.95  # of the width
 _NODES, _FIRST_NODES, _NUM_FIRST = (24, 16), (32, 24), 4
 _DAMPING = 0.8
-_POLISHED = 8  # turns in which the support stays
-_HOPEFUL = 0.1  # not explained: with more, a second search would end no better
-# Roundings that right atoms leave: 1.3 to 2, and 4 to 27 with fewer profiles than gradients. Wrong ones leave 9 or more
-# in the one case, thousands in the other (measured).
+_POLISHED, _STILL = 8, 0.95  # turns in which the support stays, while each leaves less than this of the misfit
+_HOPEFUL = 0.3  # not explained: with more, another search would end no better
+# Roundings at which a search ends at once. Right atoms leave 1 to 20 of them; with fewer profiles than gradients 15 to
+# 190 in a first round and up to 9000 in a later one. Destroyed steps leave thousands in all cases (measured).
 _EXACT, _APPROXIMATE = 3.0, 30.0
+
+Report = Callable[[int, int], None]  # turns done, turns at most
+
+
+def _silent(done: int, most: int) -> None:
+    """Nobody watches."""
 
 
 @dataclass(frozen=True)
 class GrownSupport:
-    """Atoms chosen, the score of each given all others, and its log-evidence less that of a near one in its place."""
+    """Atoms chosen, the score of each given all others, and its log-evidence less that of a near one in its place.
+
+    `is_settled`: the last search ended by itself, and left only rounding or (nearly) repeated the one before.
+    """
 
     chosen: tuple[int, ...]
     scores: Float[Tensor, " n"]
@@ -53,18 +63,24 @@ class GrownSupport:
     is_sharp: bool
 
 
-def grow_support(posterior: SparsePosterior) -> GrownSupport:
+def grow_support(posterior: SparsePosterior, num_real: int, report: Report = _silent) -> GrownSupport:
     """Grow the posterior's support until it explains the steps, or does not."""
-    is_settled = _grow(posterior)
-    if posterior.largest_unexplained() < _HOPEFUL and not (is_settled and is_sharp(posterior)):
-        sound = (posterior.own_scores() > STRONG) & (posterior.compare_rivals()[0] > 0)
-        posterior.begin_again(sound.nonzero()[:, 0].tolist())
+    before: frozenset[int] = frozenset()
+    for search in range(_MOST_SEARCHES):
+        has_ended = _grow(posterior, num_real, search, report)
+        scores, (margins, _) = posterior.own_scores(), posterior.compare_rivals()
+        sound = ((scores > STRONG) & (margins > 0)).nonzero()[:, 0].tolist()
+        strong = frozenset(posterior.chosen[place] for place in sound)
+        is_settled = has_ended and (is_sharp(posterior) or len(strong & before) >= _ALIKE * len(strong | before) > 0)
+        if is_settled or not strong or posterior.largest_unexplained() > _HOPEFUL or search == _MOST_SEARCHES - 1:
+            break
+        before = strong
+        posterior.begin_again(sound)
         _polish(posterior)
-        is_settled = _grow(posterior)
     return GrownSupport(
         tuple(posterior.chosen),
-        posterior.own_scores(),
-        posterior.compare_rivals()[0],
+        scores,
+        margins,
         posterior.largest_unexplained(),
         posterior.misfit(),
         is_settled,
@@ -77,10 +93,11 @@ def is_sharp(posterior: SparsePosterior) -> bool:
     return posterior.misfit() < (_EXACT if posterior.steps.is_exact else _APPROXIMATE)
 
 
-def _grow(posterior: SparsePosterior) -> bool:
-    """Turns until one is the last; whether the support has settled."""
-    growth = _Growth(posterior)
+def _grow(posterior: SparsePosterior, num_real: int, search: int, report: Report) -> bool:
+    """Turns until one is the last; whether nothing more was found in the end."""
+    growth = _Growth(posterior, num_real)
     for turn in range(_MOST_TURNS):
+        report(search * _MOST_TURNS + turn, _MOST_SEARCHES * _MOST_TURNS)
         if growth.take_turn(turn):
             break
     if posterior.largest_unexplained() < _HOPEFUL:
@@ -89,10 +106,13 @@ def _grow(posterior: SparsePosterior) -> bool:
 
 
 def _polish(posterior: SparsePosterior) -> None:
-    """Sites and scales of the atoms as they are, until little is left of the steps."""
+    """Sites and scales of the atoms as they are, until little is left of the steps or no less is."""
+    before = torch.inf
     for _ in range(_POLISHED):
-        if is_sharp(posterior):
+        misfit = posterior.misfit()
+        if is_sharp(posterior) or misfit > _STILL * before:
             break
+        before = misfit
         posterior.update_sites(_NODES, _DAMPING)
         posterior.solve()
         posterior.learn()
@@ -104,57 +124,44 @@ class _Growth:
     """What the turns before have shown."""
 
     posterior: SparsePosterior
+    num_real: int
     num_quiet: int = 0
-    _most: int = 0
-    _num_wasted: int = 0
-    _has_swapped: bool = False
-    _strong: frozenset[int] = frozenset()
-    _added: list[int] = field(default_factory=list)
+    _most_strong: int = 0
+    _least_unexplained: float = 1.0
     _dropped: Counter[int] = field(default_factory=Counter)
 
     def take_turn(self, turn: int) -> bool:
-        """One turn; whether it was the last."""
+        """Sites, posterior, scales and support anew; whether it was the last turn."""
         posterior = self.posterior
         if turn:
             posterior.update_sites(_FIRST_NODES if turn < _NUM_FIRST else _NODES, _DAMPING)
             posterior.solve()
-        new = self._find_new()
-        scores = posterior.own_scores()
+        new, scores = self._find_new(), posterior.own_scores()
         posterior.learn()
         kept = (scores >= _KEPT).nonzero()[:, 0].tolist()
         self._note(scores, kept)
-        is_full = len(posterior.chosen) + len(new) > _FULL * posterior.measured.shape[1]
-        is_over = self.num_quiet >= _QUIET or self._num_wasted > _WASTED or is_full
-        if self.num_quiet >= _QUIET and not self._has_swapped and self._swap():
-            is_over, self.num_quiet = False, 0
-        self._added = [] if is_over else new
-        posterior.replace_atoms(kept, self._added)
+        is_full = len(posterior.weights) + len(new) > _FULL * posterior.measured.shape[1]
+        is_over = turn == _MOST_TURNS - 1 or self.num_quiet >= _QUIET or is_full
+        posterior.replace_atoms(kept, [] if is_over else new)
         return is_over or (not posterior.chosen and turn >= _NUM_FIRST - 1)
 
     def _find_new(self) -> list[int]:
-        """Atoms that stand out, none that was dropped twice."""
+        """Atoms that rank above every decoy, none that was dropped twice."""
         scores = self.posterior.rank()
         scores[[atom for atom, times in self._dropped.items() if times > 1]] = -torch.inf
-        best = scores.topk(min(len(scores), max(4, len(self.posterior.chosen) // 6)))
-        least = max(_ADDED, _NEAR_BEST * float(best.values[0]))
-        return [int(atom) for atom, score in zip(best.indices, best.values, strict=True) if score > least]
+        best = scores[: self.num_real].topk(min(self.num_real, max(4, len(self.posterior.weights) // 6)))
+        decoy = float(scores[self.num_real :].max()) if len(scores) > self.num_real else -torch.inf
+        least = max(_ADDED, _NEAR_BEST * float(best.values[0]), decoy)
+        return [atom for atom, score in zip(best.indices.tolist(), best.values.tolist(), strict=True) if score > least]
 
     def _note(self, scores: Float[Tensor, " n"], kept: list[int]) -> None:
         """Count what is dropped, and turns that bring nothing new."""
-        chosen = self.posterior.chosen
+        chosen, unexplained = self.posterior.chosen, self.posterior.largest_unexplained()
         staying = {chosen[place] for place in kept}
         self._dropped.update(atom for atom in chosen if atom not in staying)
-        strong = frozenset(atom for atom, score in zip(chosen, scores.tolist(), strict=True) if score > STRONG)
-        self.num_quiet = self.num_quiet + 1 if strong == self._strong and len(kept) <= self._most else 0
-        self._strong, self._most = strong, max(self._most, len(kept))
-        num_staying = sum(atom in staying for atom in self._added)
-        self._num_wasted += len(self._added) > _MANY and 2 * num_staying < len(self._added)
-
-    def _swap(self) -> bool:
-        """Put the better one in the place of every atom that has one; whether there was any."""
-        if self.posterior.chosen:
-            margins, better = self.posterior.compare_rivals()
-            for place in (margins < 0).nonzero()[:, 0].tolist():
-                if int(better[place]) not in self.posterior.chosen:
-                    self.posterior.chosen[place], self._has_swapped = int(better[place]), True
-        return self._has_swapped
+        num_strong = int((scores > STRONG).sum())
+        if num_strong > self._most_strong or unexplained < 0.5 * self._least_unexplained:
+            self.num_quiet, self._least_unexplained = 0, unexplained
+            self._most_strong = max(self._most_strong, num_strong)
+        else:
+            self.num_quiet += 1

@@ -60,7 +60,6 @@ DESTROYED = {
     "rows": lambda steps, draw: steps[torch.randperm(len(steps), generator=draw)],
     "columns": lambda steps, draw: torch.stack([c[torch.randperm(len(c), generator=draw)] for c in steps.T], 1),
     "signs": lambda steps, draw: steps.abs() * torch.randn(steps.shape, generator=draw).sign(),
-    "a little noise": lambda steps, draw: steps + 2e-3 * torch.randn(steps.shape, generator=draw),
 }
 
 
@@ -73,6 +72,28 @@ def test_destroyed_steps_claim_nothing(control, num_seeds):
         found = find(problem, changes)
         assert not len(found.tokens)
         assert "several steps" in found.reason
+
+
+@pytest.mark.parametrize("num_seeds", [1, pytest.param(30, marks=pytest.mark.slow)])
+def test_a_little_noise_gives_no_false_token(num_seeds):
+    for seed in range(num_seeds):
+        problem, draw = make_problem(2 + seed % 3, seed=seed), torch.Generator().manual_seed(seed)
+        size = 10.0 ** (-4 + seed % 4)
+        changes = make_changes(
+            problem,
+            2 + seed % 3,
+            destroy=lambda steps, draw=draw, size=size: steps + size * torch.randn(steps.shape, generator=draw),
+        )
+        assert set(find(problem, changes).tokens.tolist()) <= problem.used
+
+
+def test_progress_is_told():
+    problem, seen = make_problem(2), []
+    evidence = GradientEvidence({}, "", update=Update.DELTA, optimizer="adamw", learning_rate=RATE)
+    words = Vocabulary(problem.dictionary[:NUM_ATOMS])
+    find_adamw_tokens(evidence, words, make_changes(problem, 2), lambda *stage: seen.append(stage))
+    assert len(seen) > 2
+    assert all("AdamW" in stage and 0 <= done < most for stage, done, most in seen)
 
 
 @pytest.mark.parametrize("num_seeds", [1, pytest.param(30, marks=pytest.mark.slow)])
@@ -101,13 +122,48 @@ def test_tiny_models_give_no_false_token(tiny_llama, rate):
     assert set(find_delta_tokens(evidence, tiny_llama).tokens.tolist()) <= {token for text in TEXTS for token in text}
 
 
+TEMPLATE = {"rank": 32, "alpha": 64, "local_steps": 10, "max_grad_norm": 1.0}
+CLIENTS = {
+    "two steps of a later round": {"rank": 8, "steps": 2, "local_steps": 2},
+    "three steps of a later round": {"rank": 8, "steps": 2, "local_steps": 3},
+    "four steps of the first round": {"rank": 8, "local_steps": 4},
+    "ten steps of the first round, as in Flower's template": TEMPLATE,
+}
+
+
+def observe_client(model, client, num_texts=4):
+    """What a client sends, and the tokens that reach its adapters."""
+    texts, earlier = list(INVENTED_TEXTS[:num_texts]), list(INVENTED_TEXTS[num_texts : num_texts + 8])
+    evidence = observe_lora(model, texts, earlier_texts=earlier if "steps" in client else None, **client)
+    return evidence, {token for text in texts for token in model.encode(text)[:-1]}
+
+
 @pytest.mark.slow
-def test_two_steps_of_real_weights(smollm2):
-    """A later round: two steps of AdamW on adapters of rank 8."""
-    texts, earlier = list(INVENTED_TEXTS[:4]), list(INVENTED_TEXTS[4:12])
-    evidence = observe_lora(smollm2, texts, rank=8, steps=2, earlier_texts=earlier, local_steps=2)
-    held = {token for text in texts for token in smollm2.encode(text)[:-1]}
+@pytest.mark.parametrize("client", CLIENTS)
+def test_several_steps_of_real_weights(smollm2, client):
+    evidence, held = observe_client(smollm2, CLIENTS[client])
     recovery = recover_text(evidence, smollm2, attack="bag-of-words")
     assert recovery.value.token_set <= held
-    assert len(recovery.value.token_set) >= 0.9 * len(held), recovery.reason
+    assert len(recovery.value.token_set) >= 0.8 * len(held), recovery.reason
     assert recovery.certificate.residual <= 0.01
+
+
+@pytest.mark.slow
+def test_dropout_of_real_weights_gives_no_false_token(smollm2):
+    evidence, held = observe_client(smollm2, TEMPLATE | {"dropout": 0.075, "train_mode": True})
+    assert recover_text(evidence, smollm2, attack="bag-of-words").value.token_set <= held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("control", DESTROYED)
+def test_destroyed_updates_of_real_weights_claim_nothing(smollm2, control):
+    """Steps are (d, m) above, and factors (m, d)."""
+    evidence, _ = observe_client(smollm2, TEMPLATE)
+    for seed in range(3):
+        draw = torch.Generator().manual_seed(seed)
+        destroyed = {
+            name: DESTROYED[control](tensor.T, draw).T.contiguous() if ".lora_A." in name else tensor
+            for name, tensor in evidence.gradients.items()
+        }
+        recovery = recover_text(replace(evidence, gradients=destroyed), smollm2, attack="bag-of-words")
+        assert not recovery.value.token_set

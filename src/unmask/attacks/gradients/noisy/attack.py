@@ -72,7 +72,8 @@ class NoisyAttack:
         found = _NOTHING if role is None else self._search(run, evidence, model, sites, role, tokens)
         if not found.is_confirmed:
             run.progress("reading the bag of words", 0, 1)
-            bag = bag if bag.candidates is not None else find_noisy_bag(evidence, model, bag, run.generator)
+            if bag.candidates is None:
+                bag = find_noisy_bag(evidence, model, bag, run.generator, run.progress)
             claimed = frozenset() if bag.candidates is None else bag.candidates.searched | bag.candidates.unseen
             if role is not None and not claimed <= set(tokens):
                 found = self._search(run, evidence, model, sites, role, sorted(claimed | set(tokens)))
