@@ -87,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a text a line, up to its first tab; else texts are invented")
     parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--first-draw", type=int, default=0)
     parser.add_argument("--models", nargs="+", default=list(TASKS))
     parser.add_argument("--texts", type=int, nargs="+", help="other numbers of texts than the cells' own")
     parser.add_argument("--only", nargs="+", default=[""], help="cells whose protocol or defence contains one of these")
@@ -108,7 +109,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def wanted_cells(options: argparse.Namespace) -> Iterator[ClientCell]:
     """The cells that are asked for: all of a draw before the next one."""
-    for draw in range(options.draws):
+    for draw in range(options.first_draw, options.first_draw + options.draws):
         chosen = (
             replace(cell, draw=draw, texts=texts)
             for cell in CELLS
