@@ -38,3 +38,19 @@ def test_a_wrong_prefix_goes(rounds, batch, prefixes):
     rounds.growth.add((400, 3), 77)
     assert texts(rounds.settle()) == set(batch)
     assert set(rounds.growth.scores) == prefixes
+
+
+def test_texts_that_a_hidden_prefix_cuts_short_go_on(rounds, batch):
+    """Without the prefix before its last token a text seems to end there; the replay of what is left is no matter."""
+    rounds.settle()
+    text = max(batch, key=len)
+    rounds.growth.drop([text[:-1]])
+    rounds._read()
+    short = [ending for ending in rounds._endings().endings if ending.node[1] != text]
+    assert text[:-1] in {ending.node[1] for ending in short}
+    assert {ending.node[1] for ending in rounds._lengthen(short)} == set(batch)
+
+
+def test_whole_texts_do_not_go_on(rounds, batch):
+    endings = rounds.settle().endings
+    assert rounds._lengthen(endings) == endings

@@ -80,7 +80,10 @@ class LabelRounds:
         return self._endings()
 
     def correct(self, endings: list[TextEnding], again: Mapping[str, Tensor]) -> list[TextEnding]:
-        """Texts with other last tokens, where the client, run again on them, leaves something at their ends."""
+        """Texts with other last tokens, where the client, run again on them, leaves something at their ends.
+
+        If nothing is left there, texts that go on.
+        """
         place = {node: u for u, node in enumerate(self.arrived.nodes)}
         ends = {place[0, e.node[1][:-1]]: e.node[1][-1] for e in endings if (0, e.node[1][:-1]) in place}
         if not ends or self.arrived.layer.parameter not in again:
@@ -89,10 +92,27 @@ class LabelRounds:
             again[self.arrived.layer.parameter], ends, 1 / sum(e.count * (len(e.node[1]) - 1) for e in endings)
         )
         changed = {self.arrived.nodes[u][1]: label for u, label in found.items()}
-        return [
+        corrected = [
             replace(e, node=(0, (*e.node[1][:-1], changed[e.node[1][:-1]]))) if e.node[1][:-1] in changed else e
             for e in endings
         ]
+        return self._lengthen(endings) if corrected == endings else corrected
+
+    def _lengthen(self, endings: list[TextEnding]) -> list[TextEnding]:
+        """Texts as prefixes: where noise has hidden the last one of a text, a label stands behind it all the same."""
+        whole = {ending.node[1] for ending in endings}
+        longer = {tokens for tokens in whole if tokens not in self.growth.scores and tokens[:-1] in self.growth.caches}
+        for tokens in longer:
+            self.growth.add(tokens[:-1], tokens[-1])
+        self._read()
+        named = set(self._named())
+        self.growth.drop(longer - named)
+        if longer & named:
+            self.growth.grow(longer & named)
+        self._read()
+        if not longer & named:
+            return endings
+        return (self._last_labels() if self.drifts else self._endings()).endings
 
     def _read(self) -> None:
         every = self.rows.at(self.growth.forest)
