@@ -1,14 +1,15 @@
 """Flower's template for LLMs with its own settings, audited by the one line, on real weights."""
 
+import copy
 import subprocess
 
 import pytest
-import torch
 from flwr.serverapp.strategy import FedAvg
 from tests.integrations import flower_app
 from tests.integrations.flower_grid import MemoryGrid
 from tests.integrations.flower_tune import initial_adapters, learning_rate, make_adapters, template_settings, tuning_app
 
+from unmask.audit.findings.finding import Outcome
 from unmask.audit.findings.folder import read_audit
 from unmask.integrations.flower import AuditGrid
 from unmask.models import adapt
@@ -59,14 +60,26 @@ def audit(settings, tmp_path, smollm2):
     return finding
 
 
+def tokens_of(smollm2):
+    return {smollm2.decode([token]) for text in TEXTS for token in smollm2.encode(text)[:-1]}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("dropout", [True, False])
-def test_the_template_on_real_weights(settings, tmp_path, smollm2, dropout):
-    torch.set_num_threads(1)
-    finding = audit(settings if dropout else settings | {"dropout": 0.0}, tmp_path, smollm2)
-    held = {smollm2.decode([token]) for text in TEXTS for token in smollm2.encode(text)[:-1]}
+def test_as_shipped_nothing_false_is_claimed_and_the_finding_says_what_hides_it(settings, tmp_path, smollm2):
+    finding = audit(settings, tmp_path, smollm2)
+    assert {piece for piece, _ in finding.tokens} <= tokens_of(smollm2)
+    if finding.outcome is not Outcome.LEAK:
+        assert finding.outcome is Outcome.INCONCLUSIVE
+        assert "Adam" in finding.reason
+        assert "dropout" in finding.reason
+
+
+@pytest.mark.slow
+def test_two_steps_without_dropout_leak(settings, tmp_path, smollm2):
+    changed = copy.deepcopy(settings) | {"dropout": 0.0}
+    changed["train"]["training-arguments"]["max-steps"] = 2
+    finding = audit(changed, tmp_path, smollm2)
     found = {piece for piece, _ in finding.tokens}
-    assert found <= held
-    if not dropout:
-        assert len(found) >= 0.5 * len(held)
-    assert finding.outcome.name in ("LEAK", "INCONCLUSIVE")
+    assert finding.outcome is Outcome.LEAK
+    assert found <= tokens_of(smollm2)
+    assert len(found) >= 0.9 * len(tokens_of(smollm2))

@@ -8,7 +8,7 @@ from tests.attacks.gradients.encoder_batches import BATCH, FRAME, candidates_of,
 
 from unmask.attacks.gradients.encoder.input_gradients import InputGradients
 from unmask.attacks.gradients.encoder.problem import Problem, set_up
-from unmask.attacks.gradients.encoder.replay_edits import ReplayEdits
+from unmask.attacks.gradients.encoder.replay_edits import ReplayEdits, _reorder
 from unmask.attacks.run import Run
 
 
@@ -37,3 +37,12 @@ def test_a_nearly_right_batch_becomes_the_batch(tiny_bert, what):
     found, left = edits_of(tiny_bert).improve(Run(), [tuple(text) for text in texts])
     assert found == list(BATCH)
     assert left < 1e-5
+
+
+def test_all_orders_of_near_tokens():
+    texts = [edit[0][1] for edit in _reorder([(1, 5, 6, 7, 8, 9, 2)])]
+    assert len(set(texts)) == len(texts)
+    assert {(1, 6, 5, 7, 8, 9, 2), (1, 7, 6, 5, 8, 9, 2), (1, 8, 6, 7, 5, 9, 2), (1, 6, 7, 5, 8, 9, 2)} <= set(texts)
+    assert (1, 9, 6, 7, 8, 5, 2) not in texts
+    assert all(sorted(text[1:-1]) == [5, 6, 7, 8, 9] and (text[0], text[-1]) == (1, 2) for text in texts)
+    assert list(_reorder([(1, 5, 2)])) == []

@@ -121,7 +121,8 @@ def _explain(found: GrownSupport) -> str:
     """What the search has left, in words."""
     return (
         f"A search for tokens that explain all steps chose {len(found.chosen)}; they leave {found.misfit:.0f} "
-        f"roundings and {found.unexplained:.0%} of a layer, so that none is certain"
+        f"roundings and {found.unexplained:.0%} of a layer, so that none is certain; dropout, other texts in each step "
+        "and very many tokens hide them"
     )
 
 

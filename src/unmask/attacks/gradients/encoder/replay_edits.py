@@ -6,7 +6,8 @@ ranked by what it would explain of the rest R if what arrives stayed as it is, a
     replace at p    2·w·⟨R_b − R_a, δ_p⟩ − 2·w²·‖δ_p‖²
     swap p and q    2·⟨R_b − R_a, D⟩ − 2·‖D‖²,  D = w·(δ_p − δ_q), in one text, or of one position in two texts
 
-The best of each round are run, and those taken that leave less, one for each text. Ends are moved the same way.
+The best of each round are run, and those taken that leave less, one for each text. Ends are moved the same way. Where
+none leaves less, all orders of near tokens are run: what arrives at neighbours is much alike, and ranks tell little.
 
 Limits: it starts from texts of which some nine in ten tokens are right. It is no proof. Cost: see `input_gradients.py`.
 """
@@ -25,6 +26,7 @@ from unmask.attacks.run import Run
 
 _GAIN = 0.995  # of what was left: an edit that leaves more is none
 _WIDTHS = (24, 48, 96, 192)  # edits that are run in a round; more after a round without gain
+_NEAR = 4  # tokens in a row, each two of which are swapped, and three of which are turned, once nothing else helps
 _MOST_ROUNDS = 60
 
 Edit = tuple[tuple[int, Tokens], ...]  # texts by their index, as they would be
@@ -32,7 +34,7 @@ Edit = tuple[tuple[int, Tokens], ...]  # texts by their index, as they would be
 
 @dataclass
 class ReplayEdits:
-    """Edits of some texts; `possible` says which token may stand at which position."""
+    """Edits of some texts; `possible` says which token may be put at which position."""
 
     gradients: InputGradients
     possible: Bool[Tensor, "p t"]
@@ -43,9 +45,12 @@ class ReplayEdits:
         current, width = list(texts), 0
         fit = self.gradients.fit(current)
         tried: set[Edit] = set()
-        while fit.left > self.gradients.floor and width < len(_WIDTHS) and self.num_rounds < _MOST_ROUNDS:
+        while fit.left > self.gradients.floor and width <= len(_WIDTHS) and self.num_rounds < _MOST_ROUNDS:
             run.progress("correcting texts", self.num_rounds, _MOST_ROUNDS)
-            edits = [edit for edit in self._rank(current, fit) if edit not in tried][: _WIDTHS[width]]
+            if width < len(_WIDTHS):
+                edits = [edit for edit in self._rank(current, fit) if edit not in tried][: _WIDTHS[width]]
+            else:
+                edits = [edit for edit in _reorder(current) if edit not in tried]
             tried.update(edits)
             changed, following = self._take(current, fit, edits)
             width = width + 1 if changed == current else 0
@@ -113,9 +118,9 @@ class ReplayEdits:
     def _swap(
         self, index: int, text: Tokens, scaled: Float[Tensor, "i d"], rest: Float[Tensor, "r d"]
     ) -> Iterator[tuple[float, Edit]]:
-        """Two tokens of a text in each other's place."""
+        """Two tokens of a text in each other's place, wherever the spans have seen them: near places look alike."""
         inner = range(1, len(text) - 1)
-        rows, own = rest[self.gradients.indices(text)], self.gradients.indices(text).tolist()
+        rows = rest[self.gradients.indices(text)]
         products = scaled @ rows.T  # (p, q): what arrives at p, in the row of q's token
         squares = scaled @ scaled.T
         sizes = squares.diagonal()
@@ -123,7 +128,7 @@ class ReplayEdits:
         gains = 2 * (products + products.T - diagonal[:, None] - diagonal) - 2 * (sizes[:, None] + sizes - 2 * squares)
         for p in inner:
             for q in range(p + 1, len(text) - 1):
-                if text[p] != text[q] and self.possible[p, own[q]] and self.possible[q, own[p]]:
+                if text[p] != text[q]:
                     changed = list(text)
                     changed[p], changed[q] = text[q], text[p]
                     yield float(gains[p, q]), ((index, tuple(changed)),)
@@ -144,3 +149,16 @@ class ReplayEdits:
             if one[p] != two[p]:
                 changed = (*one[:p], two[p], *one[p + 1 :]), (*two[:p], one[p], *two[p + 1 :])
                 yield gains[p], tuple(zip(pair, changed, strict=True))
+
+
+def _reorder(texts: Sequence[Tokens]) -> Iterator[Edit]:
+    """Every text with two near tokens swapped, or three in a row turned."""
+    for index, text in enumerate(texts):
+        changed = set[Tokens]()
+        for p in range(1, len(text) - 1):
+            for q in range(p + 1, min(p + _NEAR, len(text) - 1)):
+                changed.add((*text[:p], text[q], *text[p + 1 : q], text[p], *text[q + 1 :]))
+            if p + 3 < len(text):
+                a, b, c = text[p : p + 3]
+                changed |= {(*text[:p], *turned, *text[p + 3 :]) for turned in ((b, c, a), (c, a, b))}
+        yield from (((index, other),) for other in sorted(changed - {text}))
