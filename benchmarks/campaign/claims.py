@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from scipy.stats import poisson
+
 from campaign.outcome import FALSE_COUNT, FALSE_TEXT, FALSE_TOKEN, FALSELY_RECOVERED, UNCOVERED_CLASS, Fault
 from unmask.recovery import AmbiguityKind, RecoveredText, RecoveredTexts, Recovery, Status
+
+_BY_CHANCE = 1e-4  # so many false tokens, or more, would be found this often if the expected number were right
 
 Tokens = tuple[int, ...]
 
@@ -82,8 +86,8 @@ def _false_tokens(
     seen_tokens: Collection[int],
     equal_tokens: Sequence[Collection[int]],
 ) -> list[Fault]:
-    """Tokens of a certified bag that don't occur; a statistical bag says itself that some are false."""
-    if not recovery.certificate.holds or "expected_false" in recovery.certificate.details:
+    """Tokens of a certified bag that don't occur, and more of a statistical one than the number that it expects."""
+    if not recovery.certificate.holds:
         return []
     occurs = {token for text in batch for token in text} | set(seen_tokens)
     for equal in equal_tokens:
@@ -91,7 +95,8 @@ def _false_tokens(
             occurs |= set(equal)
     false = sorted(recovery.value.token_set - occurs)
     faults = []
-    if false:
+    expected = recovery.certificate.details.get("expected_false", 0.0)
+    if false and poisson.sf(len(false) - 1, expected) < _BY_CHANCE:
         shown = f"{false[:8]}{' …' if len(false) > 8 else ''}"
         said = f"{len(false)} of {len(recovery.value.token_set)} certified tokens are false: {shown}"
         faults.append(Fault(FALSE_TOKEN, said))

@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a text a line, up to its first tab; else texts are invented")
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--first-draw", type=int, default=0)
-    parser.add_argument("--models", nargs="+", default=list(TASKS))
+    parser.add_argument("--models", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--texts", type=int, nargs="+", help="other numbers of texts than the cells' own")
     parser.add_argument("--only", nargs="+", default=[""], help="cells whose protocol or defence contains one of these")
     parser.add_argument("--show", action="store_true", help="tables, plot and page of what was measured")
@@ -97,6 +97,10 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for one cell")
     parser.add_argument("--total", type=float, default=float("inf"), help="seconds for all of them")
     options = parser.parse_args()
+    if not options.show and min(options.texts or [1]) < 1:
+        parser.error(f"--texts must be 1 or more, got {options.texts}")
+    if not options.show and not any(wanted_cells(options)):
+        parser.error(f"no client's protocol or defence contains {' or '.join(options.only)}")
     if not options.show:
         measure(options)
     show(read(options.out), draw=options.out == RESULTS)

@@ -89,6 +89,20 @@ def test_nan_and_inf_are_refused(tiny_gpt2, bad):
         GradientEvidence.of(tiny_gpt2, update)
 
 
+def test_nan_is_refused_in_other_tensors_too(tiny_gpt2):
+    evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2, "h.0."))
+    with pytest.raises(EvidenceError, match="NaN"):
+        evidence.with_tensors({name: tensor / 0 * 0 for name, tensor in evidence.gradients.items()})
+
+
+def test_numbers_whose_squares_vanish_are_refused(tiny_gpt2):
+    evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2, "h.0."))
+    evidence.check(tiny_gpt2)
+    small = evidence.with_tensors({name: 1e-25 * tensor for name, tensor in evidence.gradients.items()})
+    with pytest.raises(EvidenceError, match="multiply all tensors by one factor"):
+        small.check(tiny_gpt2)
+
+
 # Another model
 
 

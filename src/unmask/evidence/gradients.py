@@ -49,6 +49,8 @@ _IF_KNOWN = (
 _ADAPTER = "adapter/"  # prefix of the server's own LoRA weights among the tensors of a file
 _HEAD = "head/weight"  # name of the classification head among them
 
+_SMALLEST = 1e-15  # largest entry of an update: squares of what is 1e-4 of it are still numbers in float32
+
 
 @dataclass(frozen=True)
 class GradientEvidence:
@@ -136,7 +138,13 @@ class GradientEvidence:
         return evidence
 
     def check(self, model: Model | EncoderDecoder) -> None:
-        """Refuse evidence of another model (other weights, unknown parameters, other shapes), and weights."""
+        """Refuse evidence of another model (other weights, parameters, shapes), weights, and numbers near zero."""
+        largest = max((float(tensor.abs().max()) for tensor in self.gradients.values() if tensor.numel()), default=0.0)
+        if 0 < largest < _SMALLEST:
+            raise EvidenceError(
+                f"the largest entry of this update is {largest:.1e}: float32 cannot square such numbers, so nothing "
+                "could be certified; multiply all tensors by one factor"
+            )
         fingerprint = model.fingerprint()
         if self.model_fingerprint != fingerprint:
             raise EvidenceError(
@@ -188,6 +196,7 @@ class GradientEvidence:
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> GradientEvidence:
         """The same update with these gradients."""
+        require_finite(tensors)
         return self._changed(gradients=tensors)
 
     def to(self, device: str | torch.device) -> GradientEvidence:

@@ -200,9 +200,10 @@ def _merge(tensor: Tensor, equal: Sequence[tuple[int, ...]]) -> Tensor:
 
 
 def _products_at_one(seen: Tensor, again: Tensor) -> Products:
-    """In the tensors' own precision, by the norm of the difference: exact where the factor is 1, and quick."""
+    """By the norm of the difference, taken in the tensors' own precision: exact where the factor is 1, and quick."""
     of_seen, of_again, difference = (
-        float(torch.linalg.vector_norm(part.detach()).double().square()) for part in (seen, again, seen - again)
+        float(torch.linalg.vector_norm(part.detach(), dtype=torch.float64).square())  # squares below 1e-38 count, too
+        for part in (seen, again, seen - again)
     )
     return Products(of_seen, (of_seen + of_again - difference) / 2, of_again, seen.numel())
 

@@ -87,6 +87,20 @@ def test_more_steps_of_adamw_say_why(tiny_llama, steps):
     assert not recovery.value.token_set
 
 
+@pytest.mark.parametrize("factor", [1 + 1e-5, 1 - 1e-5])
+def test_a_learning_rate_that_is_a_little_off_claims_nothing_false(tiny_llama, factor):
+    """It adds errors that tokens can explain, tens of them, down to what rounding leaves."""
+    small = {**LATER, "local_learning_rate": 1e-4, "max_grad_norm": 1e-2}
+    evidence = observe_lora(tiny_llama, TEXTS, rank=16, **small)
+    wrong = replace(evidence, learning_rate=factor * 1e-4)
+    assert tokens(find_delta_tokens(wrong, tiny_llama)) <= INPUTS
+
+
+def test_a_great_many_steps_are_not_tried(tiny_llama):
+    evidence = observe_lora(tiny_llama, TEXTS, **{**LATER, "local_steps": 2})
+    assert not tokens(find_delta_tokens(replace(evidence, num_steps=10**6), tiny_llama))
+
+
 def test_a_gradient_is_no_difference(tiny_llama):
     assert "no difference" in find_delta_tokens(observe_gradients(tiny_llama, TEXTS), tiny_llama).reason
 

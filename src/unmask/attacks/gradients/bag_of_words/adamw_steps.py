@@ -46,13 +46,15 @@ from unmask.linalg.support_growth import STRONG, GrownSupport, grow_support
 from unmask.models.adapter import Model
 
 _MOST_PROFILES = 3
+_MOST_STEPS = 100  # no drift that three profiles show goes on for longer
 _MOST_COLUMNS = 64
 _MOST_DECOYS = 2**14
 _UNEXPLAINED = 0.1  # of a layer; right tokens leave 0.08 at most, shuffled updates 0.3 and more (measured)
 # Score of a token that is claimed. What the model of the steps leaves out, which is little of them but the same in all
 # columns, lends scores of up to 25 to tokens that do not occur (measured).
 _CLAIMED = 30.0
-_CONFUSED = 0.01  # of all batches: some token may be taken for another as often as that
+_CONFUSED = 0.01  # by the ratio of likelihoods, of all batches: some token may be taken for another as often
+_FALSE = 0.01  # of the tokens claimed: of held-out batches 1 of 252
 _SURE = 0.75  # of the strong tokens; right ones 0.8 and more, searches among wrong ones 0.7 at most (measured)
 _STAGE = "explaining several steps of AdamW by tokens"
 _DRIFT = (
@@ -70,7 +72,7 @@ def find_adamw_tokens(
     factors = [change for change in changes if change.is_factor and change.had_gradient == changes[0].had_gradient]
     everyone = torch.arange(model.vocab_size, device=model.device)
     words, places, _ = model.first_input_parts(everyone, 1)
-    if not factors or evidence.learning_rate is None or len(places):
+    if not factors or evidence.learning_rate is None or len(places) or len(factors[0].had_gradient) > _MOST_STEPS:
         return find_nothing(_DRIFT, used)
     words, device = words.float().cpu(), _device_of(words)
     num_steps, begins_at_zero = len(factors[0].had_gradient), not factors[0].had_gradient[0]
@@ -114,7 +116,8 @@ def _judge(found: GrownSupport, vocab_size: int) -> tuple[list[int], float]:
     sure = (found.scores > _CLAIMED) & (found.margins > least)
     if int(sure.sum()) < _SURE * int((found.scores > STRONG).sum()):
         return [], 0.0
-    return [atom for atom, is_sure in zip(found.chosen, sure.tolist(), strict=True) if is_sure], _CONFUSED
+    tokens = [atom for atom, is_sure in zip(found.chosen, sure.tolist(), strict=True) if is_sure]
+    return tokens, _FALSE * len(tokens)
 
 
 def _explain(found: GrownSupport) -> str:

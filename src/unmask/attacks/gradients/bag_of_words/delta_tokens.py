@@ -12,7 +12,9 @@ left out. *SGD.* g = −Δ/learning rate, with the weights' rounding as its erro
 The columns of g are combinations of the batch's inputs: tokens are found by `weighted_pursuit.py`.
 
     claimed  what is left is what the errors leave (χ²/n ≈ 1), by few tokens and many entries that are known well; a
-             token's gain is beyond noise; and no other token could stand in its place, by the ratio of likelihoods
+             token's gain is beyond noise; no other token could stand in its place, by the ratio of likelihoods; and no
+             decoys could. Where errors are larger than they are said to be (noise, a learning rate that is off by 1e-5)
+             tokens explain them too, and decoys in the place of the weakest ones do as well
 
 Notation: σ_φ the rounding of the weights over the learning rate; β₁, β₂ = 0.9, 0.999 and ε = 1e-8 as every library has
 them. Limits: one step with a gradient. In further ones the gradient drifts, by more than ε of it: `adamw_steps.py`
@@ -46,12 +48,15 @@ from unmask.attacks.gradients.bag_of_words.weight_changes import (
 from unmask.attacks.run import Progress, silent
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.atoms import chi_square_score
-from unmask.linalg.weighted_pursuit import WeightedPursuit, find_start
+from unmask.linalg.decoys import make_decoys
+from unmask.linalg.weighted_pursuit import WeightedPursuit, WeightedSupport, find_start
 from unmask.models.adapter import Model
 
 _FLOAT32 = 1e-4  # of a column's median entry: what float32 leaves of a gradient that is a sum of much larger terms
 _READABLE = 6.0  # roundings that a step must be short of its largest size
 _MOST_COLUMNS = 64
+_MOST_DECOYS = 2**13
+_WEAK = 0.25  # of the tokens: if decoys could stand for more, errors are not what they are said to be
 _MOST = 0.6  # of the width: tokens and positions
 _SCORE, _CLAIMED = 5.0, 8.5  # as of `noisy_tokens.py`
 _UNTOLD = (
@@ -100,9 +105,32 @@ def find_delta_tokens(evidence: GradientEvidence, model: Model, progress: Progre
         return find_nothing(_UNTOLD, used, details)
     scores = chi_square_score(found.gains, values.shape[1])
     alone = found.gains - found.rivals > 2 * math.log(model.vocab_size / _CONFUSED)
+    decoys = make_decoys(words.float().cpu(), _MOST_DECOYS, torch.Generator().manual_seed(0)).to(words)
+    num_weak = _count_replaceable(found, atoms, decoys, values, sigma)
+    if num_weak > _WEAK * len(found.chosen):
+        return find_nothing(_UNTOLD, used, details)
+    strong = found.gains.argsort().argsort() >= num_weak
     chosen = torch.tensor(found.chosen, device=scores.device)
-    tokens = chosen[(chosen < model.vocab_size) & (scores > _CLAIMED) & alone]
+    tokens = chosen[(chosen < model.vocab_size) & (scores > _CLAIMED) & alone & strong]
     return DeltaTokens(tokens.sort().values.cpu(), _CONFUSED, used, details)
+
+
+def _count_replaceable(
+    found: WeightedSupport,
+    atoms: Float[Tensor, "v d"],
+    decoys: Float[Tensor, "k d"],
+    values: Float[Tensor, "d m"],
+    sigma: Float[Tensor, "d m"],
+) -> int:
+    """How many of the weakest atoms twice as many decoys explain as well: 1, 2, 4 … of them are tried."""
+    order, number, weak = found.gains.argsort().tolist(), 0, 1
+    while weak <= len(order):
+        kept = atoms[[found.chosen[place] for place in order[weak:]]]
+        search = WeightedPursuit(torch.cat([kept, decoys]), values, sigma, _SCORE)
+        if search.search(len(kept) + 2 * weak, range(len(kept))).misfit > _FITS:
+            break
+        number, weak = weak, 2 * weak
+    return number
 
 
 def _is_told(values: Float[Tensor, "d m"], sigma: Float[Tensor, "d m"], num_tokens: int) -> bool:
