@@ -103,12 +103,18 @@ def main() -> None:
         parser.error(f"no client's protocol or defence contains {' or '.join(options.only)}")
     if not options.show:
         measure(options)
-    show(read(options.out), draw=options.out == RESULTS)
+    show(in_order(read(options.out)), draw=options.out.resolve() == RESULTS)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Every cell that was measured."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def in_order(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As the table of clients has them, whenever they were measured."""
+    places = {(cell.protocol, cell.defence): place for place, cell in reversed(list(enumerate(CELLS)))}
+    return sorted(cells, key=lambda c: (places.get((c["protocol"], c["defence"]), len(CELLS)), c["texts"], c["draw"]))
 
 
 def wanted_cells(options: argparse.Namespace) -> Iterator[ClientCell]:

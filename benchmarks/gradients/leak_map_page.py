@@ -81,7 +81,9 @@ def shown(client: Client, measure: str) -> dict[str, str]:
     else:
         hits = client.total("exact" if measure == "certain" else "guessed")
         share, (low, high) = hits / client.num_texts, wilson(hits, client.num_texts)
-        label = f"{hits} of {client.num_texts} ({low:.0%} to {high:.0%})" if hits else "nothing read"
+        tokens = client.median("recall")
+        nothing = f"no text; {tokens:.0%} of tokens" if tokens else "nothing read"
+        label = f"{hits} of {client.num_texts} ({low:.0%} to {high:.0%})" if hits else nothing
     return {"label": label + late, "level": next(level for most, level in LEVELS if share <= most)}
 
 

@@ -72,6 +72,22 @@ def test_what_was_stopped_is_said(cells):
     assert all("stopped" in leak_map_page.shown(client, key)["label"] for key, _ in leak_map_page.MEASURES)
 
 
+def test_cells_are_shown_in_the_order_of_the_table():
+    others = [
+        CELL | {"draw": 1},
+        CELL,
+        CELL | {"protocol": "fedsgd", "defence": "bf16"},
+        CELL | {"protocol": "no more"},
+    ]
+    assert [cell["protocol"] for cell in leak_map.in_order(others)] == ["fedsgd", *2 * [CELL["protocol"]], "no more"]
+    assert [cell["draw"] for cell in leak_map.in_order(others)][1:3] == [0, 1]
+
+
+def test_a_cell_without_texts_says_which_tokens_were_read():
+    (client,) = clients_of([CELL | {"guessed": 0}])
+    assert leak_map_page.shown(client, "certain")["label"] == "no text; 100% of tokens"
+
+
 def test_budgets_are_those_of_every_draw():
     private = [
         CELL | {"epsilon": epsilon, "recall": recall} for epsilon, recall in ((1.0, 0.0), (9.0, 0.0), (9.5, 0.2))
