@@ -14,7 +14,7 @@ from unmask.models.adapter import Model
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
 # One half by the decoys of the span, 1e-9 for each row of the embedding, 0.01 by all rows of a tied one, and 0.01 by
-# differences of weights after one step; or one of a hundred tokens, after several steps of AdamW.
+# differences of weights after one step; and one of a hundred tokens after several steps of AdamW.
 MOST_EXPECTED_FALSE, MOST_FALSE_SHARE = 0.53, 0.01
 NO_ORDER = "no replay confirms an order of them"
 
@@ -54,7 +54,7 @@ def claim_noisy_tokens(
     certificate = Certificate(
         claim="on average over the noise, no more than `residual` of the tokens listed do not occur",
         residual=bag.expected_false,
-        tolerance=max(MOST_EXPECTED_FALSE, MOST_FALSE_SHARE * len(bag.candidates.tokens)),
+        tolerance=MOST_EXPECTED_FALSE + MOST_FALSE_SHARE * len(bag.candidates.tokens),
         details={"expected_false": bag.expected_false, **bag.details},
     )
     tokens = bag.candidates.tokens
