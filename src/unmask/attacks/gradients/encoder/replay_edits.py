@@ -7,7 +7,8 @@ ranked by what it would explain of the rest R if what arrives stayed as it is, a
     swap p and q    2·⟨R_b − R_a, D⟩ − 2·‖D‖²,  D = w·(δ_p − δ_q), in one text, or of one position in two texts
 
 The best of each round are run, and those taken that leave less, one for each text. Ends are moved the same way. Where
-none leaves less, all orders of near tokens are run: what arrives at neighbours is much alike, and ranks tell little.
+none leaves less, all orders of near tokens are run (what arrives at neighbours is much alike, and ranks tell little),
+and texts without any one of their tokens.
 
 Limits: it starts from texts of which some nine in ten tokens are right. It is no proof. Cost: see `input_gradients.py`.
 """
@@ -152,10 +153,11 @@ class ReplayEdits:
 
 
 def _reorder(texts: Sequence[Tokens]) -> Iterator[Edit]:
-    """Every text with two near tokens swapped, or three in a row turned."""
+    """Every text with two near tokens swapped, or three in a row turned, or one left out."""
     for index, text in enumerate(texts):
         changed = set[Tokens]()
         for p in range(1, len(text) - 1):
+            changed |= {(*text[:p], *text[p + 1 :])} if len(text) > 3 else set()
             for q in range(p + 1, min(p + _NEAR, len(text) - 1)):
                 changed.add((*text[:p], text[q], *text[p + 1 : q], text[p], *text[q + 1 :]))
             if p + 3 < len(text):
