@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from gradients.leak_map_clients import Client, join, wilson
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import FileSystemLoader
 from markupsafe import Markup
 
 from unmask.report.html.page_data import as_script
-from unmask.report.html.render import content_security_policy, read_asset
+from unmask.report.html.render import content_security_policy, make_environment, read_asset
 from unmask.safe_text import make_safe
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -31,13 +31,7 @@ LEVELS = ((0.0, "none"), (0.25, "1"), (0.5, "2"), (0.95, "3"), (1.01, "4"))
 
 def write_page(clients: Sequence[Client], path: Path) -> None:
     """Write the page; it loads nothing, and runs its own script alone."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = make_environment(FileSystemLoader(TEMPLATES))
     style = read_asset("report.css") + (TEMPLATES / "leak_map.css").read_text()
     script = (TEMPLATES / "leak_map.js").read_text()
     places = {id(client): place for place, client in enumerate(clients)}

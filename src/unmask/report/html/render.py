@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import BaseLoader, Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from unmask.audit.findings.finding import Outcome
@@ -27,13 +27,7 @@ _COLOURS = {"crossed": "#b42318", "error": "#6d3fc0", "unclear": "#b26a00", "hel
 
 def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool = False) -> str:
     """The whole page. Without `show_secrets` no piece of a text is in it."""
-    environment = Environment(
-        loader=FunctionLoader(read_asset),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = make_environment(FunctionLoader(read_asset))
     environment.filters["breakable"] = _breakable
     style, script = read_asset("report.css"), read_asset("report.js")
     planned = {case["id"]: case.get("case") or {} for case in audit.planned}
@@ -69,6 +63,11 @@ def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool
         folder=make_safe(last_name(str(folder)), 1000),
         page_data=as_script(page_data(audit, verdict, folder, rows, show_secrets)),
     )
+
+
+def make_environment(loader: BaseLoader) -> Environment:
+    """Templates that escape all they are given, and refuse what they are not."""
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 def content_security_policy(style: str, script: str) -> str:
