@@ -18,7 +18,7 @@ from campaign.updates import UpdateRecipe
 from unmask.models import Model
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
-HOW = ("noise", "noise", "other weights", "shuffled", "zeros", "weights")
+HOW = ("noise", "noise", "other weights", "other weights", "shuffled", "columns", "columns", "zeros", "weights")
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +36,7 @@ def draw(seed: int) -> ControlRecipe:
     how = rng.choice(HOW)
     source = rng.choices(("decoder", "encoder", "federation", "states"), (4, 2, 4, 1))[0]
     if source == "states":
-        return ControlRecipe(states.draw(seed), how if how in ("noise", "shuffled") else "noise", seed)
+        return ControlRecipe(states.draw(seed), how if how in ("noise", "shuffled", "columns") else "noise", seed)
     if source == "federation":
         return ControlRecipe(federations.draw(seed), how, seed)
     update = gradients.draw(seed) if source == "decoder" else encoders.draw(seed)
@@ -116,12 +116,14 @@ def _destroy_all(tensors: Mapping[str, Tensor], how: str, generator: torch.Gener
 
 
 def _destroy(tensor: Tensor, how: str, generator: torch.Generator) -> Tensor:
-    """Noise of the same norm, the same entries in another order, or zeros."""
+    """Noise of the same norm, the same entries or the same columns in another order, or zeros."""
     if how == "zeros":
         return torch.zeros_like(tensor)
     if how == "shuffled":
         order = torch.randperm(tensor.numel(), generator=generator)
         return tensor.flatten()[order].view(tensor.shape)
+    if how == "columns":  # rank, norms and spectrum stay as they are
+        return tensor[..., torch.randperm(tensor.shape[-1], generator=generator)]
     noise = torch.randn(tensor.shape, generator=generator)
     return (noise / noise.norm().clamp_min(1e-30) * tensor.float().norm()).to(tensor.dtype)
 

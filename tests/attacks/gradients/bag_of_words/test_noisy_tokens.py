@@ -121,6 +121,21 @@ def test_rows_under_noise(tiny_bert, kind, seed):
     assert sigma == pytest.approx(1e-3, rel=0.05)
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-4])
+@pytest.mark.parametrize("seed", range(5))
+def test_entries_that_are_scattered_over_the_rows_are_no_tokens(tiny_bert, noise, seed):
+    evidence, generator = (
+        observe_gradients(tiny_bert, TEXTS, task="classification"),
+        torch.Generator().manual_seed(seed),
+    )
+    name = tiny_bert.token_embedding
+    rows = evidence.gradients[name]
+    scattered = rows.flatten()[torch.randperm(rows.numel(), generator=generator)].view(rows.shape)
+    for values, is_claimed in ((rows, noise > 0), (scattered, False)):  # rows of zeros are told by embedding_rows.py
+        sent = evidence.with_tensors({name: values + noise * torch.randn(rows.shape, generator=generator)})
+        assert bool(len(rows_above_noise(sent, tiny_bert)[0])) == is_claimed
+
+
 def test_rows_of_a_tied_output_layer_tell_nothing(tiny_gpt2):
     evidence = observe_gradients(tiny_gpt2, TEXTS)
     sent = parse_defence("noise:sigma=1e-3")(evidence, torch.Generator().manual_seed(0))

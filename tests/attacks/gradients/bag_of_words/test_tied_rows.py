@@ -10,6 +10,7 @@ import torch
 import transformers
 from tests.tiny_models import VOCAB, WIDTH, bert_config, gpt2_config, llama_sizes, random_model, word_tokenizer
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from unmask import recover_text
 from unmask.attacks.gradients.bag_of_words.attack import BagOfWordsAttack
@@ -227,6 +228,15 @@ def test_destroyed_updates_claim_nothing(
         fake = EmbeddingRows(destroy(generator, rows.values), rows.variance, rows.decay, is_noise_stated=False)
         claimed += len(judge_rows(fake, shared[is_adaptive], is_adaptive).tokens)
     assert claimed == 0
+
+
+def test_a_narrow_embedding_of_few_rows_needs_more_than_a_fixed_cosine():
+    """Of 100 random rows of width 96, two are below a cosine of −0.2 by chance."""
+    generator = torch.Generator().manual_seed(0)
+    shared = SharedDirection(normalize(torch.randn(96, generator=generator, dtype=torch.double), dim=0), 0.3, 0.0)
+    values = torch.randn(1000, 100, 96, generator=generator, dtype=torch.double)
+    rows = [EmbeddingRows(v, torch.full_like(v, 1e-12), torch.zeros_like(v[:1]), is_noise_stated=False) for v in values]
+    assert sum(bool(len(judge_rows(r, shared, is_adaptive=True).tokens)) for r in rows) <= 15  # 10 = 1000 × 0.01
 
 
 def test_an_update_of_other_weights_claims_nothing(shifted):

@@ -44,6 +44,7 @@ _SCORE = 5.0  # noise exceeds it with a probability of 3e-7, 0.015 times in a vo
 _CLAIMED = 8.5  # what a token that is too weak to be seen leaves lifts its neighbours to 8 at most (measured)
 _CONFUSED = 0.01  # of all batches: a token may be taken for any other of the vocabulary as often as that
 _ROW_SCORE = 6.0  # rows are tested by a null of their own bulk, whose tail may be heavier (Laplace)
+_LARGEST = 0.125  # of a row's entries: a token's row is long without them too, one that large entries fell into is not
 _NUM_DECOYS = 2  # for every token
 _LEAST_TOKENS = 6  # were the signal none of tokens, all of the first six would be tokens once in 729 times
 _LEAST_UNDER_LOUD = 12  # the same where the noise was taken for louder until tokens explain it: once in 531,441
@@ -95,19 +96,33 @@ def rows_above_noise(evidence: GradientEvidence, model: Model) -> tuple[Int[Tens
     """Tokens whose embedding row is longer than noise makes rows, and σ; None if rows tell nothing.
 
     Nearly all rows are noise alone: their median is that of χ² and gives σ; the spread below it, that of their scores.
+    Large entries that are scattered over the rows are no tokens: most of the long rows must be long by many entries.
     """
     update = evidence.gradients.get(model.token_embedding)
     nothing = torch.zeros(0, dtype=torch.long, device=model.device)
     if update is None or may_be_tied(evidence, model):
         return nothing, None
-    squares = update.double().square().sum(1)
-    width = update.shape[1]
-    sigma = math.sqrt(float(squares.median()) / (width * (1 - 2 / (9 * width)) ** 3))
+    squares, width = update.double().square(), update.shape[1]
+    is_long, sigma = _longer_than_most(squares.sum(1), width)
     if sigma == 0.0:
         return nothing, None
+    rows = is_long.nonzero()[:, 0].to(model.device)
+    if not len(rows):
+        return rows, sigma
+    num_largest = math.ceil(_LARGEST * width)
+    without_largest = squares.sum(1) - squares.topk(num_largest, 1).values.sum(1)
+    by_many_entries = _longer_than_most(without_largest, width - num_largest)[0][is_long]
+    return (rows, sigma) if float(by_many_entries.double().mean()) > 0.5 else (nothing, sigma)
+
+
+def _longer_than_most(squares: Float[Tensor, " v"], width: int) -> tuple[Bool[Tensor, " v"], float]:
+    """Rows whose squared norm is larger than the bulk of rows makes likely, and σ by the bulk's median."""
+    sigma = math.sqrt(max(0.0, float(squares.median())) / (width * (1 - 2 / (9 * width)) ** 3))
+    if sigma == 0.0:
+        return torch.zeros_like(squares, dtype=torch.bool), sigma
     scores = chi_square_score(squares / sigma**2, width)
     low = float(torch.quantile(scores[:: max(1, len(scores) // 2**20)], _ONE_SIGMA))
-    return (scores > _ROW_SCORE * max(1.0, -low)).nonzero()[:, 0].to(model.device), sigma
+    return scores > _ROW_SCORE * max(1.0, -low), sigma
 
 
 def _first_input_gradients(evidence: GradientEvidence, model: Model) -> dict[str, Float[Tensor, "d m"]]:

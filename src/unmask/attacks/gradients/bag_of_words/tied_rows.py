@@ -256,7 +256,8 @@ def judge_rows(rows: EmbeddingRows, shared: SharedDirection, is_adaptive: bool) 
     is_seen = len(clear) >= max(_ENOUGH_ROWS, _FEW_ROWS * num_rows)
     if is_seen and not _is_along(clear, shared.typical_cosine):
         return _nothing("the rows of the update are not along the direction that the final states share")
-    limit = min(-_LEAST_COSINE, shared.lowest_cosine) if is_seen else -_FIXED_COSINE
+    by_chance = score / math.sqrt(width)  # the cosine of a row that has nothing to do with the direction
+    limit = min(-_LEAST_COSINE, shared.lowest_cosine) if is_seen else -max(_FIXED_COSINE, by_chance)
     against = (along < -least) & (cosines < limit)
     tokens = against.nonzero()[:, 0]
     if not len(tokens):
