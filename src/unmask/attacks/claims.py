@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from unmask.attacks.run import Run
-from unmask.recovery import ALL_AIMS, Aim, Certificate, RecoveredTexts, Recovery, Status
+from unmask.models.adapter import Model
+from unmask.recovery import ALL_AIMS, Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
 
 def claim_nothing(
@@ -14,3 +16,13 @@ def claim_nothing(
     """Nothing can be claimed. Only an attack that ran to its end (NOTHING_FOUND) has looked for anything: its aims."""
     looked_for = aims if status is Status.NOTHING_FOUND else frozenset()
     return Recovery(RecoveredTexts(), status, reason, Certificate.none(reason), run.cost(), tuple(used), looked_for)
+
+
+def guess_texts(
+    model: Model, ranked: Iterable[tuple[tuple[int, ...], float]], most: int | None = None
+) -> tuple[RecoveredText, ...]:
+    """Texts that nothing confirms, with their distances, and no more than the batch has."""
+    return tuple(
+        RecoveredText(tokens, model.decode(tokens), certain=False, residual=distance)
+        for tokens, distance in islice(ranked, most)
+    )

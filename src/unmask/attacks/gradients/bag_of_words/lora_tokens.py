@@ -71,7 +71,8 @@ def find_lora_tokens(evidence: GradientEvidence, model: Model) -> LoraTokens:
     inputs = gradients_of_inputs(evidence, model, 0) if evidence.update is Update.GRADIENT else {}
     seen = [] if evidence.optimizer == "adamw" else list(_outputs(evidence, model))
     if not inputs and not seen:
-        return LoraTokens(None, (), "no adapter of block 0's queries, keys or values holds a gradient")
+        held = "holds a gradient" if evidence.update is Update.GRADIENT else "changed in a way that shows its inputs"
+        return LoraTokens(None, (), f"no adapter of block 0's queries, keys or values {held}")
     reason = ""
     if inputs:
         found, reason = _find_by_inputs(inputs, model)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from unmask.attacks.claims import guess_texts
 from unmask.attacks.gradients.bag_of_words.candidates import find_exact_tokens
 from unmask.attacks.gradients.bag_of_words.claim import claim_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
@@ -35,7 +36,7 @@ from unmask.attacks.gradients.sites import SpanSite, prefix_sites
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
-from unmask.recovery import RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import RecoveredTexts, Recovery, Status
 
 _FAR = 0.1  # relative distance that only a wrong row has
 _TYPICAL_LENGTH = 16  # tokens a text, to guess how many texts a batch holds when nobody says
@@ -85,7 +86,8 @@ class DecoderAttack:
             completion = self._complete(run, wide, working, model, candidates)
             if completion.site is None:
                 reason = _why_no_site(evidence, model)
-                return claim_tokens(run, candidates, used, reason, _guesses(model, completion, evidence))
+                guesses = guess_texts(model, completion.hypotheses, evidence.num_texts)
+                return claim_tokens(run, candidates, used, reason, guesses)
             found = completion.site, self._search(run, completion.site, model, candidates)
         site, forest = found
         if not forest.leaves:
@@ -233,14 +235,6 @@ def as_gradient(evidence: GradientEvidence) -> GradientEvidence:
     rate = evidence.learning_rate or 1.0
     gradients = {name: delta / -rate for name, delta in evidence.gradients.items()}
     return replace(evidence, gradients=gradients, update=Update.GRADIENT)
-
-
-def _guesses(model: Model, completion: CompletedSpan, evidence: GradientEvidence) -> tuple[RecoveredText, ...]:
-    """The best unverified prefixes, as many as there are texts, as texts that claim nothing."""
-    return tuple(
-        RecoveredText(tokens, model.decode(tokens), certain=False, residual=distance)
-        for tokens, distance in completion.hypotheses[: evidence.num_texts]
-    )
 
 
 def _why_no_site(evidence: GradientEvidence, model: Model) -> str:

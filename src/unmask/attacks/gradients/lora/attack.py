@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.claims import guess_texts
 from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
 from unmask.attacks.gradients.bag_of_words.lora_tokens import gradients_of_inputs
 from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
@@ -29,7 +30,7 @@ from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.linalg.gap import Gap
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
-from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
+from unmask.recovery import RecoveredTexts, Recovery
 
 # Blocks that are looked at, from the lowest up. Each shows only as many directions as its rank: with every second of
 # these, 4 of a batch's 176 prefixes were lost.
@@ -74,7 +75,9 @@ class LoraAttack:
         adapter = find_label_adapter(evidence, model)
         if adapter is None or not found.leaves:
             why = "no adapter of the last block tells labels" if found.leaves else "no prefixes explain later blocks"
-            return claim_tokens(run, candidates, used, why, _guesses(model, found))
+            return claim_tokens(
+                run, candidates, used, why, guess_texts(model, ((leaf, found.residual) for leaf in found.leaves))
+            )
         progress("reading endings", 0, 1)
         forest = _forest(found)
         rows = label_rows(trained, forest, adapter, self.memory_budget_bytes)
@@ -131,7 +134,3 @@ def _forest(found: PrefixesFound) -> Forest:
     nodes = {(0, tokens): found.residual for tokens in found.needs}
     gap = Gap(found.residual, min(found.needs.values()))
     return Forest(nodes, [(0, tokens) for tokens in found.leaves], gap, found.num_tested)
-
-
-def _guesses(model: Model, found: PrefixesFound) -> tuple[RecoveredText, ...]:
-    return tuple(RecoveredText(leaf, model.decode(leaf), False, found.residual) for leaf in found.leaves)

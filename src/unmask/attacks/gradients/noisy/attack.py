@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from unmask.attacks.claims import guess_texts
 from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords, find_exact_tokens, find_noisy_bag
 from unmask.attacks.gradients.bag_of_words.claim import NO_ORDER, claim_bag
 from unmask.attacks.gradients.bag_of_words.noisy_tokens import is_adamw
@@ -144,11 +145,7 @@ class _Found:
         if self.growth is None:
             return ()
         scores = {ending.node[1]: self.growth.worst(ending.node[1]) for ending in self.confirmation.endings}
-        nearest = sorted(scores, key=lambda tokens: scores[tokens])
-        return tuple(
-            RecoveredText(tokens, model.decode(tokens), certain=False, residual=scores[tokens])
-            for tokens in nearest[: evidence.num_texts]
-        )
+        return guess_texts(model, sorted(scores.items(), key=lambda scored: scored[1]), evidence.num_texts)
 
 
 _NOTHING = _Found(None, EndingsRead([]), Confirmation(Proof.NONE, []))
