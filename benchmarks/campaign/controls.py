@@ -79,8 +79,13 @@ def observe(recipe: ControlRecipe) -> tuple[Model, Any]:
 
 
 def judge(recipe: ControlRecipe, model: Model, recovery: Recovery[RecoveredTexts]) -> Outcome:
-    """Any claim about texts is a fault, and so is a certified token that does not occur."""
+    """Any claim about texts is a fault, and so is a certified token that does not occur.
+
+    Columns of weights that are stored as (in, out) may be shuffled without a loss: there a fault is what is false.
+    """
     judged = (states if isinstance(recipe.evidence, StatesRecipe) else updates).judge(recipe.evidence, model, recovery)
+    if recipe.how == "columns":
+        return Outcome(recovery.status.name, recipe.how, judged.faults)
     faults = [fault for fault in judged.faults if fault.kind not in (FALSELY_RECOVERED, FALSE_TEXT)]
     if recovery.status is Status.RECOVERED:
         faults.append(Fault(FALSELY_RECOVERED, f"RECOVERED from {recipe.how}: {recovery.value.expand()}"))

@@ -80,6 +80,8 @@ class EncoderAttack:
         if isinstance(search, str):
             return claim_tokens(run, candidates, used, search)
         problem = search.problem
+        if problem.drifts and len(search.found) != evidence.num_texts:
+            correct_texts(run, evidence, search)
         originals = find_originals(evidence, problem, list(search.found), run.generator)
         told = [last_down_projection(evidence, model)[1]] if isinstance(originals, dict) else []
         confirmation = EncoderConfirmation(Proof.NONE)
@@ -109,8 +111,7 @@ class EncoderAttack:
         search = self.find_texts(run, evidence, model, candidates, noisy=True)
         if isinstance(search, str):
             return claim_bag(run, bag)
-        if isinstance(search, NoisySearch):
-            correct_texts(run, evidence, search)
+        correct_texts(run, evidence, search)
         confirmation = EncoderConfirmation(Proof.NONE)
         if search.found:
             run.progress("running the client again", 0, 1)
@@ -143,4 +144,4 @@ def _is_blurred(evidence: GradientEvidence, model: Model, bag: BagOfWords) -> bo
     """Whether noise or few digits blur a gradient whose texts a replay could confirm."""
     if evidence.task is Task.MASKED_TOKEN or evidence.update is Update.DELTA or evidence.adapters:
         return False
-    return is_coarse(evidence, model) or (bag.expected_false is not None and is_full(evidence, model))
+    return is_coarse(evidence, model) or bag.expected_false is not None

@@ -6,7 +6,7 @@ z are the head's outputs, so w_i is −(1 − p_0)/n or p_0/n, whatever the text
 wrong token changes what arrives at all tokens of its text: a right batch leaves noise, others many times that.
 
 Notation: δ (i, d) what arrives at the inputs of a text; R the part of G that is left; n texts.
-Limits: a gradient (no local steps) of a classifier with a known linear head of two outputs, and both embeddings' rows.
+Limits: a gradient, or the sum of a few steps' gradients (w_i has any sign and size), of a classifier with a known linear head of two outputs, and both embeddings' rows.
 Cost: a forward and a backward pass without gradients of weights for each text, in batches of one length.
 """
 
@@ -60,9 +60,8 @@ class InputGradients:
         """The rows of an update; None if it tells nothing of this kind."""
         model, places = problem.model, problem.places
         words, positions = (evidence.gradients.get(name or "") for name in _embeddings(model))
-        is_single = (
-            evidence.task is Task.CLASSIFICATION and evidence.update is Update.GRADIENT and places.num_types == 1
-        )
+        is_adaptive = evidence.update is Update.DELTA and evidence.optimizer == "adamw"
+        is_single = evidence.task is Task.CLASSIFICATION and not is_adaptive and places.num_types == 1
         if not is_single or evidence.head is None or len(evidence.head) != 2 or words is None or positions is None:
             return None
         rows = torch.cat([words[places.tokens.to(words.device)], positions[: places.num_positions]])

@@ -24,7 +24,7 @@ from unmask.attacks.gradients.encoder.noisy_swaps import NoisySwaps
 from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.relaxation import Relaxation
 from unmask.attacks.gradients.encoder.replay_edits import ReplayEdits
-from unmask.attacks.gradients.encoder.search import EncoderSearch
+from unmask.attacks.gradients.encoder.search import EncoderSearch, are_alike
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 
@@ -78,15 +78,6 @@ class NoisySearch(EncoderSearch):
                 break
         return True
 
-    def drafts(self) -> list[Text]:
-        """What was found; while texts are missing, refused ones stand in, the nearest first and no two alike."""
-        drafts = list(self.found)
-        for text, (cost, _) in sorted(self.refused.items(), key=lambda item: item[1][1]):
-            is_new = cost < float("inf") and not any(are_alike(text, other, self.settings.alike) for other in drafts)
-            if is_new and len(drafts) < (self.num_texts or 0):
-                drafts.append(text)
-        return drafts
-
     @property
     def is_hopeless(self) -> bool:
         """Whether anchors lead to no new text while there are as many drafts as texts: these may be corrected."""
@@ -100,11 +91,6 @@ class NoisySearch(EncoderSearch):
         return super().is_done if self.num_texts is None else len(self.found) == self.num_texts
 
 
-def are_alike(text: Text, other: Text, part: float) -> bool:
-    """Whether two texts have more than a part of their places in common."""
-    return len(set(text) & set(other)) > part * max(len(text), len(other))
-
-
 def _select_clear(places: PositionCandidates, least: float) -> Bool[Tensor, " j"]:
     """Places that have a part of the largest share of their token, and all ends."""
     shares = places.share.view(places.num_positions, places.num_types, -1)
@@ -112,7 +98,7 @@ def _select_clear(places: PositionCandidates, least: float) -> Bool[Tensor, " j"
     return places.is_possible & (is_clear.flatten() | places.is_frame)
 
 
-def correct_texts(run: Run, evidence: GradientEvidence, search: NoisySearch) -> None:
+def correct_texts(run: Run, evidence: GradientEvidence, search: EncoderSearch) -> None:
     """Replace what was found, and what stands in for missing texts, by texts that explain the embeddings' gradients."""
     gradients, places = InputGradients.of(evidence, search.problem), search.problem.places
     if gradients is None:
