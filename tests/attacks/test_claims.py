@@ -23,5 +23,8 @@ def test_nothing_is_claimed(status):
 def test_guesses_are_texts_that_claim_nothing(tiny_llama):
     ranked = [((5, 6), 0.1), ((7,), 0.2), ((8,), 0.3)]
     guesses = guess_texts(tiny_llama, iter(ranked), 2)
-    assert [(text.tokens, text.residual, text.certain) for text in guesses] == [((5, 6), 0.1, False), ((7,), 0.2, False)]
+    assert [(text.tokens, text.residual, text.certain) for text in guesses] == [
+        ((5, 6), 0.1, False),
+        ((7,), 0.2, False),
+    ]
     assert len(guess_texts(tiny_llama, ranked)) == 3

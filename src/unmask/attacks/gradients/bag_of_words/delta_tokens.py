@@ -57,6 +57,9 @@ _READABLE = 6.0  # roundings that a step must be short of its largest size
 _MOST_COLUMNS = 64
 _MOST_DECOYS = 2**13
 _WEAK = 0.25  # of the tokens: if decoys could stand for more, errors are not what they are said to be
+# Times the gain of the strongest that decoys stand for. Where errors are larger than they are said to be, 50 false atoms
+# of one client had scores of 5 to 10, and its tokens of 12 and more.
+_BEYOND_WEAK = 2.0
 _MOST = 0.6  # of the width: tokens and positions
 _SCORE, _CLAIMED = 5.0, 8.5  # as of `noisy_tokens.py`
 _UNTOLD = (
@@ -109,7 +112,8 @@ def find_delta_tokens(evidence: GradientEvidence, model: Model, progress: Progre
     num_weak = _count_replaceable(found, atoms, decoys, values, sigma)
     if num_weak > _WEAK * len(found.chosen):
         return find_nothing(_UNTOLD, used, details)
-    strong = found.gains.argsort().argsort() >= num_weak
+    weak = found.gains.sort().values[:num_weak]
+    strong = found.gains > _BEYOND_WEAK * (weak.max() if num_weak else 0.0)
     chosen = torch.tensor(found.chosen, device=scores.device)
     tokens = chosen[(chosen < model.vocab_size) & (scores > _CLAIMED) & alone & strong]
     return DeltaTokens(tokens.sort().values.cpu(), _CONFUSED, used, details)
