@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from unmask.attacks.gradients.bag_of_words.attack import BagOfWordsAttack
 from unmask.attacks.gradients.bag_of_words.embedding_rows import (
+    find_doubtful_tokens,
     positions_from_rows,
     rows_beyond_decay,
     tokens_from_rows,
@@ -79,6 +80,45 @@ def test_rows_of_a_gradient_are_the_tokens_of_the_batch(tiny):
 def test_rows_of_real_weights(minilm):
     evidence = observe_gradients(minilm, SENTENCES, task="classification", parameters=["embeddings."])
     assert tokens(evidence, minilm) == {token for text in SENTENCES for token in minilm.encode(text)}
+
+
+@pytest.mark.parametrize("entries", [1, 2])
+def test_rows_that_a_few_entries_fell_into_are_not_claimed(tiny_bert, entries):
+    evidence = observe_gradients(tiny_bert, TEXTS, task="classification", parameters=["embeddings."])
+    rows = evidence.gradients[tiny_bert.token_embedding].clone()
+    rows[60:64, 3] = 1e-9
+    rows[64, :entries] = -1e-9
+    sent = evidence.with_tensors({tiny_bert.token_embedding: rows})
+    assert find_doubtful_tokens(evidence, tiny_bert) == frozenset()
+    assert {60, 61, 62, 63} <= find_doubtful_tokens(sent, tiny_bert)
+    assert not find_doubtful_tokens(sent, tiny_bert) & WORDS
+    assert BagOfWordsAttack()(sent, tiny_bert).value.token_set == (WORDS if entries < 3 else {*WORDS, 64})
+
+
+@pytest.mark.parametrize(
+    "defences",
+    [
+        ("noise:sigma=6e-9", "fp16"),
+        ("noise:sigma=3.16859e-05", "int8"),
+        ("noise:sigma=1.75437e-08", "fp8"),
+        ("noise:sigma=3e-10", "int8:stochastic=true"),
+    ],
+)
+def test_noise_just_before_few_digits_makes_no_token_certain(minilm, defences):
+    sent = observe_gradients(minilm, SENTENCES, task="classification", parameters=["embeddings."])
+    generator = torch.Generator().manual_seed(1)
+    for defence in defences:
+        sent = parse_defence(defence)(sent, generator)
+    held = {token for text in SENTENCES for token in minilm.encode(text)}
+    assert BagOfWordsAttack()(sent, minilm).value.token_set <= held
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_decay_below_the_rounding_of_most_weights_moves_rows_of_no_token(tiny_llama, stated):
+    for decay in (2.9e-6, 2.981e-6, 2.985e-6, 3.1e-6, 4e-6):
+        evidence = observe_fedavg(tiny_llama, TEXTS, learning_rate=1e-2, weight_decay=decay, parameters=["embed"])
+        evidence = evidence if stated else replace(evidence, weight_decay=None)
+        assert BagOfWordsAttack()(evidence, tiny_llama).value.token_set <= WORDS
 
 
 def test_positions_that_were_filled(tiny_gpt2, tiny_bert, tiny_llama):

@@ -24,7 +24,7 @@ from tests.attacks.gradients.encoder_batches import (
 from tests.contracts.models import stranger
 from tests.reference.layer_inputs import layer_inputs
 
-from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
+from unmask.attacks.gradients.encoder.problem import Problem, set_up
 from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
@@ -149,13 +149,6 @@ def test_few_digits_leave_texts_as_far_as_they_blur_them(tiny_bert, keep):
         assert problem.distance(as_places(problem.places, text)) < 2
         wrong = (text[0], 60 if text[1] != 60 else 44, *text[2:])
         assert problem.distance(as_places(problem.places, wrong)) > 4
-
-
-def test_noise_fills_the_spans_and_a_clean_update_does_not(tiny_bert):
-    evidence = classified(tiny_bert)
-    assert not is_full(evidence, tiny_bert)
-    assert is_full(parse_defence("noise:sigma=1e-3")(evidence, torch.Generator().manual_seed(0)), tiny_bert)
-    assert not is_full(classified(tiny_bert, parameters=["embeddings."]), tiny_bert)  # there is none
 
 
 # ---- pairs

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from unmask.attacks.gradients.bag_of_words.delta_tokens import find_delta_tokens
-from unmask.attacks.gradients.bag_of_words.embedding_rows import positions_from_rows, tokens_from_rows
+from unmask.attacks.gradients.bag_of_words.embedding_rows import (
+    find_doubtful_tokens,
+    positions_from_rows,
+    tokens_from_rows,
+)
 from unmask.attacks.gradients.bag_of_words.lora_tokens import find_lora_tokens
 from unmask.attacks.gradients.bag_of_words.noisy_tokens import NoisyTokens, find_noisy_tokens, is_adaptive
 from unmask.attacks.gradients.bag_of_words.tied_rows import find_tied_tokens
@@ -70,7 +74,8 @@ def find_exact_tokens(
     if rows is not None:
         positions = positions_from_rows(evidence, model)
         everywhere = [-1] if positions is None and not model.learned_positions else _list(positions, model)
-        unseen = frozenset() if model.gradient_free_token is None else frozenset([model.gradient_free_token])
+        unseen = find_doubtful_tokens(evidence, model)
+        unseen |= frozenset() if model.gradient_free_token is None else frozenset([model.gradient_free_token])
         tokens = torch.cat([rows, torch.tensor(sorted(unseen - set(rows.tolist())), dtype=torch.long).to(rows)])
         candidates = Candidates(dict.fromkeys(everywhere, tokens), Gap(0.0, 1.0), model.vocab_size, unseen)
         candidates = merge_equal(candidates, model, told_apart=True)

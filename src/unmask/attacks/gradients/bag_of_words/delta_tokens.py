@@ -14,7 +14,8 @@ The columns of g are combinations of the batch's inputs: tokens are found by `we
     claimed  what is left is what the errors leave (χ²/n ≈ 1), by few tokens and many entries that are known well; a
              token's gain is beyond noise; no other token could stand in its place, by the ratio of likelihoods; and no
              decoys could. Where errors are larger than they are said to be (noise, a learning rate that is off by 1e-5)
-             tokens explain them too, and decoys in the place of the weakest ones do as well
+             tokens explain them too, and decoys in the place of the weakest ones do as well: then only tokens of twice
+             their gain are claimed
 
 Notation: σ_φ the rounding of the weights over the learning rate; β₁, β₂ = 0.9, 0.999 and ε = 1e-8 as every library has
 them. Limits: one step with a gradient. In further ones the gradient drifts, by more than ε of it: `adamw_steps.py`
@@ -57,8 +58,8 @@ _READABLE = 6.0  # roundings that a step must be short of its largest size
 _MOST_COLUMNS = 64
 _MOST_DECOYS = 2**13
 _WEAK = 0.25  # of the tokens: if decoys could stand for more, errors are not what they are said to be
-# Times the gain of the strongest that decoys stand for. Where errors are larger than they are said to be, 50 false atoms
-# of one client had scores of 5 to 10, and its tokens of 12 and more.
+# Times the gain of the strongest that decoys stand for. Where errors were larger than they are said to be, 50 false
+# atoms of one client had scores of 5 to 10, and its tokens of 12 and more.
 _BEYOND_WEAK = 2.0
 _MOST = 0.6  # of the width: tokens and positions
 _SCORE, _CLAIMED = 5.0, 8.5  # as of `noisy_tokens.py`

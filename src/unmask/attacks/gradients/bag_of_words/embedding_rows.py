@@ -6,7 +6,9 @@ decay, however small the step. Under decay every row moves by the same factor, W
 median over rows of ⟨ΔW, W⟩/⟨W, W⟩ and taken out first.
 
 Exact zeros tell only if they are no accident. Entries that chance scattered over the rows (noise of which only the
-largest entries were sent) leave about f₁²/2f₂ rows empty, f₁ and f₂ the numbers of rows with one and two entries.
+largest entries were sent) leave about f₁²/2f₂ rows empty, f₁ and f₂ the numbers of rows with one and two entries. And a
+few rows may be doubtful though most are not: where some hold a single entry, noise may have put it there just before
+few digits were sent, and two or three by the same chance; and decay may have moved rows of which every entry shrinks.
 
 Limits: an output layer that is tied to the embedding moves the rows of all tokens that the model thinks likely
 (next-token training of tied models), and noise moves every row; then nothing is returned (by direction, `tied_rows.py`
@@ -36,6 +38,8 @@ _ROUNDING_FLOOR = 1.0
 _BEYOND_CHANCE = 0.5
 # Rows of tokens hold more than this share of their entries, unless the update was pruned.
 _DENSE = 0.5
+# Rows of so many entries that chance leaves on average: fewer are none.
+_BY_CHANCE = 1e-3
 # Decay shrinks every weight that it moves, a gradient half of them.
 _GROWING = 0.4
 
@@ -43,6 +47,20 @@ _GROWING = 0.4
 def tokens_from_rows(evidence: GradientEvidence, model: Model) -> Tensor | None:
     """Tokens whose embedding row moved; None if the update does not hold the embedding or moves every row."""
     return _moved_rows(evidence, model, model.token_embedding)
+
+
+def find_doubtful_tokens(evidence: GradientEvidence, model: Model) -> frozenset[int]:
+    """Those of the tokens whose row noise or an unknown decay may have moved as well."""
+    update = evidence.gradients[model.token_embedding]
+    if _decay_is_out(evidence, model.parameter(model.token_embedding).detach(), update):
+        return frozenset()
+    moved = (update != 0).any(1).nonzero()[:, 0]
+    rows = update[moved]
+    is_doubtful = (rows != 0).sum(1) < _least_entries((rows != 0).sum(1), len(update))
+    if evidence.update is Update.DELTA and evidence.weight_decay != 0:
+        weights = model.parameter(model.token_embedding).detach()[moved.to(model.device)].to(rows)
+        is_doubtful |= ((rows == 0) | (rows * weights < 0)).all(1)
+    return frozenset(moved[is_doubtful].tolist())
 
 
 def positions_from_rows(evidence: GradientEvidence, model: Model) -> Tensor | None:
@@ -56,7 +74,7 @@ def _moved_rows(evidence: GradientEvidence, model: Model, name: str) -> Tensor |
     if update is None or (name == model.token_embedding and may_be_tied(evidence, model)):
         return None
     weights = model.parameter(name).detach()
-    if evidence.update is Update.DELTA and evidence.weight_decay != 0 and _decays(weights, update):
+    if _decay_is_out(evidence, weights, update):
         moved = rows_beyond_decay(weights, update)
         telling = not bool(moved.all())
     else:
@@ -65,6 +83,21 @@ def _moved_rows(evidence: GradientEvidence, model: Model, name: str) -> Tensor |
         counts[moved] = (update[moved] != 0).sum(1)
         telling = not _is_scattered(counts, update.shape[1])
     return moved.nonzero()[:, 0].to(model.device) if telling and bool(moved.any()) else None
+
+
+def _decay_is_out(evidence: GradientEvidence, weights: Float[Tensor, "v d"], update: Float[Tensor, "v d"]) -> bool:
+    """Whether rows are told after a common decay is taken out of them."""
+    return evidence.update is Update.DELTA and evidence.weight_decay != 0 and _decays(weights, update)
+
+
+def _least_entries(counts: Tensor, num_rows: int) -> int:
+    """The fewest entries of a row that chance cannot have put there, if all rows with one entry are by chance."""
+    rate = int((counts == 1).sum()) / num_rows
+    least, expected = 1, rate * num_rows
+    while expected > _BY_CHANCE:
+        least += 1
+        expected *= rate / least
+    return least
 
 
 def _decays(weights: Float[Tensor, "v d"], delta: Float[Tensor, "v d"]) -> bool:

@@ -30,7 +30,7 @@ class Candidates:
     by_position: Mapping[int, Tensor]  # position → tokens; the key −1 stands for 'every position'
     gap: Gap
     num_tested: int
-    unseen: frozenset[int] = frozenset()  # candidates that this evidence cannot show, present or not
+    unseen: frozenset[int] = frozenset()  # candidates that may occur or not: this evidence does not show it
     equal: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     told_apart: bool = False
 

@@ -30,7 +30,7 @@ from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confirm_encoder
 from unmask.attacks.gradients.encoder.masked_tokens import find_originals
 from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_texts
-from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
+from unmask.attacks.gradients.encoder.problem import Problem, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update

@@ -6,7 +6,8 @@ z are the head's outputs, so w_i is −(1 − p_0)/n or p_0/n, whatever the text
 wrong token changes what arrives at all tokens of its text: a right batch leaves noise, others many times that.
 
 Notation: δ (i, d) what arrives at the inputs of a text; R the part of G that is left; n texts.
-Limits: a gradient, or the sum of a few steps' gradients (w_i has any sign and size), of a classifier with a known linear head of two outputs, and both embeddings' rows.
+Limits: a gradient, or the sum of a few steps' gradients, of a classifier with a known linear head of two outputs, and
+both embeddings' rows.
 Cost: a forward and a backward pass without gradients of weights for each text, in batches of one length.
 """
 

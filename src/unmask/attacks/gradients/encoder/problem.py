@@ -119,7 +119,8 @@ def set_up(
     if not any(map(_has_room, (output, down, mlp))):
         return _why_no_room(output, down)
     precise = model.to(dtype=torch.float64, num_blocks=1)
-    tokens = torch.tensor(sorted(candidates.searched), device=model.device)
+    possible = candidates.searched | (candidates.unseen - {model.gradient_free_token})
+    tokens = torch.tensor(sorted(possible), device=model.device)
     frame = Frame(*frame_tokens, end_type=_end_type(precise, inputs, frame_tokens[1], candidates))
     outside = _OUTSIDE_NOISE if noisy else _OUTSIDE_DRIFT if drifts else _OUTSIDE
     num_positions = _num_moved_positions(evidence, model) if noisy else None
@@ -133,12 +134,6 @@ def set_up(
     places = PositionCandidates.of(precise, tokens, shares, frame, by_type)
     output, down, mlp = (site if _has_room(site) else None for site in (output, down, mlp))
     return Problem(model, precise, places, inputs, output, down, drifts, mlp)
-
-
-def is_full(evidence: GradientEvidence, model: Model) -> bool:
-    """Whether a gradient fills every span that could check a text, as noise does."""
-    sites = [site for site in (output_site(evidence, model), down_site(evidence, model)) if site is not None]
-    return bool(sites) and not any(map(_has_room, sites))
 
 
 def why_no_places(model: Model) -> str:
