@@ -7,12 +7,13 @@ import torch
 from tests.linalg.adam_problems import NUM_ATOMS, NUM_COLUMNS, WIDTH, make_atoms, make_problem
 
 from unmask import recover_text
-from unmask.attacks.gradients.bag_of_words.adamw_steps import find_adamw_tokens
+from unmask.attacks.gradients.bag_of_words.adamw_steps import _judge, find_adamw_tokens
 from unmask.attacks.gradients.bag_of_words.claim import MOST_FALSE_SHARE
 from unmask.attacks.gradients.bag_of_words.delta_tokens import find_delta_tokens
 from unmask.attacks.gradients.bag_of_words.weight_changes import WeightChange
 from unmask.audit.cases.data import INVENTED_TEXTS
 from unmask.evidence.gradients import GradientEvidence, Update
+from unmask.linalg.support_growth import GrownSupport
 from unmask.protocols import observe_lora
 
 RATE = 5e-5
@@ -94,6 +95,15 @@ def test_progress_is_told():
     find_adamw_tokens(evidence, words, make_changes(problem, 2), lambda *stage: seen.append(stage))
     assert len(seen) > 2
     assert all("AdamW" in stage and 0 <= done < most for stage, done, most in seen)
+
+
+def test_steps_far_from_what_tokens_explain_claim_nothing():
+    scores = torch.full((9,), 100.0)
+    right = GrownSupport(tuple(range(9)), scores, 100 * scores, 0.04, 800.0, is_settled=True, is_sharp=True)
+    assert _judge(right, NUM_ATOMS)[0] == list(range(9))
+    assert not _judge(replace(right, misfit=50_000.0), NUM_ATOMS)[0]
+    assert not _judge(replace(right, unexplained=0.2), NUM_ATOMS)[0]
+    assert not _judge(replace(right, is_settled=False), NUM_ATOMS)[0]
 
 
 @pytest.mark.parametrize("num_seeds", [1, pytest.param(30, marks=pytest.mark.slow)])

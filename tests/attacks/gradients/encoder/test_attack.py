@@ -288,11 +288,11 @@ def test_queries_or_values_are_enough(tiny_bert, part):
     assert_exact(attacked(tiny_bert, FRAMED, parameters=[f"{SELF}.{part}", OUTPUT]), FRAMED)
 
 
-def test_keys_alone_give_up_tokens_and_no_text(tiny_bert):
+def test_keys_alone_give_up_tokens_and_no_certain_text(tiny_bert):
     """A softmax does not see what is added to all its scores, so gradients at a text's keys sum to zero: its rows are
     in the span up to one direction, and no single one is. As noise, that direction is small."""
     recovery = attacked(tiny_bert, FRAMED, parameters=[f"{SELF}.key", OUTPUT])
-    assert not recovery.value.texts
+    assert not recovery.value.certain
     assert recovery.value.token_set <= {token for text in FRAMED for token in text}
     assert "expected_false" in recovery.certificate.details or recovery.status is Status.NOTHING_FOUND
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.attacks.gradients.encoder_batches import BATCH, FRAME, candidates_of, classified
 
-from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, are_alike, correct_texts
+from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_texts
 from unmask.attacks.gradients.encoder.problem import Problem, set_up
 from unmask.attacks.run import Run, silent
 from unmask.defences import parse_defence
@@ -51,8 +51,3 @@ def test_drafts_stand_in_for_missing_texts_and_are_corrected(tiny_bert):
     assert wrong in search.drafts()
     correct_texts(Run(0, silent), evidence, search)
     assert {search.problem.places.tokens_of(each) for each in search.found} == set(BATCH)
-
-
-def test_texts_are_alike_by_their_places():
-    assert are_alike((1, 2, 3, 4), (1, 2, 3, 9), 0.6)
-    assert not are_alike((1, 2, 3, 4), (1, 2, 8, 9), 0.6)

@@ -22,7 +22,9 @@ def edits_of(model) -> ReplayEdits:
     return ReplayEdits(gradients, (places.is_possible & ~places.is_frame).view(places.num_positions, -1))
 
 
-@pytest.mark.parametrize("what", ["right", "replaced", "swapped", "between", "too long", "one too many"])
+@pytest.mark.parametrize(
+    "what", ["right", "replaced", "swapped", "between", "too long", "one too many", "one too few", "none of a text"]
+)
 def test_a_nearly_right_batch_becomes_the_batch(tiny_bert, what):
     texts = [list(text) for text in BATCH]
     if what == "replaced":
@@ -37,6 +39,10 @@ def test_a_nearly_right_batch_becomes_the_batch(tiny_bert, what):
     if what == "one too many":
         shortest = min(range(len(texts)), key=lambda index: len(texts[index]))
         texts[shortest].insert(2, BATCH[shortest][1])
+    if what == "one too few":
+        del texts[1][4]
+    if what == "none of a text":
+        texts[1] = [BATCH[1][0], BATCH[0][1], BATCH[1][-1]]
     found, left = edits_of(tiny_bert).improve(Run(), [tuple(text) for text in texts])
     assert found == list(BATCH)
     assert left < 1e-5

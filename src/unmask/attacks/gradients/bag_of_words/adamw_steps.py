@@ -4,7 +4,8 @@ Each column of the factor's gradients is a combination of the same few inputs in
 step to step. `adam_channel.py` has what Adam makes of it, `support_growth.py` the tokens that explain it.
 
     claimed  all of these hold, or nothing is:
-             · every layer is explained: `_UNEXPLAINED` of it at most is left to tokens that were not found
+             · every layer is explained: `_UNEXPLAINED` of it at most is left to tokens that were not found, and steps are
+               within `_MOST_MISFIT` roundings of what tokens explain
              · the search has settled: what is left of the steps is rounding, or a second search from fresh sites ends
                with the same tokens
              · tokens are found only above every decoy; decoys lie as near to tokens as tokens lie to each other
@@ -49,6 +50,9 @@ _MOST_PROFILES = 3
 _MOST_STEPS = 100  # no drift that three profiles show goes on for longer
 _MOST_COLUMNS = 64
 _MOST_DECOYS = 2**14
+# Roundings that the steps may be away from what tokens explain. Right tokens left 190 to 800 after ten steps of first
+# rounds; a search that settled on 18 of 129 tokens of a later round, two of them false, left 52,000.
+_MOST_MISFIT = 2000.0
 _UNEXPLAINED = 0.1  # of a layer; right tokens leave 0.08 at most, shuffled updates 0.3 and more (measured)
 # Score of a token that is claimed. What the model of the steps leaves out, which is little of them but the same in all
 # columns, lends scores of up to 25 to tokens that do not occur (measured).
@@ -110,7 +114,8 @@ def _read(
 def _judge(found: GrownSupport, vocab_size: int) -> tuple[list[int], float]:
     """The tokens that may be claimed, and how many of them are false on average."""
     num_chosen = len(found.chosen)
-    if not num_chosen or not found.is_settled or found.unexplained > _UNEXPLAINED:
+    is_explained = found.misfit <= _MOST_MISFIT and found.unexplained <= _UNEXPLAINED
+    if not num_chosen or not found.is_settled or not is_explained:
         return [], 0.0
     least = math.log(num_chosen * vocab_size / _CONFUSED)
     sure = (found.scores > _CLAIMED) & (found.margins > least)

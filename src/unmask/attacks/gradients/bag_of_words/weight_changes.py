@@ -1,8 +1,9 @@
 """Differences of block 0's weights, and how precisely they tell the steps of AdamW, one or several.
 
-    step = −(Δ/η + decay·K·W),   σ = a unit in the last place of W·√(K/12)/η + K·2e-7
+    step = −(Δ + (1 − s^K)·W)/η,   s = 1 − η·decay,   σ = a unit in the last place of W·√(K/12)/η + K·2e-7
 
-Notation: Δ = new − old (m, d), rows being combinations of the inputs; W the weights before; K steps of learning rate η.
+Notation: Δ = new − old (m, d), rows being combinations of the inputs; W the weights before; K steps of learning rate η;
+s as float32 has it, which makes a usual decay some percent larger or smaller.
 Limits: weights that blocks share show the sum of all blocks' gradients, and are left out.
 """
 
@@ -59,7 +60,8 @@ class WeightChange:
     def read_step(self, learning_rate: float, weight_decay: float) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:
         """The sum of Adam's steps in learning rates, without the decay, and the errors that rounding leaves."""
         before, change, number = self.weights.double(), self.delta.double(), len(self.had_gradient)
-        step = -(change / learning_rate + weight_decay * number * before)
+        kept = float(torch.tensor(1 - learning_rate * weight_decay, dtype=self.delta.dtype)) ** number
+        step = -(change + (1 - kept) * before) / learning_rate
         roundings = self.num_gradients + (number if weight_decay else 0)  # decay is a product of its own, in every step
         rounding = last_place(before, before + change, self.delta.dtype) * math.sqrt(roundings / 12)
         return step, rounding / learning_rate + _ARITHMETIC * self.num_gradients

@@ -128,6 +128,11 @@ class InputGradients:
         """R: what the texts leave of the rows."""
         return self.rows - (fit.weights.to(fit.parts) @ fit.parts).view_as(self.rows)
 
+    def rest_without(self, fit: Fit, index: int) -> Float[Tensor, "r d"]:
+        """What all texts but one leave of them."""
+        others = [other for other in range(len(fit.parts)) if other != index]
+        return self.rest(self._solve(fit.parts[others], fit.gram[others][:, others], fit.mixed[others]))
+
     def _solve(self, parts: Tensor, gram: Tensor, mixed: Tensor) -> Fit:
         weights = torch.linalg.pinv(gram, hermitian=True) @ mixed
         total = float(self.rows.double().square().sum())

@@ -6,16 +6,17 @@ ranked by what it would explain of the rest R if what arrives stayed as it is, a
     replace at p    2·w·⟨R_b − R_a, δ_p⟩ − 2·w²·‖δ_p‖²
     swap p and q    2·⟨R_b − R_a, D⟩ − 2·‖D‖²,  D = w·(δ_p − δ_q), in one text, or of one position in two texts
 
-The best of each round are run, and those taken that leave less, one for each text. Ends are moved the same way. Where
-none leaves less, all orders of near tokens are run (what arrives at neighbours is much alike, and ranks tell little),
-and texts without any one of their tokens.
+The best of each round are run, and those taken that leave less, one for each text. Ends are moved the same way. Before
+them, every text is read anew from what the others leave: if these are right, the row of a token that stands once is the
+row of its position. After them, where none leaves less, all orders of near tokens are run (what arrives at neighbours
+is much alike, and ranks tell little), and texts with a token more or less.
 
-Limits: it starts from texts of which some nine in ten tokens are right. It is no proof. Cost: see `input_gradients.py`.
+Limits: it starts from texts that are nearly right, all but one or two. It is no proof. Cost: see `input_gradients.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +28,9 @@ from unmask.attacks.run import Run
 
 _GAIN = 0.995  # of what was left: an edit that leaves more is none
 _WIDTHS = (24, 48, 96, 192)  # edits that are run in a round; more after a round without gain
+_LAST_STAGE = len(_WIDTHS) + 1
+_NUM_ENDS = 3  # lengths that are tried of a text that is read anew
+_NUM_INSERTED = 3  # tokens that are tried between two others
 _NEAR = 4  # tokens in a row, each two of which are swapped, and three of which are turned, once nothing else helps
 _MOST_ROUNDS = 60
 
@@ -43,21 +47,26 @@ class ReplayEdits:
 
     def improve(self, run: Run, texts: Sequence[Tokens]) -> tuple[list[Tokens], float]:
         """The texts after rounds of edits, and what they leave of the rows."""
-        current, width = list(texts), 0
+        current, stage = list(texts), 0
         fit = self.gradients.fit(current)
         tried: set[Edit] = set()
-        while fit.left > self.gradients.floor and width <= len(_WIDTHS) and self.num_rounds < _MOST_ROUNDS:
+        while fit.left > self.gradients.floor and stage <= _LAST_STAGE and self.num_rounds < _MOST_ROUNDS:
             run.progress("correcting texts", self.num_rounds, _MOST_ROUNDS)
-            if width < len(_WIDTHS):
-                edits = [edit for edit in self._rank(current, fit) if edit not in tried][: _WIDTHS[width]]
-            else:
-                edits = [edit for edit in _reorder(current) if edit not in tried]
+            edits = self._edits(stage, current, fit, tried)
             tried.update(edits)
             changed, following = self._take(current, fit, edits)
-            width = width + 1 if changed == current else 0
+            stage = stage + 1 if changed == current else 0
             current, fit = changed, following
             self.num_rounds += 1
         return current, fit.left
+
+    def _edits(self, stage: int, texts: Sequence[Tokens], fit: Fit, tried: Collection[Edit]) -> list[Edit]:
+        """What is run next: texts read anew, ranked edits, more of them, or other orders."""
+        if stage == 0:
+            return [edit for edit in self._read_anew(texts, fit) if edit not in tried]
+        if stage == _LAST_STAGE:
+            return [edit for edit in (*_reorder(texts), *self._insert(texts, fit)) if edit not in tried]
+        return [edit for edit in self._rank(texts, fit) if edit not in tried][: _WIDTHS[stage - 1]]
 
     def _take(self, texts: list[Tokens], fit: Fit, edits: Sequence[Edit]) -> tuple[list[Tokens], Fit]:
         """Texts after the best edits, no text twice, each of which leaves less."""
@@ -76,6 +85,19 @@ class ReplayEdits:
                     current[index] = text
                     used.add(index)
         return current, fit
+
+    def _read_anew(self, texts: Sequence[Tokens], fit: Fit) -> Iterator[Edit]:
+        """Each text from what the others leave: of every position the token whose row is most like its own."""
+        gradients = self.gradients
+        for index, text in enumerate(texts):
+            rest = gradients.rest_without(fit, index)
+            words, places = rest[: gradients.num_tokens], rest[gradients.num_tokens :]
+            apart = words.square().sum(1) - 2 * places @ words.T  # ‖place − word‖², less what all words share
+            likely = apart.masked_fill(~self.possible, torch.inf).argmin(1)
+            ends = apart[2:, int(gradients.indices(text[-1:]))].topk(min(_NUM_ENDS, len(places) - 2), largest=False)
+            for end in (ends.indices + 2).tolist():
+                inner = gradients.tokens[likely[1:end]].tolist()
+                yield ((index, (text[0], *inner, text[-1])),)
 
     def _rank(self, texts: Sequence[Tokens], fit: Fit) -> list[Edit]:
         """Edits that would explain most of the rest, the best first; moves of ends before them."""
@@ -115,6 +137,18 @@ class ReplayEdits:
             last = products[-1].masked_fill(~self.possible[len(text) - 1], -torch.inf)
             for place in last.topk(min(4, int(self.possible[len(text) - 1].sum()))).indices.tolist():
                 yield top, ((index, (*text[:-1], int(gradients.tokens[place]), text[-1])),)
+
+    def _insert(self, texts: Sequence[Tokens], fit: Fit) -> Iterator[Edit]:
+        """A token more, between any two: those whose rows lack most of what arrives beside it, or that end others."""
+        words = self.gradients.rest(fit)[: self.gradients.num_tokens]
+        for index, (weight, text) in enumerate(zip(fit.weights.tolist(), texts, strict=True)):
+            arriving = weight * self.gradients.arriving(text)
+            between = (arriving[:-1] + arriving[1:]) / 2  # before position 1, 2 …
+            likely = (between @ words.T).topk(min(_NUM_INSERTED, len(words))).indices
+            added = self.gradients.tokens[likely].tolist()
+            added[-1] += sorted({other[-2] for other in texts} - set(added[-1]))
+            for p, tokens in enumerate(added if len(text) < len(self.possible) else (), start=1):
+                yield from (((index, (*text[:p], token, *text[p:])),) for token in tokens)
 
     def _swap(
         self, index: int, text: Tokens, scaled: Float[Tensor, "i d"], rest: Float[Tensor, "r d"]
