@@ -4,8 +4,8 @@ Each column of the factor's gradients is a combination of the same few inputs in
 step to step. `adam_channel.py` has what Adam makes of it, `support_growth.py` the tokens that explain it.
 
     claimed  all of these hold, or nothing is:
-             · every layer is explained: `_UNEXPLAINED` of it at most is left to tokens that were not found, and steps are
-               within `_MOST_MISFIT` roundings of what tokens explain
+             · every layer is explained: `_UNEXPLAINED` of it at most is left to tokens that were not found, and steps
+               are within `_MOST_MISFIT` roundings of what tokens explain
              · the search has settled: what is left of the steps is rounding, or a second search from fresh sites ends
                with the same tokens
              · tokens are found only above every decoy; decoys lie as near to tokens as tokens lie to each other
