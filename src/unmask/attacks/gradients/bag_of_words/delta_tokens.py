@@ -57,8 +57,8 @@ _READABLE = 6.0  # roundings that a step must be short of its largest size
 _MOST_COLUMNS = 64
 _MOST_DECOYS = 2**13
 _WEAK = 0.25  # of the tokens: if decoys could stand for more, errors are not what they are said to be
-# Times the gain of the strongest that decoys stand for. Where errors are larger than they are said to be, 50 false atoms
-# of one client had scores of 5 to 10, and its tokens of 12 and more.
+# Times the gain of the strongest that decoys stand for. Where errors are larger than they are said to be, 50 false
+# atoms of one client had scores of 5 to 10, and its tokens of 12 and more.
 _BEYOND_WEAK = 2.0
 _MOST = 0.6  # of the width: tokens and positions
 _SCORE, _CLAIMED = 5.0, 8.5  # as of `noisy_tokens.py`

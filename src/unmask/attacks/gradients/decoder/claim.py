@@ -264,7 +264,7 @@ def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[
         why = (
             f"more prefixes pass at the {findings.site} than its rank {rank} allows"
             if findings.forest.overflow
-            else f"distances at the {findings.site} have a gap of only {findings.forest.gap.decades:.1f} decades"
+            else f"distances at the {findings.site} {findings.forest.gap.describe()}"
         )
         return Status.PARTIAL, f"the bag of words is certain, the {num_found} texts are a best effort: {why}"
     problems = []
