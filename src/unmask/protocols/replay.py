@@ -13,7 +13,8 @@ recovered, and knows no secret.
 Notation: G (a tensor of) the update, Ĝ the replayed one, s the factor that the update has on top of it.
 Limits: settings that the evidence does not state are guessed as their defaults (no momentum, no decay, whole batches);
 dropout and unknown minibatches cannot be replayed, and then the replay disagrees.
-Cost: one client's work, of 1,000 local steps at most. Source: measured for this project; least squares over texts is in `attacks`.
+Cost: one client's work, of 1,000 local steps at most.
+Source: measured for this project; least squares over texts is in `attacks`.
 """
 
 from __future__ import annotations
