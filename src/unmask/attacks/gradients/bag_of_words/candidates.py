@@ -147,8 +147,8 @@ def _noise_floor(evidence: GradientEvidence, found: NoisyTokens, reason: str) ->
     sizes = ", ".join(f"'{name}' {sigma:.1e} on {found.signal[name]:.1e}" for name, sigma in found.noise.items())
     steps = "" if evidence.learning_rate is None else f", at a learning rate of {evidence.learning_rate:g}"
     return (
-        f"{reason}. No token stands out of the noise either: {found.rank} directions of block 0's gradients are above "
-        f"it (noise on signal, root mean square of an entry: {sizes}{steps})"
+        f"{reason}. No token stands out of rounding and noise either: {found.rank} directions of block 0's gradients "
+        f"are above them (noise on signal, root mean square of an entry: {sizes}{steps})"
     )
 
 
