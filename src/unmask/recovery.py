@@ -33,7 +33,8 @@ class Certificate:
 
     `residual` is the worst measured number of everything claimed; it must not exceed `tolerance`, which was set
     from the evidence (a gap), not by hand. `rejected` is the best number among what was refused, so
-    `rejected / residual` tells how clear the decision was.
+    `rejected / residual` tells how clear the decision was. `unit` is what the three numbers count ('tokens'); it is
+    empty where they are relative errors or distances.
     """
 
     claim: str
@@ -41,6 +42,7 @@ class Certificate:
     tolerance: float
     rejected: float | None = None
     details: Mapping[str, float] = field(default_factory=dict)
+    unit: str = ""
 
     @property
     def holds(self) -> bool:

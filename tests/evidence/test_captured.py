@@ -194,6 +194,6 @@ def test_numbers_are_checked_once(tiny_gpt2, monkeypatch):
     def fail(*_):
         raise AssertionError("checked again")
 
-    monkeypatch.setattr("unmask.evidence.gradients.require_finite", fail)
+    monkeypatch.setattr("unmask.evidence.gradients.require_floats", fail)
     assert evidence.to("cpu").num_texts == evidence.only("h.0.").num_texts == 2
     assert evidence.to("cpu").gradients.keys() == evidence.gradients.keys()

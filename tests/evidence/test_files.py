@@ -22,7 +22,7 @@ import unmask
 from unmask.errors import EvidenceError, UnmaskError
 from unmask.evidence import GradientEvidence, Task, Update, load_evidence
 from unmask.evidence import files as evidence_files
-from unmask.evidence.files import FORMAT, require_finite, write
+from unmask.evidence.files import FORMAT, require_floats, write
 
 # Examples share a folder: each overwrites the file of the one before.
 quick = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -376,12 +376,12 @@ def test_nan_and_inf_are_refused_by_name_and_number(bad, dtype):
     tensor = torch.zeros(3, 4, dtype=dtype)
     tensor[0, 1] = tensor[2, 3] = bad
     with pytest.raises(EvidenceError, match=r"'h\.0\.weight' holds 2 of 12 values that are NaN or Inf"):
-        require_finite({"fine": torch.ones(2), "h.0.weight": tensor})
+        require_floats({"fine": torch.ones(2), "h.0.weight": tensor})
 
 
 def test_finite_values_pass():
     limits = torch.finfo(torch.float32)
-    require_finite({"a": torch.tensor([limits.max, limits.min, limits.tiny, 0.0]), "empty": torch.ones(0)})
+    require_floats({"a": torch.tensor([limits.max, limits.min, limits.tiny, 0.0]), "empty": torch.ones(0)})
 
 
 def test_nan_in_a_file_is_refused_at_the_door(path):
@@ -389,3 +389,29 @@ def test_nan_in_a_file_is_refused_at_the_door(path):
     save_file(tensors, path, metadata={"unmask": json.dumps(HEADER)})
     with pytest.raises(EvidenceError, match="'a' holds 1 of 2 values"):
         load_evidence(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_becomes_float32(dtype):
+    """Torch has no maximum of float8, and no products."""
+    tensor = torch.tensor([0.5, -2.0]).to(dtype)
+    found = require_floats({"a": tensor, "b": torch.ones(2, dtype=torch.float64)})
+    assert torch.equal(found["a"], torch.tensor([0.5, -2.0]))
+    assert found["b"].dtype is torch.float64
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"a": [1.0, 2.0]}, r"'a' must be a tensor, got list; use torch.as_tensor\(…\)"),
+        (
+            {"a": torch.eye(2).to_sparse()},
+            r"'a' is stored as torch.sparse_coo, expected a dense tensor; call .to_dense",
+        ),
+        ({"a": torch.eye(2).to_sparse_csr()}, "'a' is stored as torch.sparse_csr"),
+        ([torch.ones(2)], "tensors must come with their names, got list; pass a dictionary"),
+    ],
+)
+def test_what_is_no_dense_tensor_is_refused(tensors, words):
+    with pytest.raises(EvidenceError, match=words):
+        require_floats(tensors)

@@ -275,3 +275,46 @@ def test_what_cannot_be_is_refused(tiny_gpt2, known, message):
 def test_a_masked_token_task_survives_the_file(tiny_bert, tmp_path):
     evidence = GradientEvidence.of(tiny_bert, random_update(tiny_bert, "layer.0."), task="masked_token")
     assert load_evidence(evidence.save(tmp_path / "update.safetensors")).task is Task.MASKED_TOKEN
+
+
+def test_float8_is_read_as_float32(tiny_gpt2, tmp_path):
+    update = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in random_update(tiny_gpt2, "h.0.").items()}
+    evidence = GradientEvidence.of(tiny_gpt2, update)
+    coarse = {name: update[f"transformer.{name}"] for name in evidence.gradients}
+    for found in (evidence, evidence.with_tensors(coarse), load_evidence(evidence.save(tmp_path / "u.safetensors"))):
+        for name, tensor in found.gradients.items():
+            assert torch.equal(tensor, coarse[name].float())
+
+
+@pytest.mark.parametrize("field", ["gradients", "adapters", "head"])
+def test_lists_and_sparse_tensors_are_refused_by_the_constructor(field):
+    for value, words in (([1.0], "must be a tensor, got list"), (torch.eye(2).to_sparse(), "expected a dense tensor")):
+        parts = {"gradients": {}, field: value if field == "head" else {"a": value}}
+        with pytest.raises(EvidenceError, match=words):
+            GradientEvidence(**parts, model_fingerprint="0")
+
+
+def test_sparse_tensors_that_were_captured_become_dense(tiny_gpt2):
+    update = random_update(tiny_gpt2, "wte")
+    for stored in (Tensor.to_sparse, Tensor.to_sparse_csr):
+        evidence = GradientEvidence.of(tiny_gpt2, {name: stored(tensor) for name, tensor in update.items()})
+        assert torch.equal(evidence.gradients["wte.weight"], update["transformer.wte.weight"])
+
+
+def test_scales_of_adapters_by_module(tiny_gpt2, tmp_path):
+    scales = {"base_model.model.transformer.h.0.attn.c_attn": 2.0, "h.1.attn.c_attn": 0.5}
+    evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2, "h.0."), adapter_scale=scales)
+    expected = {"h.0.attn.c_attn": 2.0, "h.1.attn.c_attn": 0.5}
+    assert evidence.adapter_scale == load_evidence(evidence.save(tmp_path / "u.safetensors")).adapter_scale == expected
+    with pytest.raises(EvidenceError, match="adapter_scale must be a finite number above 0"):
+        GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2, "h.0."), adapter_scale={"h.0.attn.c_attn": -1.0})
+
+
+def test_adapters_are_copies(tiny_gpt2):
+    """A model that is trained on may own them."""
+    name = "h.0.attn.c_attn.lora_A.weight"
+    factor = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    evidence = GradientEvidence.of(tiny_gpt2, random_update(tiny_gpt2, "h.0."), adapters={name: factor})
+    before = factor.clone()
+    factor += 1
+    assert torch.equal(evidence.adapters[name], before)

@@ -192,3 +192,9 @@ def test_a_damaged_header_is_refused(tmp_path, kind, field, value):
     save_file(tensors, path, metadata={"unmask": json.dumps(header | {field: value})})
     with pytest.raises(EvidenceError):
         load_evidence(path)
+
+
+def test_float8_is_read_as_float32():
+    coarse = torch.ones(3, 6).to(torch.float8_e4m3fn)
+    assert attention(output=coarse).output.dtype is torch.float32
+    assert hidden(states=torch.ones(2, 5, 64).to(torch.float8_e4m3fn)).states.dtype is torch.float32

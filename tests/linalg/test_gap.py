@@ -130,3 +130,9 @@ def test_the_order_of_what_is_seen_does_not_matter(first, second, ceiling):
     one = gap.narrow(tensor(first)).narrow(tensor(second))
     other = gap.narrow(tensor(second)).narrow(tensor(first))
     assert one == other
+
+
+def test_a_gap_in_words():
+    assert Gap(1e-6, 3e-6).describe() == "have a gap of only 0.5 decades"
+    for rejected in (1e-6, 0.5e-6):
+        assert Gap(1e-6, rejected).describe() == "are as small for what is refused as for what is accepted"

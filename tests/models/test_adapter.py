@@ -457,3 +457,13 @@ def test_factors_in_the_weights_give_what_adapters_beside_them_give(tiny_llama, 
         by_chain_rule = evidence.adapter_scale * evidence.adapters[up].T @ whole
         torch.testing.assert_close(again.gradients[down], by_chain_rule, rtol=1e-3, atol=1e-6)
         assert not torch.equal(merged.parameter(layer.parameter), model.parameter(layer.parameter))
+
+
+def test_factors_of_a_tied_head_leave_the_embedding_alone(tiny_gpt2):
+    draw = torch.Generator().manual_seed(0)
+    sizes = {"lm_head.lora_A.weight": (2, tiny_gpt2.width), "lm_head.lora_B.weight": (tiny_gpt2.vocab_size, 2)}
+    factors = {name: torch.randn(size, generator=draw) for name, size in sizes.items()}
+    merged = tiny_gpt2.with_factors(factors, {"lm_head": 3.0})
+    change = 3.0 * factors["lm_head.lora_B.weight"] @ factors["lm_head.lora_A.weight"]
+    torch.testing.assert_close(merged.unembedding, tiny_gpt2.unembedding + change)
+    assert torch.equal(merged.parameter("wte.weight"), tiny_gpt2.parameter("wte.weight"))

@@ -14,6 +14,7 @@ from unmask.attacks.recover import recover_text
 from unmask.errors import UnsupportedModelError
 from unmask.evidence import GradientEvidence
 from unmask.models import load_model
+from unmask.models.peft_adapters import scale_at
 from unmask.recovery import Status
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed; pip install 'unmask[lora]'")
@@ -66,8 +67,53 @@ def test_the_adapters_are_known_by_canonical_names():
     assert model.to(dtype=torch.float64).adapters is model.adapters
 
 
-def test_scales_that_differ_are_unknown():
-    assert load_model(with_lora(llama(), alpha_pattern={"v_proj": 8})).adapters.scale is None
+def test_scales_that_differ_are_known_by_module():
+    scales = load_model(with_lora(llama(), alpha_pattern={"v_proj": 8}, rank_pattern={"layers.1.*q_proj": 4}))
+    names = {f"layers.{block}.self_attn.{layer}_proj" for block in range(3) for layer in "qv"}
+    expected = {name: 0.5 if "v_proj" in name else 2.0 for name in names} | {"layers.1.self_attn.q_proj": 8.0}
+    assert scales.adapters.scale == expected
+
+
+def test_a_scale_that_is_not_stated_is_one():
+    assert (scale_at(None, "q"), scale_at(2.0, "q"), scale_at({"q": 3.0}, "q"), scale_at({"q": 3.0}, "v")) == (
+        1,
+        2,
+        3,
+        1,
+    )
+
+
+def test_training_the_peft_model_leaves_the_loaded_one_as_it_is():
+    """What evidence is judged against: factors, and modules that are trained as a whole."""
+    wrapped = with_lora(llama(), modules_to_save=["lm_head"])
+    model = load_model(wrapped)
+    factors = {name: factor.clone() for name, factor in model.adapters.factors.items()}
+    head = model.parameter("lm_head.weight").detach().clone()
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            parameter += parameter.requires_grad
+    assert all(torch.equal(factor, factors[name]) for name, factor in model.adapters.factors.items())
+    assert torch.equal(model.parameter("lm_head.weight"), head)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rank_pattern": {"q_proj": 3}},
+        {"alpha_pattern": {"layers.1": 64}},
+        {"target_modules": ["lm_head", "q_proj", "v_proj"]},
+        {"target_modules": ["lm_head", "q_proj", "v_proj"], "tie_word_embeddings": True},
+    ],
+)
+def test_texts_are_recovered_where_modules_differ_and_where_the_head_is_adapted(options):
+    tied = {"tie_word_embeddings": options.pop("tie_word_embeddings", False)}
+    wrapped = with_lora(llama(**tied), **({"init_lora_weights": False, "r": 8} | options))
+    model = load_model(wrapped)
+    known = {"num_texts": 1, "task": "next_token", "num_clients": 1, "all_tokens_predicted": True}
+    evidence = GradientEvidence.of(model, gradients_of(wrapped), **known)
+    recovery = recover_text(evidence, model)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert [text.tokens for text in recovery.value.certain] == [tuple(TEXTS[0])]
 
 
 @pytest.mark.parametrize("as_inner_model", [False, True])
@@ -119,7 +165,11 @@ def test_what_cannot_be_read_is_refused():
     ia3 = peft.get_peft_model(
         llama(), peft.IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"])
     )
+    adalora = peft.get_peft_model(llama(), peft.AdaLoraConfig(total_step=10, target_modules=["q_proj"]))
     for wrapped, words in (
+        (adalora, "PEFT's adalora at .* cannot be read; LoRA on linear layers can"),
+        (with_lora(llama(attention_bias=True), lora_bias=True), "bias beside its factors"),
+        (with_lora(llama(), alora_invocation_tokens=[5], task_type="CAUSAL_LM"), "is a variant of LoRA"),
         (merged, r"merged into its weights; call unmerge_adapter\(\)"),
         (two, "2 active adapters"),
         (ia3, "PEFT's ia3 at .* cannot be read; LoRA on linear layers can"),

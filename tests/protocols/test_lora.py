@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -297,3 +298,27 @@ def test_the_same_local_steps_again_give_the_same_difference(tiny_llama):
 def test_local_steps_of_no_number_are_refused(tiny_llama):
     with pytest.raises(InputError, match="local_steps 0 or more"):
         observe_lora(tiny_llama, [[5, 6, 7]], local_steps=-1)
+
+
+@pytest.mark.parametrize("local_steps", [0, 2])
+def test_ranks_and_scales_may_differ_from_module_to_module(tiny_llama, local_steps):
+    """Ranks 4 and 2 with scales 3 and 5: factors of rank 4 of which two directions are zero give the same."""
+    texts, modules = [[5, 6, 7, 8], [9, 10, 11]], ("layers.0.self_attn.q_proj", "layers.1.self_attn.v_proj")
+    options = {"targets": modules, "earlier_texts": [[60, 61, 62]], "steps": 1, "local_steps": local_steps}
+    wide = observe_lora(tiny_llama, texts, rank=4, alpha=4, **options)
+    factors = dict(wide.adapters)
+    thin = {name: f[:2] if "_A" in name else f[:, :2] for name, f in factors.items() if modules[1] in name}
+    differing = replace(wide, adapters={**factors, **thin}, adapter_scale={modules[0]: 3.0, modules[1]: 5.0})
+    folded = {name: f.clone() for name, f in factors.items()}
+    folded[f"{modules[1]}.lora_A.weight"][2:] = 0
+    for module, scale in zip(modules, (3.0, 5.0), strict=True):
+        folded[f"{module}.lora_B.weight"] *= scale
+    seen = observe_lora_again(differing, tiny_llama, texts).gradients
+    assert seen[f"{modules[1]}.lora_A.weight"].shape == (2, 64)
+    if not local_steps:
+        expected = observe_lora_again(replace(wide, adapters=folded, adapter_scale=1.0), tiny_llama, texts).gradients
+        for module, scale in zip(modules, (3.0, 5.0), strict=True):
+            rank = 4 if module == modules[0] else 2
+            down, up = (f"{module}.lora_{factor}.weight" for factor in "AB")
+            torch.testing.assert_close(seen[down], expected[down][:rank], rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(seen[up], scale * expected[up][:, :rank], rtol=1e-4, atol=1e-7)

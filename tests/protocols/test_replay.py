@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 import torch
 
+from unmask.errors import InputError
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
 from unmask.protocols import observe_fedavg, observe_gradients, observe_lora
-from unmask.protocols.replay import Products, agree, agreement_of, can_replay, only_trainable, replay, tolerance_of
+from unmask.protocols.replay import (
+    Products,
+    agree,
+    agreement_of,
+    can_replay,
+    only_trainable,
+    replay,
+    tolerance_of,
+    why_too_long,
+)
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49]]
 WRONG = {
@@ -137,6 +147,17 @@ def test_what_cannot_be_done_again_is_said(tiny_gpt2):
     assert can_replay(replace(evidence, local_batch_size=3), 3)
     assert not can_replay(replace(evidence, local_batch_size=2), 3)
     assert not can_replay(replace(evidence, task="masked_token"), 3)
+
+
+def test_a_client_of_very_many_steps_is_not_run_again(tiny_gpt2):
+    """A replay costs what the training cost, and the number of steps is what somebody states."""
+    evidence = replace(sgd(1)(tiny_gpt2, TEXTS), num_steps=10**9)
+    assert "1,000,000,000 local steps, and a replay runs 1,000 at most" in why_too_long(evidence)
+    assert not can_replay(evidence, 3)
+    with pytest.raises(InputError, match="a replay runs 1,000 at most; correct num_steps"):
+        replay(evidence, tiny_gpt2, TEXTS)
+    assert can_replay(replace(evidence, num_steps=1000), 3)
+    assert can_replay(replace(evidence, update="gradient"), 3)
 
 
 def test_the_tolerance_is_that_of_the_precision(tiny_gpt2):

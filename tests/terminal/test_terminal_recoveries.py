@@ -93,3 +93,10 @@ def test_a_capture_in_half_precision_is_a_document(tiny_gpt2, capsys, scale):
     terminal.print_text_recovery(recovery, tiny_gpt2, json=True)
     assert json.loads(capsys.readouterr().out)["status"] == recovery.status.name
     assert torch.isfinite(torch.tensor(recovery.cost.seconds))
+
+
+def test_numbers_of_a_certificate_say_what_they_count():
+    of_tokens = Certificate("some are false", 0.18, 0.71, unit="tokens")
+    assert terminal.describe_numbers(of_tokens) == "stated: 0.18 tokens, tolerance: 0.71 tokens"
+    of_distances = Certificate("all are right", 1e-6, 1e-3, rejected=0.1)
+    assert terminal.describe_numbers(of_distances) == "worst accepted 1.0e-06, tolerance 1.0e-03, best refused 1.0e-01"

@@ -50,7 +50,7 @@ def _tensor(name: str, value: Any) -> Tensor:
         raise EvidenceError(f"'{name}' must be a tensor or an array of floats, got {kind}")
     if not value.is_floating_point():
         raise EvidenceError(f"'{name}' must hold floats, got {value.dtype}; undo the quantisation first")
-    return value.detach().to_dense() if value.is_sparse else value.detach()
+    return value.detach() if value.layout is torch.strided else value.detach().to_dense()
 
 
 def trains_classifier(model: Model, tensors: Mapping[str, Tensor]) -> bool:

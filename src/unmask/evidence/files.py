@@ -155,7 +155,27 @@ def float_type(value: Any) -> torch.dtype:
         ) from None
 
 
-def require_finite(tensors: Mapping[str, Tensor]) -> None:
+def require_floats(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Tensors that attacks can compute with: float8 becomes float32; NaN and Inf are refused, and what is no tensor."""
+    if not isinstance(tensors, Mapping):
+        raise EvidenceError(f"tensors must come with their names, got {type(tensors).__name__}; pass a dictionary")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise EvidenceError(f"'{name}' must be a tensor, got {type(tensor).__name__}; use torch.as_tensor(…)")
+        if tensor.layout is not torch.strided:
+            raise EvidenceError(f"'{name}' is stored as {tensor.layout}, expected a dense tensor; call .to_dense()")
+    if any(_is_float8(tensor) for tensor in tensors.values()):
+        tensors = {name: tensor.float() if _is_float8(tensor) else tensor for name, tensor in tensors.items()}
+    _require_finite(tensors)
+    return tensors
+
+
+def _is_float8(tensor: Tensor) -> bool:
+    """Whether a tensor is of a float type that torch stores but hardly computes with."""
+    return tensor.is_floating_point() and tensor.dtype.itemsize == 1
+
+
+def _require_finite(tensors: Mapping[str, Tensor]) -> None:
     """Refuse NaN and Inf, naming the tensor and how much of it is affected."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from unmask.arguments import require_count, require_member, require_number
 from unmask.errors import EvidenceError
-from unmask.evidence.captured import check_factors, name_tensors, refuse_weights
-from unmask.evidence.files import float_type, named_dtype, reads, require_finite, write
+from unmask.evidence.captured import check_factors, name_tensors, plain_name, refuse_weights
+from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.linear import Role
 from unmask.models.load import require_model
+from unmask.models.peft_adapters import Scale
 
 
 class Task(Enum):
@@ -61,11 +62,11 @@ class GradientEvidence:
     trained locally: `learning_rate`, `num_steps`, `optimizer`, `weight_decay`, `momentum` and `local_batch_size`, the
     texts of one step. Of a protocol that publishes its noise: `noise_std`, the standard deviation on each entry of the
     shared tensors. Of LoRA: `adapters`, the weights that the server sent, by '<module>.lora_A.weight' and
-    '<module>.lora_B.weight', and `adapter_scale`, alpha/rank. Of next-token training: `all_tokens_predicted`, whether
-    every token behind a text's first one has a label; chat fine-tuning masks some. Of classification: `head`
-    (labels, d), the weights that the server sent where they are no part of the model, and `pooling`, the state that
-    the head reads ('first', 'last' or 'mean'). `num_clients`: 1 if the update is one client's plain mean over its
-    batch, more if it is a sum; then losses have weights of their own.
+    '<module>.lora_B.weight', and `adapter_scale`, alpha/rank (by module where it differs). Of next-token training:
+    `all_tokens_predicted`, whether every token behind a text's first one has a label; chat fine-tuning masks some. Of
+    classification: `head` (labels, d), the weights that the server sent where they are no part of the model, and
+    `pooling`, the state that the head reads ('first', 'last' or 'mean'). `num_clients`: 1 if the update is one client's
+    plain mean over its batch, more if it is a sum; then losses have weights of their own.
     """
 
     gradients: Mapping[str, Tensor]
@@ -84,19 +85,25 @@ class GradientEvidence:
     num_clients: int | None = None
     all_tokens_predicted: bool | None = None
     pooling: str | None = None
-    adapter_scale: float | None = None
+    adapter_scale: Scale | None = None
     head: Tensor | None = None
     adapters: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "gradients", require_floats(self.gradients))
+        object.__setattr__(self, "adapters", require_floats(self.adapters))
+        if self.head is not None:
+            object.__setattr__(self, "head", require_floats({"head": self.head})["head"])
         if self.task is not None:
             object.__setattr__(self, "task", require_member(Task, "task", self.task, EvidenceError))
         object.__setattr__(self, "update", require_member(Update, "update", self.update, EvidenceError))
         object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
         for name in ("num_texts", "num_steps", "local_batch_size", "num_clients"):
             require_count(name, getattr(self, name), error=EvidenceError)
-        for name in ("learning_rate", "adapter_scale"):
-            require_number(name, getattr(self, name), positive=True, error=EvidenceError)
+        require_number("learning_rate", self.learning_rate, positive=True, error=EvidenceError)
+        stated = self.adapter_scale
+        for scale in stated.values() if isinstance(stated, Mapping) else [stated]:
+            require_number("adapter_scale", scale, positive=True, error=EvidenceError)
         for name in ("weight_decay", "momentum", "noise_std"):
             require_number(name, getattr(self, name), positive=False, error=EvidenceError)
         if self.optimizer not in (None, *OPTIMIZERS):
@@ -109,9 +116,6 @@ class GradientEvidence:
             raise EvidenceError(f"the head must be a matrix (labels, width), got shape {tuple(self.head.shape)}")
         if reserved := [name for name in self.gradients if name.startswith(_ADAPTER) or name == _HEAD]:
             raise EvidenceError(f"'{reserved[0]}' is a name that evidence files use themselves; rename the tensor")
-        require_finite(self.gradients)
-        require_finite(self.adapters)
-        require_finite({} if self.head is None else {"head": self.head})
 
     @classmethod
     def of(cls, model: Model, tensors: Mapping[str, Tensor], **side_knowledge: Any) -> GradientEvidence:
@@ -123,10 +127,14 @@ class GradientEvidence:
         """
         require_model(model, EvidenceError)
         gradients = name_tensors(model, tensors)
-        adapters = name_tensors(model, side_knowledge.pop("adapters", None) or {})
+        sent = name_tensors(model, side_knowledge.pop("adapters", None) or {})
+        adapters = {name: factor.clone() for name, factor in sent.items()}  # a model in training may own them
         if not adapters and model.adapters is not None:
             adapters = dict(model.adapters.factors)
             side_knowledge.setdefault("adapter_scale", model.adapters.scale)
+        if isinstance(scales := side_knowledge.get("adapter_scale"), Mapping):
+            named = {model.canonical_name(plain_name(str(module))): scale for module, scale in scales.items()}
+            side_knowledge["adapter_scale"] = named
         evidence = cls(gradients, model.fingerprint(), adapters=adapters, **side_knowledge)
         evidence.check(model)
         if not adapters and any(".lora_B." in name for name in gradients):
@@ -196,8 +204,7 @@ class GradientEvidence:
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> GradientEvidence:
         """The same update with these gradients."""
-        require_finite(tensors)
-        return self._changed(gradients=tensors)
+        return self._changed(gradients=require_floats(tensors))
 
     def to(self, device: str | torch.device) -> GradientEvidence:
         """The same evidence on another device."""

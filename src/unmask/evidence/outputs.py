@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unmask.arguments import require_count, require_member
 from unmask.errors import EvidenceError
-from unmask.evidence.files import float_type, named_dtype, reads, require_finite, write
+from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
 from unmask.models.adapter import Model
 from unmask.shapes import MaskBatch, States
 
@@ -47,7 +47,7 @@ class HiddenEvidence:
         object.__setattr__(self, "site", require_member(Site, "site", self.site, EvidenceError))
         object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
         require_count("layer", self.layer, least=0, error=EvidenceError)
-        require_finite({"states": self.states})
+        object.__setattr__(self, "states", require_floats({"states": self.states})["states"])
         if self.states.ndim != 3 or self.mask.shape != self.states.shape[:2]:
             raise EvidenceError(
                 f"states must be (batch, length, width) and mask (batch, length), got {tuple(self.states.shape)} "
@@ -108,7 +108,8 @@ class AttentionEvidence:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        require_finite({"W": self.W, "V": self.V, "output": self.output})
+        for name, tensor in require_floats({"W": self.W, "V": self.V, "output": self.output}).items():
+            object.__setattr__(self, name, tensor)
         shapes = self.W.shape, self.V.shape, self.output.shape
         fit = all(len(shape) == 2 for shape in shapes) and (
             shapes[0][0] == shapes[0][1] == shapes[1][0] and shapes[1][1] == shapes[2][1]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 # A float32 client and float32 rows: distances below this are all 'zero', and gaps between them mean nothing.
 FLOAT32_FLOOR = 1e-7
+_NO_GAP = 0.05  # decades that would be written as 0.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class Gap:
     def decades(self) -> float:
         """Width of the gap: log₁₀ of rejected over accepted."""
         return math.log10(max(self.rejected, self.floor) / max(self.accepted, self.floor))
+
+    def describe(self) -> str:
+        """How far apart accepted and refused distances lie, as the end of a sentence about distances."""
+        if self.decades < _NO_GAP:
+            return "are as small for what is refused as for what is accepted"
+        return f"have a gap of only {self.decades:.1f} decades"
 
     def narrow(self, distances: Float[Tensor, " n"]) -> Gap:
         """The widest gap once more distances were seen, whatever the order in which they came.

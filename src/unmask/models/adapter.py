@@ -22,7 +22,7 @@ from unmask.models.inputs import training_mode
 from unmask.models.layout import ModelLayout, ask_model
 from unmask.models.linear import TokenHead
 from unmask.models.parts import find_body
-from unmask.models.peft_adapters import Adapters
+from unmask.models.peft_adapters import Adapters, Scale, scale_at
 from unmask.models.record import input_of
 from unmask.models.roles import STREAM
 from unmask.shapes import MaskBatch, States, TokenBatch
@@ -122,13 +122,18 @@ class Model(Blocks):
         copied = copy_module(self.hf, torch.device(device or self.device), dtype or self.dtype, left_out)
         return Model(copied, self.tokenizer, self.adapters, layout=self.layout)
 
-    def with_factors(self, factors: Mapping[str, Tensor], scale: float) -> Model:
-        """A copy whose weights are W + scale·B·A, by LoRA factors '<module>.lora_A.weight' and '….lora_B.weight'."""
+    def with_factors(self, factors: Mapping[str, Tensor], scale: Scale | None) -> Model:
+        """A copy whose weights are W + scale·B·A, by LoRA factors '<module>.lora_A.weight' and '….lora_B.weight'.
+
+        An output layer that is tied to the token embedding gets weights of its own: LoRA changes the layer alone.
+        """
         copied = self.to()
         with torch.no_grad():
             for name, down in factors.items():
                 if name.endswith(".lora_A.weight"):
-                    module = copied.body.get_submodule(name.removesuffix(".lora_A.weight"))
-                    change = scale * factors[name.replace(".lora_A.", ".lora_B.")] @ down
-                    module.weight += (change if isinstance(module, nn.Linear) else change.T).to(module.weight)
+                    path = name.removesuffix(".lora_A.weight")
+                    module: Any = copied.module(path)
+                    change = scale_at(scale, path) * factors[name.replace(".lora_A.", ".lora_B.")] @ down
+                    change = change if isinstance(module, nn.Linear) else change.T
+                    module.weight = nn.Parameter(module.weight + change.to(module.weight))
         return copied

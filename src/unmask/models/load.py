@@ -30,8 +30,9 @@ def load_model(
 
     `source` is a catalogue name ('smollm2-135m', 'minilm-l6'), a local folder with safetensors, a Hugging Face name,
     or a transformers model that is already in memory (which is used as it is, not copied; `dtype` and `device` are
-    then its own). Of a PEFT model the base is used, and its LoRA factors are kept as `model.adapters`. For
-    encoder–decoders (T5, BART) there is `load_encoder_decoder`.
+    then its own). Of a PEFT model the base is used, and its LoRA factors are kept as `model.adapters`;
+    they are copies, so that the PEFT model may be trained on. For encoder–decoders (T5, BART) there is
+    `load_encoder_decoder`.
     """
     if isinstance(source, (str, Path)):
         hf, found_tokenizer = load_pretrained(str(source), dtype=dtype, device=device)
@@ -73,7 +74,10 @@ def adapt(hf: Any, tokenizer: Any = None) -> Model:
     model = Model(hf, tokenizer)
     if adapters is not None:
         named = {model.canonical_name(name): factor for name, factor in adapters.factors.items()}
-        model.adapters = Adapters(named, adapters.scale)
+        scale = adapters.scale
+        if not isinstance(scale, float):
+            scale = {model.canonical_name(module): value for module, value in scale.items()}
+        model.adapters = Adapters(named, scale)
     return model
 
 

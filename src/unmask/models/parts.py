@@ -167,6 +167,11 @@ class Parts(Vocabulary):
         owner = self.hf if name.startswith(self._head_names) else self.body
         return owner.get_parameter(name)
 
+    def module(self, name: str) -> nn.Module:
+        """A module by canonical name, of the body or of the head beside it."""
+        owner: nn.Module = self.hf if f"{name}.".startswith(self._head_names) else self.body
+        return owner.get_submodule(name)
+
     @cached_property
     def _body_prefix(self) -> str:
         return next(f"{name}." if name else "" for name, module in self.hf.named_modules() if module is self.body)

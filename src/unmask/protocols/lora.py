@@ -12,6 +12,7 @@ Source: Hu et al., LoRA, 2106.09685.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from unmask.evidence.captured import linear_sizes, plain_name
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.models.peft_adapters import scale_at
 from unmask.protocols.batch import Texts
 from unmask.protocols.client import Client, DataOptions, fix_seed
 from unmask.protocols.local_training import LocalTraining
@@ -77,12 +79,13 @@ def observe_lora(
     )
     client = Client(model, texts, seed=seed, **data)
     modules = _modules(model, targets)
-    factors = _inject(client, modules, rank, alpha, dropout, seed)
+    ranks, alphas = dict.fromkeys(modules, rank), dict.fromkeys(modules, alpha)
+    factors = _inject(client, ranks, alphas, dropout, seed)
     if steps:
         if earlier_texts is not None:
             data["labels"] = None
         earlier = Client(model, texts if earlier_texts is None else earlier_texts, seed=seed, **data)
-        _inject(earlier, modules, rank, alpha, dropout, seed)
+        _inject(earlier, ranks, alphas, dropout, seed)
         before = LocalTraining(local_steps=steps, optimizer="adamw", learning_rate=learning_rate)
         before.run(earlier, train_mode=train_mode, seed=seed)
         client.load_state_dict(earlier.state_dict())
@@ -122,8 +125,9 @@ def observe_lora_again(
     """The same on other texts, beside the factors that the evidence holds; a scale that it does not state is 1."""
     client = Client(model, texts, **data)
     down = {name.removesuffix(".lora_A.weight"): f for name, f in evidence.adapters.items() if ".lora_A." in name}
-    rank = next(iter(down.values())).shape[0]
-    factors = _inject(client, list(down), rank, rank * (evidence.adapter_scale or 1.0), 0.0, 0)
+    ranks = {module: factor.shape[0] for module, factor in down.items()}
+    alphas = {module: rank * scale_at(evidence.adapter_scale, module) for module, rank in ranks.items()}
+    factors = _inject(client, ranks, alphas, 0.0, 0)
     with torch.no_grad():
         for name, factor in factors.items():
             factor.copy_(evidence.adapters[name])
@@ -151,14 +155,22 @@ def _gradients(client: Client, factors: Mapping[str, nn.Parameter]) -> dict[str,
 
 
 def _inject(
-    client: Client, modules: list[str], rank: int, alpha: float, dropout: float, seed: int
+    client: Client, ranks: Mapping[str, int], alphas: Mapping[str, float], dropout: float, seed: int
 ) -> dict[str, nn.Parameter]:
-    """Put fresh factors beside the client's layers and freeze the rest of its model; the factors by canonical name."""
+    """Put fresh factors beside the client's layers and freeze the rest of its model; the factors by canonical name.
+
+    `ranks` and `alphas` are by module.
+    """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise InputError(f"LoRA needs PEFT ({error}); install it with: pip install 'unmask[lora]'") from None
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=modules)
+    config = LoraConfig(
+        lora_dropout=dropout,
+        target_modules=list(ranks),
+        rank_pattern={re.escape(module): rank for module, rank in ranks.items()},
+        alpha_pattern={re.escape(module): alpha for module, alpha in alphas.items()},
+    )
     with fix_seed(seed), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out")  # PEFT sets it for Conv1D by itself, and says so
         get_peft_model(client.hf, config)  # in place; the wrapper that it returns is not needed

@@ -13,7 +13,8 @@ recovered, and knows no secret.
 Notation: G (a tensor of) the update, Ĝ the replayed one, s the factor that the update has on top of it.
 Limits: settings that the evidence does not state are guessed as their defaults (no momentum, no decay, whole batches);
 dropout and unknown minibatches cannot be replayed, and then the replay disagrees.
-Cost: one client's work. Source: measured for this project; least squares over texts is in `attacks`.
+Cost: one client's work, of 1,000 local steps at most.
+Source: measured for this project; least squares over texts is in `attacks`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
@@ -40,6 +42,7 @@ _FLOAT32 = 5e-5  # a right batch is within 5e-6 in float32; one token more among
 _FLOAT64 = 1e-7  # what differences of sums of squares can show
 _TRAINED = 2e-3  # local steps in float32: a right batch is within 1e-4, a wrong one beyond 1e-1
 _COARSE = 2e-2  # a client in bfloat16 rounds every product
+_MOST_STEPS = 1000  # of local training: a replay costs as much as the training did
 _QUIET = 0.1  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms (key biases)
 _ENTRIES_AT_ONCE = 2**24
 _NORMALISED = 0.75  # the quantile of tensors that counts where Adam has blown up the rounding of gradients that are 0
@@ -94,6 +97,8 @@ def replay(
     padding_side: Literal["left", "right"] = "right",
 ) -> dict[str, Tensor]:
     """The update that the stated client sends if these are its texts; classification needs their labels."""
+    if why := why_too_long(evidence):
+        raise InputError(f"{why}; correct num_steps, or confirm the texts in another way")
     data: dict[str, Any] = {"task": evidence.task or Task.NEXT_TOKEN, "padding_side": padding_side}
     if evidence.task is Task.CLASSIFICATION:
         data.update(labels=labels, pooling=evidence.pooling, head=evidence.head)
@@ -123,10 +128,20 @@ def replay_pairs(model: EncoderDecoder, pairs: Sequence[tuple[TokenIds, TokenIds
 
 
 def can_replay(evidence: GradientEvidence, num_texts: int) -> bool:
-    """Whether the stated client does the same again: not where unknown minibatches were drawn, or noise was added."""
-    if evidence.task is Task.MASKED_TOKEN or evidence.noise_std:
+    """Whether the stated client does the same again: not where unknown minibatches were drawn, or noise was added.
+
+    Nor where it would take too many steps.
+    """
+    if evidence.task is Task.MASKED_TOKEN or evidence.noise_std or why_too_long(evidence):
         return False
     return evidence.local_batch_size is None or evidence.local_batch_size >= num_texts
+
+
+def why_too_long(evidence: GradientEvidence) -> str:
+    """What to say of a client that states more local steps than are run again; empty where it does not."""
+    if evidence.update is not Update.DELTA or (evidence.num_steps or 1) <= _MOST_STEPS:
+        return ""
+    return f"the client states {evidence.num_steps:,} local steps, and a replay runs {_MOST_STEPS:,} at most"
 
 
 def agree(

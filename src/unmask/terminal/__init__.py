@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unmask.attacks.outputs.layer_inputs.preimages import Preimages
     from unmask.models import Model
     from unmask.models.catalog import ModelListing
-    from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
+    from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery
 
 _NAMED = 6  # tensors that are named before the others are counted
 
@@ -144,6 +144,7 @@ def recovery_document(recovery: Recovery[Any], value: dict[str, Any]) -> dict[st
         **value,
         "certificate": {
             "claim": certificate.claim,
+            "unit": certificate.unit,
             "holds": certificate.holds,
             "residual": finite(certificate.residual),
             "tolerance": finite(certificate.tolerance),
@@ -230,16 +231,22 @@ def print_proof_and_cost(console: Console, recovery: Recovery[Any]) -> None:
     certificate = recovery.certificate
     if recovery.status.conclusive:
         console.print(Text(f"certificate: {certificate.claim}"))
-        refused = "" if certificate.rejected is None else f", best refused {certificate.rejected:.1e}"
-        console.print(
-            Text(f"  worst accepted {certificate.residual:.1e}, tolerance {certificate.tolerance:.1e}{refused}")
-        )
+        console.print(Text(f"  {describe_numbers(certificate)}"))
     cost = recovery.cost
     work = f"{cost.queries:,} queries asked" if cost.queries else f"{cost.candidates:,} candidates tested"
     console.print(Text(f"cost: {cost.seconds:.2f} s, {work}", style="dim"))
     if recovery.used:
         more = f" and {len(recovery.used) - _NAMED} more" if len(recovery.used) > _NAMED else ""
         console.print(Text(f"used: {', '.join(recovery.used[:_NAMED])}{more}", style="dim"))
+
+
+def describe_numbers(certificate: Certificate) -> str:
+    """The numbers behind a claim: numbers of things with what they count, else the worst accepted and best refused."""
+    residual, tolerance = certificate.residual, certificate.tolerance
+    if certificate.unit:
+        return f"stated: {residual:.2g} {certificate.unit}, tolerance: {tolerance:.2g} {certificate.unit}"
+    refused = "" if certificate.rejected is None else f", best refused {certificate.rejected:.1e}"
+    return f"worst accepted {residual:.1e}, tolerance {tolerance:.1e}{refused}"
 
 
 def finite(value: float) -> float | None:

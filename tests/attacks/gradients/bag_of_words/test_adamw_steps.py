@@ -38,9 +38,10 @@ def make_changes(problem, num_steps, begins_at_zero=False, destroy=lambda steps:
     draw = torch.Generator().manual_seed(0)
     before = 0.1 * torch.randn(NUM_COLUMNS, WIDTH, generator=draw)
     delta = (before.double() - RATE * destroy(problem.measured).T).float() - before
-    had_gradient = tuple(step > 0 or not begins_at_zero for step in range(num_steps))
     halves = (slice(0, NUM_COLUMNS // 2), slice(NUM_COLUMNS // 2, NUM_COLUMNS))
-    return [WeightChange(f"{half}", delta[half], before[half], had_gradient, is_factor=True) for half in halves]
+    return [
+        WeightChange(f"{half}", delta[half], before[half], num_steps, begins_at_zero, is_factor=True) for half in halves
+    ]
 
 
 def find(problem, changes, **known):
@@ -155,7 +156,7 @@ def test_several_steps_of_real_weights(smollm2, client):
     recovery = recover_text(evidence, smollm2, attack="bag-of-words")
     assert recovery.value.token_set <= held
     assert len(recovery.value.token_set) >= 0.8 * len(held), recovery.reason
-    assert recovery.certificate.residual <= 0.01
+    assert recovery.certificate.residual <= 0.01 * len(recovery.value.token_set)
 
 
 @pytest.mark.slow

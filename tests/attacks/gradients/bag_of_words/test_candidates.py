@@ -101,7 +101,7 @@ def test_noise_alone_is_not_applicable_and_names_the_width_and_the_noise(tiny):
 
 @pytest.mark.parametrize("rank", [3, 20])
 def test_a_span_without_tokens_gives_a_reason_that_is_true(tiny, rank):
-    """'A gap of only 6.6 decades where 1.0 are asked for' is no reason: there was no token at all."""
+    """'A gap of only 6.6 decades where 1.0 is asked for' is no reason: there was no token at all."""
     evidence = classified(tiny).only(*SPAN)
     generator = torch.Generator().manual_seed(0)
 
@@ -114,7 +114,7 @@ def test_a_span_without_tokens_gives_a_reason_that_is_true(tiny, rank):
     fake = replace(evidence, gradients={name: low_rank(g) for name, g in evidence.gradients.items()})
     bag = find(fake, tiny)
     assert bag.candidates is None
-    numbers = re.search(r"gap of only (\S+) decades where (\S+) are asked for", bag.reason)
+    numbers = re.search(r"gap of only (\S+) decades, and (\S+) decades are asked for", bag.reason)
     if numbers is not None:
         assert float(numbers[1]) < float(numbers[2])
 

@@ -181,3 +181,41 @@ def test_noise_in_place_of_the_factors_yields_nothing(tiny_bert):
     recovery = recover_text(replace(evidence, gradients=noise), tiny_bert)
     assert not recovery.status.conclusive
     assert not recovery.value.token_set
+
+
+# Why nothing is read
+
+
+def test_frozen_factors_a_are_named_where_b_is_not_zero(tiny_llama):
+    """FFA-LoRA trains B alone. The reason had said that B is zero."""
+    evidence = observe_lora(tiny_llama, LONG, rank=4, steps=2, earlier_texts=EARLIER).only("lora_B")
+    recovery = recover_text(evidence, tiny_llama)
+    assert recovery.status is Status.NOT_IDENTIFIABLE
+    assert "does not hold the factors A" in recovery.reason
+    assert "B are zero" not in recovery.reason
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_first_step_of_adamw_is_not_read(tiny_llama, weight_decay):
+    """The tensors are there, so nothing is missing: B shows signs, and A moves by its decay alone."""
+    evidence = observe_lora(tiny_llama, LONG, rank=4, local_steps=1, weight_decay=weight_decay)
+    recovery = recover_text(evidence, tiny_llama)
+    assert recovery.status is Status.NOT_APPLICABLE
+    assert "one AdamW step" in recovery.reason
+    assert "A has no gradient yet" in recovery.reason
+    assert any("lora_B" in name for name in recovery.used)
+
+
+def test_adamw_steps_of_frozen_factors_a_say_so(tiny_llama):
+    evidence = observe_lora(tiny_llama, LONG, rank=4, steps=1, earlier_texts=EARLIER, local_steps=3).only("lora_B")
+    recovery = recover_text(evidence, tiny_llama)
+    assert recovery.status is Status.NOT_APPLICABLE
+    assert "does not hold the factors A" in recovery.reason
+
+
+def test_adapters_that_the_server_did_not_keep_are_asked_for(tiny_llama):
+    evidence = observe_lora(tiny_llama, SHORT, rank=8)
+    later = {name: factor for name, factor in evidence.adapters.items() if "layers.0." not in name}
+    found = find_lora_tokens(replace(evidence, adapters=later), tiny_llama)
+    assert found.status is Status.MISSING_EVIDENCE
+    assert "pass adapters=…" in found.reason

@@ -1,8 +1,11 @@
 """Differences of weights: which are read, which steps had a gradient, and what rounding leaves of a step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from unmask import recover_text
 from unmask.attacks.gradients.bag_of_words.weight_changes import (
     WeightChange,
     adapter_changes,
@@ -11,6 +14,7 @@ from unmask.attacks.gradients.bag_of_words.weight_changes import (
     layer_changes,
 )
 from unmask.protocols import observe_fedavg, observe_lora
+from unmask.recovery import Status
 
 TEXTS = [[5, 17, 99, 250], [400, 3, 9]]
 
@@ -19,8 +23,17 @@ def test_factors_have_no_gradient_while_their_partners_are_zero(tiny_llama):
     first = list(adapter_changes(observe_lora(tiny_llama, TEXTS, local_steps=3), tiny_llama))
     later = list(adapter_changes(observe_lora(tiny_llama, TEXTS, local_steps=3, steps=1), tiny_llama))
     assert first
-    assert all(change.had_gradient == (False, True, True) and change.num_gradients == 2 for change in first)
-    assert all(change.had_gradient == (True, True, True) and change.is_factor for change in later)
+    assert all((change.num_steps, change.begins_at_zero) == (3, True) and change.num_gradients == 2 for change in first)
+    assert all((change.num_steps, change.num_gradients) == (3, 3) and change.is_factor for change in later)
+
+
+def test_any_number_of_steps_may_be_stated(tiny_llama):
+    """A list with an entry for each step would not fit into memory."""
+    stated = replace(observe_lora(tiny_llama, TEXTS, local_steps=2), num_steps=10**12)
+    assert all(change.num_gradients == 10**12 - 1 for change in adapter_changes(stated, tiny_llama))
+    layers = replace(observe_fedavg(tiny_llama, TEXTS), num_steps=10**12)
+    assert all(change.num_gradients == 10**12 for change in layer_changes(layers, tiny_llama))
+    assert recover_text(stated, tiny_llama).status is Status.NOT_APPLICABLE
 
 
 def test_layers_are_read_with_inputs_as_columns(tiny_gpt2):
@@ -38,7 +51,7 @@ def test_a_step_is_known_up_to_its_rounding(decay, most):
         step = torch.randn(8, 500, generator=draw).sign()
         after = after * (1 - rate * decay) - rate * step
         total += step
-    change = WeightChange("a", after - before, before, (True,) * steps)
+    change = WeightChange("a", after - before, before, steps)
     read, sigma = change.read_step(rate, decay)
     ratio = float(((read - total) / sigma).square().mean().sqrt())
     assert 0.5 < ratio < most

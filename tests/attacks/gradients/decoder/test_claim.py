@@ -241,3 +241,18 @@ def test_repetitions_of_a_rotary_model_have_no_direction_of_their_own(tiny_llama
         recovery = judge(model, forest=forest(repeated, B), confirmation=confirmed(endings=endings), rank=rank)
         assert recovery.status is Status.RECOVERED, recovery.reason
         assert recovery.certificate.details["explained_rank"] == rank
+
+
+def test_too_many_steps_for_a_replay_are_named(tiny_gpt2):
+    seen = evidence(update="delta", num_steps=10**6)
+    recovery = judge(tiny_gpt2, seen, confirmation=Confirmation(Proof.NONE, ENDINGS))
+    assert not recovery.value.certain
+    assert "1,000,000 local steps, and a replay runs 1,000 at most" in recovery.reason
+
+
+def test_what_is_as_near_as_what_is_accepted_is_no_gap(tiny_gpt2):
+    """'A gap of only -0.1 decades' had been the reason."""
+    recovery = judge(
+        tiny_gpt2, forest=forest(A, B, gap=Gap(1e-3, 8e-4)), confirmation=Confirmation(Proof.NONE, ENDINGS)
+    )
+    assert "are as small for what is refused as for what is accepted" in recovery.reason

@@ -73,14 +73,13 @@ def find_adamw_tokens(
 ) -> DeltaTokens:
     """Tokens behind the changes of block 0's factors A after several steps of AdamW; none of whole layers."""
     used = tuple(change.name for change in changes)
-    factors = [change for change in changes if change.is_factor and change.had_gradient == changes[0].had_gradient]
+    factors = [change for change in changes if change.is_factor and change.begins_at_zero == changes[0].begins_at_zero]
     everyone = torch.arange(model.vocab_size, device=model.device)
     words, places, _ = model.first_input_parts(everyone, 1)
-    if not factors or evidence.learning_rate is None or len(places) or len(factors[0].had_gradient) > _MOST_STEPS:
+    if not factors or evidence.learning_rate is None or len(places) or factors[0].num_steps > _MOST_STEPS:
         return find_nothing(_DRIFT, used)
     words, device = words.float().cpu(), _device_of(words)
-    num_steps, begins_at_zero = len(factors[0].had_gradient), not factors[0].had_gradient[0]
-    steps = AdamSteps(num_steps, begins_at_zero, _MOST_PROFILES, EPSILON, BETAS, device)
+    steps = AdamSteps(factors[0].num_steps, factors[0].begins_at_zero, _MOST_PROFILES, EPSILON, BETAS, device)
     measured, sigma, layers = _read(factors, evidence.learning_rate, evidence.weight_decay or 0.0)
     decoys = make_decoys(words, _MOST_DECOYS, torch.Generator().manual_seed(0))
     dictionary, measured, sigma = (part.to(device) for part in (torch.cat([words, decoys]), measured, sigma))

@@ -152,8 +152,8 @@ def _noise_floor(evidence: GradientEvidence, found: NoisyTokens, reason: str) ->
     sizes = ", ".join(f"'{name}' {sigma:.1e} on {found.signal[name]:.1e}" for name, sigma in found.noise.items())
     steps = "" if evidence.learning_rate is None else f", at a learning rate of {evidence.learning_rate:g}"
     return (
-        f"{reason}. No token stands out of the noise either: {found.rank} directions of block 0's gradients are above "
-        f"it (noise on signal, root mean square of an entry: {sizes}{steps})"
+        f"{reason}. No token stands out of rounding and noise either: {found.rank} directions of block 0's gradients "
+        f"are above them (noise on signal, root mean square of an entry: {sizes}{steps})"
     )
 
 
@@ -161,8 +161,7 @@ def _find_in_adapters(evidence: GradientEvidence, model: Model, min_gap_decades:
     """The same behind low-rank adapters. What they do not show may be there: they show few directions, and blurred."""
     found = find_lora_tokens(evidence, model)
     if found.candidates is None:
-        status = Status.NOT_IDENTIFIABLE if found.used else Status.MISSING_EVIDENCE
-        return BagOfWords(None, found.used, status, found.reason)
+        return BagOfWords(None, found.used, found.status, found.reason)
     judged = _judge(merge_equal(found.candidates, model, told_apart=False), found.used, min_gap_decades)
     return judged if judged.candidates else replace(judged, status=Status.NOT_IDENTIFIABLE)
 
@@ -180,9 +179,9 @@ def _judge(candidates: Candidates, used: tuple[str, ...], min_gap_decades: float
             None,
             used,
             Status.NOT_APPLICABLE,
-            f"no token's vector stands out: the span test's distances have a gap of only {candidates.gap.decades:.1f} "
-            f"decades where {min_gap_decades:.1f} are asked for; the update may be noisy, of a client with "
-            "dropout, or of other weights",
+            f"no token's vector stands out: the span test's distances {candidates.gap.describe()}, and "
+            f"{min_gap_decades:.1f} decades are asked for; the update may be noisy, of a client with dropout, or of "
+            "other weights",
         )
     return BagOfWords(candidates, used)
 

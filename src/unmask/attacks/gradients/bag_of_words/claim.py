@@ -1,4 +1,4 @@
-"""What may be claimed of tokens: all of them, or those that stand out of noise; never their order."""
+"""What may be claimed of tokens: all of them, or those that stand out of noise and rounding; never their order."""
 
 from __future__ import annotations
 
@@ -48,19 +48,20 @@ def claim_bag(
 def claim_noisy_tokens(
     run: Run, bag: BagOfWords, guesses: tuple[RecoveredText, ...] = (), why: str = NO_ORDER
 ) -> Recovery[RecoveredTexts]:
-    """Tokens that a test chose under noise: a part of the batch, a stated number of false ones, no texts."""
+    """Tokens that a statistical test chose: a part of the batch, a stated number of false ones, no texts."""
     assert bag.candidates is not None  # only a bag with tokens has expected false ones
     assert bag.expected_false is not None
     certificate = Certificate(
-        claim="on average over the noise, no more than `residual` of the tokens listed do not occur",
+        claim="on average, no more than the stated number of the tokens listed do not occur",
         residual=bag.expected_false,
         tolerance=MOST_EXPECTED_FALSE + MOST_FALSE_SHARE * len(bag.candidates.tokens),
         details={"expected_false": bag.expected_false, **bag.details},
+        unit="tokens",
     )
     tokens = bag.candidates.tokens
     reason = (
-        f"{len(tokens)} tokens stand out of the noise, {bag.expected_false:.2g} of them false on average; others may "
-        f"occur too, and {why}"
+        f"{len(tokens)} tokens stand out of what rounding and noise leave; on average {bag.expected_false:.2g} of "
+        f"them do not occur; others may occur too, and {why}"
     )
     cost = run.cost(candidates=bag.candidates.num_tested)
     looked_for = frozenset([Aim.TOKENS])

@@ -169,7 +169,7 @@ def _read_adam(
     """The gradient behind the one step of AdamW that had one, and its errors; None after other numbers of steps."""
     if held.num_gradients != 1:
         return None
-    number = len(held.had_gradient)
+    number = held.num_steps
     a, b = ((1 - beta) / (1 - beta**number) for beta in BETAS)
     b = math.sqrt(b)
     rate = evidence.learning_rate or float(held.delta.double().abs().max()) * b / a

@@ -34,6 +34,7 @@ from unmask.linalg.pursuit import find_rivals, find_support, inverse_root, ortho
 from unmask.linalg.subspace import Span, column_span
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.recovery import Status
 
 _FLOOR = 1e-6  # what float32 leaves of a zero once a vector went through A
 _FAR = 0.1
@@ -48,11 +49,12 @@ _MOST = 0.85  # of the dimensions
 
 @dataclass(frozen=True)
 class LoraTokens:
-    """Candidates with the tensors they rest on; or, if there are none, why."""
+    """Candidates with the tensors they rest on; or, if there are none, the status and reason why."""
 
     candidates: Candidates | None
     used: tuple[str, ...]
     reason: str = ""
+    status: Status = Status.NOT_IDENTIFIABLE
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,7 @@ def find_lora_tokens(evidence: GradientEvidence, model: Model) -> LoraTokens:
     inputs = gradients_of_inputs(evidence, model, 0) if evidence.update is Update.GRADIENT else {}
     seen = [] if evidence.optimizer == "adamw" else list(_outputs(evidence, model))
     if not inputs and not seen:
-        held = "holds a gradient" if evidence.update is Update.GRADIENT else "changed in a way that shows its inputs"
-        return LoraTokens(None, (), f"no adapter of block 0's queries, keys or values {held}")
+        return _say_what_is_missing(evidence, model)
     reason = ""
     if inputs:
         found, reason = _find_by_inputs(inputs, model)
@@ -91,10 +92,49 @@ def find_lora_tokens(evidence: GradientEvidence, model: Model) -> LoraTokens:
         return LoraTokens(found, used)
     rank = max((one.span.width for one in seen), default=0)
     reason = reason or (
-        f"the factors B are zero, as in a first round, so that ∂A is: adapters of this rank then show {rank} "
-        "directions at most and all are in use: the batch has at least as many distinct inputs, and every token passes"
+        f"{_why_no_inputs(evidence, model)}. Adapters of this rank then show {rank} directions at most and all are in "
+        "use: the batch has at least as many distinct inputs, and every token passes"
     )
     return LoraTokens(None, (*inputs, *(one.name for one in seen)), reason)
+
+
+def _say_what_is_missing(evidence: GradientEvidence, model: Model) -> LoraTokens:
+    """Why neither factor of block 0's adapters is read: they are not there, or AdamW made their changes."""
+    names = [name for factor in "AB" for name in input_factors(model, factor)]
+    held = tuple(name for name in names if _moved(evidence, name))
+    if not held:
+        verb = "holds a gradient" if evidence.update is Update.GRADIENT else "changed"
+        reason = f"no adapter of block 0's queries, keys or values {verb}"
+        return LoraTokens(None, (), reason, Status.MISSING_EVIDENCE)
+    if evidence.optimizer != "adamw":
+        reason = "block 0's adapters moved, but the weights that the server sent are not all known; pass adapters=…"
+        return LoraTokens(None, held, reason, Status.MISSING_EVIDENCE)
+    steps = "one AdamW step" if evidence.num_steps == 1 else "AdamW"
+    why = _why_no_inputs(evidence, model)
+    reason = (
+        f"{steps} made this change of block 0's adapters: it divides every entry by its own size, so that little more "
+        f"than signs is left of a gradient{f'; {why}' if why else ''}"
+    )
+    return LoraTokens(None, held, reason, Status.NOT_APPLICABLE)
+
+
+def _why_no_inputs(evidence: GradientEvidence, model: Model) -> str:
+    """Why the factors A of block 0's adapters tell nothing; empty where they moved."""
+    downs, ups = input_factors(model, "A"), input_factors(model, "B")
+    known = [evidence.adapters[name] for name in ups if name in evidence.adapters]
+    is_first_step = evidence.update is Update.GRADIENT or evidence.num_steps in (None, 1)
+    if is_first_step and known and not any(bool(weights.any()) for weights in known):
+        return "A has no gradient yet, because the factors B are zero, as in a first round"
+    if not any(name in evidence.gradients for name in downs):
+        return "the update does not hold the factors A, which may be frozen"
+    if not any(_moved(evidence, name) for name in downs):
+        return "the factors A did not move" if evidence.update is Update.DELTA else "the gradients of A are zero"
+    return "" if known else "the factors B that the server sent are not known"
+
+
+def _moved(evidence: GradientEvidence, name: str) -> bool:
+    change = evidence.gradients.get(name)
+    return change is not None and bool(change.any())
 
 
 def gradients_of_inputs(evidence: GradientEvidence, model: Model, block: int) -> dict[str, Float[Tensor, "d r"]]:

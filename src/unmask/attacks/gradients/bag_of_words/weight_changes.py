@@ -44,22 +44,23 @@ def find_nothing(reason: str, used: tuple[str, ...] = (), details: Mapping[str, 
 
 @dataclass(frozen=True)
 class WeightChange:
-    """A difference of weights, the weights before, and which steps had a gradient."""
+    """A difference of weights, the weights before, and how many steps there were; the first may have no gradient."""
 
     name: str
     delta: Float[Tensor, "m d"]
     weights: Float[Tensor, "m d"]
-    had_gradient: tuple[bool, ...]
+    num_steps: int
+    begins_at_zero: bool = False
     is_factor: bool = False
 
     @property
     def num_gradients(self) -> int:
         """Steps that had one."""
-        return sum(self.had_gradient)
+        return self.num_steps - self.begins_at_zero
 
     def read_step(self, learning_rate: float, weight_decay: float) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:
         """The sum of Adam's steps in learning rates, without the decay, and the errors that rounding leaves."""
-        before, change, number = self.weights.double(), self.delta.double(), len(self.had_gradient)
+        before, change, number = self.weights.double(), self.delta.double(), self.num_steps
         kept = float(torch.tensor(1 - learning_rate * weight_decay, dtype=self.delta.dtype)) ** number
         step = -(change + (1 - kept) * before) / learning_rate
         roundings = self.num_gradients + (number if weight_decay else 0)  # decay is a product of its own, in every step
@@ -74,7 +75,7 @@ def layer_changes(evidence: GradientEvidence, model: Model) -> Iterator[WeightCh
         delta, weights = evidence.gradients.get(layer.parameter), model.parameter(layer.parameter).detach()
         if delta is not None and not model.is_shared(0) and bool(delta.any()):
             delta, weights = (part if layer.stored_transposed else part.T for part in (delta, weights))
-            yield WeightChange(layer.parameter, delta, weights, (True,) * (evidence.num_steps or 1))
+            yield WeightChange(layer.parameter, delta, weights, evidence.num_steps or 1)
 
 
 def adapter_changes(evidence: GradientEvidence, model: Model) -> Iterator[WeightChange]:
@@ -83,8 +84,8 @@ def adapter_changes(evidence: GradientEvidence, model: Model) -> Iterator[Weight
         delta = evidence.gradients.get(down)
         if delta is not None and down in evidence.adapters and up in evidence.adapters and bool(delta.any()):
             had_none = not bool(evidence.adapters[up].any())
-            steps = tuple(not had_none or step > 0 for step in range(evidence.num_steps or 1))
-            yield WeightChange(down, delta, evidence.adapters[down], steps, is_factor=True)
+            steps = evidence.num_steps or 1
+            yield WeightChange(down, delta, evidence.adapters[down], steps, had_none, is_factor=True)
 
 
 def last_place(before: Tensor, after: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
+from unmask.protocols.replay import why_too_long
 from unmask.recovery import (
     Ambiguity,
     AmbiguityKind,
@@ -264,14 +265,14 @@ def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[
         why = (
             f"more prefixes pass at the {findings.site} than its rank {rank} allows"
             if findings.forest.overflow
-            else f"distances at the {findings.site} have a gap of only {findings.forest.gap.decades:.1f} decades"
+            else f"distances at the {findings.site} {findings.forest.gap.describe()}"
         )
         return Status.PARTIAL, f"the bag of words is certain, the {num_found} texts are a best effort: {why}"
     problems = []
     if not findings.has_ends:
         problems.append(_no_ends(findings))
     if not findings.explains_everything:
-        problems.append(_describe_unexplained(findings, rank))
+        problems.append(why_too_long(evidence) or _describe_unexplained(findings, rank))
     if evidence.num_texts is not None and len(texts) > evidence.num_texts:
         problems.append(f"the batch holds {evidence.num_texts} texts, so these are too many, and none is certain")
     open_counts = {p.reason for text in texts for p in text.ambiguities if p.kind is AmbiguityKind.COUNT}

@@ -64,7 +64,7 @@ class LoraAttack:
         measured = {} if why else _gradients_of_blocks(evidence, model)
         if why or not measured:
             return claim_tokens(run, candidates, used, why or "the order of tokens needs adapters of later blocks")
-        trained = model.with_factors(evidence.adapters, evidence.adapter_scale or 1.0)
+        trained = model.with_factors(evidence.adapters, evidence.adapter_scale)
         tokens = torch.tensor(sorted(candidates.searched), device=model.device)
         if len(tokens) > (most := int(MOST_TOKENS * model.width)):
             why = f"the batch has {len(tokens)} distinct tokens, and whole texts are read from at most {most}"

@@ -27,6 +27,7 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.models.attention import attend
 from unmask.models.linear import Role
+from unmask.models.peft_adapters import scale_at
 
 _TELLING = (Role.MLP_OUT, Role.ATTENTION_OUT, Role.QUERY)
 
@@ -52,7 +53,7 @@ def find_label_adapter(evidence: GradientEvidence, model: Model) -> LabelAdapter
         down, up = (f"{layer.module}.lora_{factor}.weight" for factor in "AB")
         gradient = evidence.gradients.get(down)
         if gradient is not None and down in evidence.adapters and bool(gradient.any()):
-            scaled = evidence.adapters[up] * (evidence.adapter_scale or 1.0)
+            scaled = evidence.adapters[up] * scale_at(evidence.adapter_scale, layer.module)
             return LabelAdapter(role, down, evidence.adapters[down], scaled, gradient.T)
     return None
 
