@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.attacks.gradients.encoder_batches import BATCH, FRAME, candidates_of, classified
 
+from unmask.attacks.gradients.encoder.drafts import list_drafts
 from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_texts
 from unmask.attacks.gradients.encoder.problem import Problem, set_up
 from unmask.attacks.run import Run, silent
@@ -48,6 +49,6 @@ def test_drafts_stand_in_for_missing_texts_and_are_corrected(tiny_bert):
     size = len(search.problem.places.tokens)
     wrong = (text[0], first - first % size + second % size, *text[2:])
     search.refused = {wrong: (1.0, distance)}
-    assert wrong in search.drafts()
+    assert wrong in list_drafts(search)
     correct_texts(Run(0, silent), evidence, search)
     assert {search.problem.places.tokens_of(each) for each in search.found} == set(BATCH)

@@ -21,7 +21,7 @@ from tests.attacks.gradients.encoder_batches import (
 )
 
 from unmask.attacks.gradients.encoder.problem import Problem
-from unmask.attacks.gradients.encoder.search import EncoderSearch, are_alike
+from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.run import Progress, Run, silent
 from unmask.models import Model
 
@@ -300,8 +300,3 @@ def test_effort_starts_anew_while_texts_are_missing(problem, monkeypatch):
         search.search(effort=9)
     assert found(search) == set(BATCH)
     assert len(calls) == len(set(map(id, calls))) == 3  # each with probes of its own
-
-
-def test_texts_are_alike_by_their_places():
-    assert are_alike((1, 2, 3, 4), (1, 2, 3, 9), 0.6)
-    assert not are_alike((1, 2, 3, 4), (1, 2, 8, 9), 0.6)

@@ -19,12 +19,13 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from unmask.attacks.gradients.encoder.drafts import are_alike, list_drafts
 from unmask.attacks.gradients.encoder.input_gradients import InputGradients
 from unmask.attacks.gradients.encoder.noisy_swaps import NoisySwaps
 from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.relaxation import Relaxation
 from unmask.attacks.gradients.encoder.replay_edits import ReplayEdits
-from unmask.attacks.gradients.encoder.search import EncoderSearch, are_alike
+from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 
@@ -81,7 +82,7 @@ class NoisySearch(EncoderSearch):
     @property
     def is_hopeless(self) -> bool:
         """Whether anchors lead to no new text while there are as many drafts as texts: these may be corrected."""
-        if self.num_in_vain >= self.settings.noisy_patience and len(self.drafts()) == self.num_texts:
+        if self.num_in_vain >= self.settings.noisy_patience and len(list_drafts(self)) == self.num_texts:
             return True
         return super().is_hopeless
 
@@ -103,7 +104,7 @@ def correct_texts(run: Run, evidence: GradientEvidence, search: EncoderSearch) -
     gradients, places = InputGradients.of(evidence, search.problem), search.problem.places
     if gradients is None:
         return
-    drafts = search.drafts()
+    drafts = list_drafts(search)
     if not drafts or len(drafts) != (search.num_texts or len(drafts)):
         return
     possible = (places.is_possible & ~places.is_frame).view(places.num_positions, -1)

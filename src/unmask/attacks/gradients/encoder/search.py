@@ -197,15 +197,6 @@ class EncoderSearch:
             self._accepts(other, float("inf"))  # the nearest text that differs: refused, or another one of the batch
         return True
 
-    def drafts(self) -> list[Text]:
-        """What was found; while texts are missing, refused ones stand in, the nearest first and no two alike."""
-        drafts = list(self.found)
-        for text, (cost, _) in sorted(self.refused.items(), key=lambda item: item[1][1]):
-            is_new = cost < float("inf") and not any(are_alike(text, other, self.settings.alike) for other in drafts)
-            if is_new and len(drafts) < (self.num_texts or 0):
-                drafts.append(text)
-        return drafts
-
     @property
     def num_rows(self) -> int:
         """The number of rows that the texts found explain."""
@@ -297,11 +288,6 @@ class EncoderSearch:
         if len(indices) == 0:
             return self.problem.places.start  # no text can be made here; a random one is only there to be refused
         return int(indices[int(torch.randint(len(indices), (1,), generator=self.run.generator))])
-
-
-def are_alike(text: Text, other: Text, part: float) -> bool:
-    """Whether two texts have more than a part of their places in common."""
-    return len(set(text) & set(other)) > part * max(len(text), len(other))
 
 
 def _select_likely(places: PositionCandidates, spread_share: float) -> Bool[Tensor, " j"]:
