@@ -146,6 +146,8 @@ def test_what_cannot_be_done_again_is_said(tiny_gpt2):
     assert not can_replay(replace(evidence, noise_std=1e-3), 3)
     assert can_replay(replace(evidence, local_batch_size=3), 3)
     assert not can_replay(replace(evidence, local_batch_size=2), 3)
+    assert not can_replay(evidence, 100_000)
+    assert can_replay(replace(evidence, num_texts=100_000), 100_000)
     assert not can_replay(replace(evidence, task="masked_token"), 3)
 
 

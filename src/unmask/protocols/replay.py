@@ -42,6 +42,7 @@ _FLOAT32 = 5e-5  # a right batch is within 5e-6 in float32; one token more among
 _FLOAT64 = 1e-7  # what differences of sums of squares can show
 _TRAINED = 2e-3  # local steps in float32: a right batch is within 1e-4, a wrong one beyond 1e-1
 _COARSE = 2e-2  # a client in bfloat16 rounds every product
+_MOST_TEXTS = 4096  # unless the evidence states more
 _MOST_STEPS = 1000  # of local training: a replay costs as much as the training did
 _QUIET = 0.1  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms (key biases)
 _ENTRIES_AT_ONCE = 2**24
@@ -130,9 +131,10 @@ def replay_pairs(model: EncoderDecoder, pairs: Sequence[tuple[TokenIds, TokenIds
 def can_replay(evidence: GradientEvidence, num_texts: int) -> bool:
     """Whether the stated client does the same again: not where unknown minibatches were drawn, or noise was added.
 
-    Nor where it would take too many steps.
+    Nor where it would take too many steps, or texts: a search that goes wrong counts a text a million times.
     """
-    if evidence.task is Task.MASKED_TOKEN or evidence.noise_std or why_too_long(evidence):
+    is_long = bool(why_too_long(evidence)) or num_texts > max(_MOST_TEXTS, evidence.num_texts or 0)
+    if evidence.task is Task.MASKED_TOKEN or evidence.noise_std or is_long:
         return False
     return evidence.local_batch_size is None or evidence.local_batch_size >= num_texts
 
