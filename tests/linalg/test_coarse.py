@@ -137,6 +137,16 @@ def test_what_was_stored_lies_in_its_cells_and_a_hundredth_more_does_not(store):
     assert float(distance_to_cells(seen, 1.01 * tensor).norm() / seen.norm()) > 1e-3
 
 
+def test_float8_is_told_where_a_few_entries_are_far_larger_than_the_others():
+    """Then nearly all are whole multiples of its smallest step, as those of int8 are of theirs."""
+    tensor = fine()
+    tensor[0, :40] *= torch.linspace(1000, 20_000, 40)
+    for store, kind in ((float8, Coarseness.DIGITS), (int8, Coarseness.EVEN)):
+        seen = store(tensor)
+        assert storage_of(seen).kind is kind
+        assert float(distance_to_cells(seen, tensor).norm() / seen.norm()) < 1e-6
+
+
 def test_float16_is_told_by_its_digits_though_small_entries_become_zero():
     seen = float16(1e-5 * fine())
     assert float((seen == 0).double().mean()) > 0.01

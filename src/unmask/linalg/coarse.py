@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _SAMPLE = 2**18  # entries that levels are looked for in
+_NUM_LARGEST = 256  # entries that levels are looked for in as well
 _MAX_LEVELS = 512  # int8 has 255 levels, float8 253; a float32 tensor of this many entries has nearly as many values
 _ON_GRID = 2e-3  # of a step: float32's rounding of 127 steps is 1e-5
 _MOST_STEPS = 1024  # from zero to the largest entry of an even grid; float8 has 458,752 of its smallest steps
@@ -62,10 +63,10 @@ def storage_of(tensor: Tensor) -> Storage:
     if len(nonzero) == 0:
         return Storage(Coarseness.FINE, 0.0, zero_share)
     smallest = float(nonzero.abs().min())
-    levels = torch.unique(values)
+    levels = torch.unique(torch.cat([values, _largest(tensor)]))
     if len(levels) <= min(_MAX_LEVELS, len(nonzero) // 4):
         step = even_step(levels)
-        if step is not None:
+        if step is not None and not _grows(levels, step):
             return Storage(Coarseness.EVEN, step, zero_share)
         return Storage(Coarseness.DIGITS, smallest, zero_share, levels)
     is_half = smallest < torch.finfo(torch.float16).smallest_normal and _has_digits(nonzero, torch.float16)
@@ -76,6 +77,17 @@ def storage_of(tensor: Tensor) -> Storage:
         if _has_digits(nonzero, narrow):
             return Storage(Coarseness.DIGITS, smallest, zero_share, dtype=narrow)
     return Storage(Coarseness.FINE, smallest, zero_share)
+
+
+def _grows(levels: Float[Tensor, " levels"], step: float) -> bool:
+    """Whether levels on a grid of small steps are those of float8, whose steps grow with the numbers.
+
+    Where all but a few numbers are near zero, they are whole multiples of its smallest step. But above 16 of them, only
+    numbers of four binary digits occur; the largest entry of an int8 tensor is 127 steps.
+    """
+    counts = (levels.abs() / step).round()
+    digits = 2.0 ** (counts.clamp_min(1).log2().floor() - 3)
+    return bool(counts.max() > 16) and bool((counts % digits.clamp_min(1) == 0).all())
 
 
 def _has_digits(values: Tensor, dtype: torch.dtype) -> bool:
@@ -171,6 +183,12 @@ def _sample(tensor: Tensor) -> Float[Tensor, " n"]:
     matrix = matrix[:, (matrix != 0).any(0)] if len(matrix) else matrix
     flat = matrix.flatten()
     return flat[:: max(1, len(flat) // _SAMPLE)].double()
+
+
+def _largest(tensor: Tensor) -> Float[Tensor, " n"]:
+    """The largest entries, which a sample may miss."""
+    flat = tensor.detach().flatten()
+    return flat[flat.abs().topk(min(_NUM_LARGEST, len(flat))).indices].double()
 
 
 def even_step(levels: Float[Tensor, " levels"]) -> float | None:

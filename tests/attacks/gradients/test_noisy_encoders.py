@@ -55,6 +55,11 @@ def test_two_texts_of_an_update_in_bfloat16(minilm):
     assert_recovered(minilm, encode(minilm)[:2], "bf16", Proof.ROUNDED_CLIENT, ["embeddings.", *SOME])
 
 
+@pytest.mark.parametrize("sigma", [1e-8, 1e-6])
+def test_noise_that_fills_spans_and_leaves_tokens_exact(minilm, sigma):
+    assert_recovered(minilm, encode(minilm)[:2], f"noise:sigma={sigma}", Proof.NOISY_CLIENT, ["embeddings.", *SOME])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("defence", "proof"),

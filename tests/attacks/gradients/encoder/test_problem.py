@@ -24,7 +24,7 @@ from tests.attacks.gradients.encoder_batches import (
 from tests.contracts.models import stranger
 from tests.reference.layer_inputs import layer_inputs
 
-from unmask.attacks.gradients.encoder.problem import Problem, set_up
+from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
 from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
@@ -226,3 +226,10 @@ def test_dropout_gives_a_reason(tiny_bert):
 def test_texts_of_one_token_give_a_reason(tiny_bert):
     """No text can end: the longest has one position."""
     assert why_not(tiny_bert, classified(tiny_bert, [(START,), (END,)]))
+
+
+def test_noise_fills_the_spans_and_a_clean_update_does_not(tiny_bert):
+    evidence = classified(tiny_bert)
+    assert not is_full(evidence, tiny_bert)
+    assert is_full(parse_defence("noise:sigma=1e-3")(evidence, torch.Generator().manual_seed(0)), tiny_bert)
+    assert not is_full(classified(tiny_bert, parameters=["embeddings."]), tiny_bert)  # there is none

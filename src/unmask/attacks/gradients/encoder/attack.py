@@ -17,7 +17,7 @@ Deviation: DAGER (arXiv 2405.15586, Algorithm 3) enumerates products of token se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,7 +30,7 @@ from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confirm_encoder
 from unmask.attacks.gradients.encoder.masked_tokens import find_originals
 from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_texts
-from unmask.attacks.gradients.encoder.problem import Problem, set_up
+from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
@@ -77,6 +77,8 @@ class EncoderAttack:
             return claim_bag(run, bag)
         candidates, used = bag.candidates, bag.used
         search = self.find_texts(run, evidence, model, candidates)
+        if isinstance(search, str) and _can_be_noisy(evidence) and is_full(evidence, model):
+            return self._read_noisy(run, evidence, model, bag)  # noise fills spans before it hides tokens
         if isinstance(search, str):
             return claim_tokens(run, candidates, used, search)
         problem = search.problem
@@ -88,6 +90,9 @@ class EncoderAttack:
         if search.found:
             progress("running the client again", 0, 1)
             confirmation = confirm_encoder(evidence, problem, list(search.found), list(candidates.equal.values()))
+            is_whole = _can_be_noisy(evidence) and len(search.found) == evidence.num_texts
+            if confirmation.proof is Proof.NONE and is_whole:  # a little noise leaves spans as they are
+                confirmation = confirm_encoder(evidence, replace(problem, is_blurred=True), list(search.found))
         if evidence.task is None and originals is None and not confirmation.is_pooled:
             originals = _MAY_BE_MASKED
         replayed = sorted(evidence.gradients) if confirmation.agreement is not None else []
@@ -110,7 +115,7 @@ class EncoderAttack:
         candidates = merge_equal(bag.candidates, model, told_apart=True)
         search = self.find_texts(run, evidence, model, candidates, noisy=True)
         if isinstance(search, str):
-            return claim_bag(run, bag)
+            return claim_bag(run, bag, why=search)
         correct_texts(run, evidence, search)
         confirmation = EncoderConfirmation(Proof.NONE)
         if search.found:
@@ -142,6 +147,9 @@ class EncoderAttack:
 
 def _is_blurred(evidence: GradientEvidence, model: Model, bag: BagOfWords) -> bool:
     """Whether noise or few digits blur a gradient whose texts a replay could confirm."""
-    if evidence.task is Task.MASKED_TOKEN or evidence.update is Update.DELTA or evidence.adapters:
-        return False
-    return is_coarse(evidence, model) or bag.expected_false is not None
+    return _can_be_noisy(evidence) and (is_coarse(evidence, model) or bag.expected_false is not None)
+
+
+def _can_be_noisy(evidence: GradientEvidence) -> bool:
+    """Whether the search under noise takes such an update: a gradient of one label for each text."""
+    return evidence.task is not Task.MASKED_TOKEN and evidence.update is Update.GRADIENT and not evidence.adapters

@@ -29,6 +29,8 @@ from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 
+_NO_TEXT = 0.05  # of the median weight: a text of less is none
+
 
 class NoisySearch(EncoderSearch):
     """Texts near the spans of a noisy problem."""
@@ -105,13 +107,19 @@ def correct_texts(run: Run, evidence: GradientEvidence, search: EncoderSearch) -
     if gradients is None:
         return
     drafts = list_drafts(search)
-    if not drafts or len(drafts) != (search.num_texts or len(drafts)):
+    if not drafts or len(drafts) > (search.num_texts or len(drafts)):
         return
     possible = (places.is_possible & ~places.is_frame).view(places.num_positions, -1)
     before = [places.tokens_of(text) for text in drafts]
+    if gradients.fit(before).left > gradients.floor:
+        shortest = (before[0][0], before[0][1], before[0][-1])  # a text that is to be read anew
+        before += [shortest] * ((search.num_texts or 0) - len(before))
     after, _ = ReplayEdits(gradients, possible).improve(run, before)
     if after == before and len(drafts) == len(search.found):
         return
+    weights = gradients.fit(after).weights.abs()
+    is_there = (weights > _NO_TEXT * weights.median()).tolist()  # of texts that occur twice, one has no weight
+    after = [text for place, text in enumerate(after) if place < len(drafts) or is_there[place]]
     index = {int(token): place for place, token in enumerate(places.tokens.tolist())}
     found = [tuple(p * len(index) + index[token] for p, token in enumerate(tokens)) for tokens in after]
     search.found = {text: search.problem.distance(text) for text in found}

@@ -45,6 +45,7 @@ class Problem:
     down: SpanSite | None
     drifts: bool = False  # the weights moved while the update was made, so that rows are only near their spans
     mlp: SpanSite | None = None  # asked where noise blurs the others
+    is_blurred: bool = False  # there may be noise, though none shows in the spans
 
     @property
     def sites(self) -> list[SpanSite]:
@@ -53,8 +54,8 @@ class Problem:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether spans are taken as far as they stand out of noise or of few digits."""
-        return any(site.noise is not None for site in self.sites)
+        """Whether spans are taken as far as they stand out of noise or of few digits, or a replay must allow for it."""
+        return self.is_blurred or any(site.noise is not None for site in self.sites)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -134,6 +135,12 @@ def set_up(
     places = PositionCandidates.of(precise, tokens, shares, frame, by_type)
     output, down, mlp = (site if _has_room(site) else None for site in (output, down, mlp))
     return Problem(model, precise, places, inputs, output, down, drifts, mlp)
+
+
+def is_full(evidence: GradientEvidence, model: Model) -> bool:
+    """Whether a gradient fills every span that could check a text, as noise does."""
+    sites = [site for site in (output_site(evidence, model), down_site(evidence, model)) if site is not None]
+    return bool(sites) and not any(map(_has_room, sites))
 
 
 def why_no_places(model: Model) -> str:
