@@ -18,7 +18,13 @@ class Client:
     protocol: str
     defence: str
     texts: int
+    data: str
     draws: tuple[Cell, ...]
+
+    @property
+    def batch(self) -> str:
+        """How many texts, and where they are from."""
+        return f"{self.texts} of {self.data}"
 
     @property
     def ended(self) -> list[Cell]:
@@ -47,7 +53,7 @@ class Client:
 
 def clients_of(cells: Sequence[Cell]) -> list[Client]:
     """Cells of one client together, in the order in which they were measured."""
-    keys = ("model", "protocol", "defence", "texts")
+    keys = ("model", "protocol", "defence", "texts", "data")
     grouped: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         grouped.setdefault(tuple(cell[key] for key in keys), []).append(cell)

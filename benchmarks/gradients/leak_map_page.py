@@ -87,15 +87,15 @@ def _models(clients: Sequence[Client]) -> list[str]:
 
 def _rows(clients: Sequence[Client], models: Sequence[str], places: dict[int, int]) -> list[dict[str, Any]]:
     rows = []
-    for protocol, defence, texts in dict.fromkeys((c.protocol, c.defence, c.texts) for c in clients):
-        own = {c.model: c for c in clients if (c.protocol, c.defence, c.texts) == (protocol, defence, texts)}
+    for protocol, defence, batch in dict.fromkeys((c.protocol, c.defence, c.batch) for c in clients):
+        own = {c.model: c for c in clients if (c.protocol, c.defence, c.batch) == (protocol, defence, batch)}
         ended = [cell for client in own.values() for cell in client.ended]
         epsilons = [cell["epsilon"] for cell in ended if cell["epsilon"] is not None]
         rows.append(
             {
                 "protocol": protocol,
                 "defence": defence,
-                "texts": texts,
+                "texts": make_safe(batch),
                 "epsilon": join(epsilons, ".2g") if epsilons else "",
                 "cosine": join([cell["cosine"] for cell in ended], ".2f") if defence and ended else "",
                 "cells": [

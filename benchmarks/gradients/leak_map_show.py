@@ -33,17 +33,17 @@ def leak_table(clients: Sequence[Client]) -> list[str]:
     models = sorted({client.model for client in clients})
     lines = [
         f"| client | defence | texts | cosine | {' | '.join(models)} |",
-        f"| --- | --- | --: | --: | {' | '.join('---' for _ in models)} |",
+        f"| --- | --- | --- | --: | {' | '.join('---' for _ in models)} |",
     ]
-    by_key = {(c.protocol, c.defence, c.texts, c.model): c for c in clients}
-    for protocol, defence, texts in dict.fromkeys((c.protocol, c.defence, c.texts) for c in clients):
-        row = [by_key.get((protocol, defence, texts, model)) for model in models]
+    by_key = {(c.protocol, c.defence, c.batch, c.model): c for c in clients}
+    for protocol, defence, batch in dict.fromkeys((c.protocol, c.defence, c.batch) for c in clients):
+        row = [by_key.get((protocol, defence, batch, model)) for model in models]
         ended = [cell for client in row if client is not None for cell in client.ended]
         told = " | ".join("" if client is None else leak(client) for client in row)
         cost = join([cell["cosine"] for cell in ended], ".2f") if defence and ended else ""
         epsilons = [cell["epsilon"] for cell in ended if cell["epsilon"] is not None]
         name = f"`{protocol}`" + (f" (ε {join(epsilons, '.2g')})" if epsilons else "")
-        lines.append(f"| {name} | {f'`{defence}`' if defence else 'none'} | {texts} | {cost} | {told} |")
+        lines.append(f"| {name} | {f'`{defence}`' if defence else 'none'} | {batch} | {cost} | {told} |")
     return lines
 
 
@@ -54,9 +54,10 @@ def leak(client: Client) -> str:
         return f"stopped after {client.draws[0]['seconds']:.0f} s"
     exact, guessed = client.total("exact"), client.total("guessed")
     texts = f"**{exact} of {client.num_texts} texts**" if exact else "no text"
-    also = f", {guessed - exact} more guessed" if guessed > exact else ""
+    also = f", {guessed - exact} {'more ' if exact else ''}guessed" if guessed > exact else ""
     false = f", {client.total('false')} false" if client.total("false") else ""
-    recall = f"{100 * client.median('recall'):.0f} % of tokens" if client.span("recall")[1] else "no token"
+    recalls = [100 * cell["recall"] for cell in client.ended]
+    recall = f"{join(recalls, '.0f')} % of tokens" if any(recalls) else "no token"
     return f"{texts}{also}; {recall}{false}; {join([c['seconds'] for c in client.ended], '.0f')} s{late}"
 
 

@@ -62,7 +62,11 @@ def test_draws_differ_and_repeat():
 
 def test_the_table_has_a_line_for_each_client():
     lines = leak_map_show.leak_table(clients_of([CELL, CELL | {"draw": 1}]))
-    assert "| `lora:rank=8,steps=2` | none | 8 |  | no text, 6 more guessed; 100 % of tokens; 3 s |" in lines
+    assert "| `lora:rank=8,steps=2` | none | 8 of some |  | no text, 6 guessed; 100 % of tokens; 3 s |" in lines
+
+
+def test_texts_of_another_source_are_another_line():
+    assert len(clients_of([CELL, CELL | {"draw": 1}, CELL | {"data": "others"}])) == 2
 
 
 @pytest.mark.parametrize("cells", [[STOPPED], [CELL, STOPPED]])
