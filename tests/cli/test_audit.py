@@ -101,8 +101,8 @@ def test_a_gate_is_crossed_and_the_finding_is_named(call, real, tmp_path):
 
 
 def test_noise_holds_no_gate_over_texts_that_nobody_looked_for(call, model, tmp_path):
-    """Under noise tokens are read and their order is never tried, so exit code 0 would be false."""
-    noisy = group("gradients", model, 'defences = ["noise:sigma=1e-3"]')
+    """Under strong noise tokens are read and no replay confirms their order, so exit code 0 would be false."""
+    noisy = group("gradients", model, 'defences = ["noise:sigma=3e-2"]')
     answer = call(write_plan(tmp_path / "plan.toml", noisy, top=GATES), "--out", tmp_path / "out", "--threads", 1)
     assert answer.code == INCONCLUSIVE
     assert "the order of tokens was not tried, or nothing confirms what was found, so nothing follows" in answer.told
