@@ -52,3 +52,14 @@ def test_drafts_stand_in_for_missing_texts_and_are_corrected(tiny_bert):
     assert wrong in list_drafts(search)
     correct_texts(Run(0, silent), evidence, search)
     assert {search.problem.places.tokens_of(each) for each in search.found} == set(BATCH)
+
+
+def test_a_missing_text_is_read_anew_and_a_draft_without_words_is_none(tiny_bert):
+    evidence = parse_defence("bf16")(classified(tiny_bert), torch.Generator().manual_seed(0))
+    search = searched(tiny_bert, "bf16")
+    places = search.problem.places
+    missing = next(text for text in search.found if places.tokens_of(text) == BATCH[1])
+    del search.found[missing]
+    search.refused = {missing[:1]: (1.0, 0.1)}
+    correct_texts(Run(0, silent), evidence, search)
+    assert {places.tokens_of(each) for each in search.found} == set(BATCH)

@@ -106,7 +106,7 @@ def correct_texts(run: Run, evidence: GradientEvidence, search: EncoderSearch) -
     gradients, places = InputGradients.of(evidence, search.problem), search.problem.places
     if gradients is None:
         return
-    drafts = list_drafts(search)
+    drafts = [text for text in list_drafts(search) if len(text) > 2]  # more than a frame
     if not drafts or len(drafts) > (search.num_texts or len(drafts)):
         return
     possible = (places.is_possible & ~places.is_frame).view(places.num_positions, -1)
