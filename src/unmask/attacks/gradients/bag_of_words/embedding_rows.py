@@ -56,7 +56,8 @@ def find_doubtful_tokens(evidence: GradientEvidence, model: Model) -> frozenset[
         return frozenset()
     moved = (update != 0).any(1).nonzero()[:, 0]
     rows = update[moved]
-    is_doubtful = (rows != 0).sum(1) < _least_entries((rows != 0).sum(1), len(update))
+    counts = (rows != 0).sum(1)
+    is_doubtful = counts < _least_entries(counts, len(update))
     if evidence.update is Update.DELTA and evidence.weight_decay != 0:
         weights = model.parameter(model.token_embedding).detach()[moved.to(model.device)].to(rows)
         is_doubtful |= ((rows == 0) | (rows * weights < 0)).all(1)

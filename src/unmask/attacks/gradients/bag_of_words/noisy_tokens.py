@@ -103,14 +103,15 @@ def rows_above_noise(evidence: GradientEvidence, model: Model) -> tuple[Int[Tens
     if update is None or may_be_tied(evidence, model):
         return nothing, None
     squares, width = update.double().square(), update.shape[1]
-    is_long, sigma = _longer_than_most(squares.sum(1), width)
+    sums = squares.sum(1)
+    is_long, sigma = _longer_than_most(sums, width)
     if sigma == 0.0:
         return nothing, None
     rows = is_long.nonzero()[:, 0].to(model.device)
     if not len(rows):
         return rows, sigma
     num_largest = math.ceil(_LARGEST * width)
-    without_largest = squares.sum(1) - squares.topk(num_largest, 1).values.sum(1)
+    without_largest = sums - squares.topk(num_largest, 1).values.sum(1)
     by_many_entries = _longer_than_most(without_largest, width - num_largest)[0][is_long]
     return (rows, sigma) if float(by_many_entries.double().mean()) > 0.5 else (nothing, sigma)
 
