@@ -21,12 +21,12 @@ _NAMES = {
     "unmask.errors": "UnmaskError",
     "unmask.evidence": (
         "AttentionEvidence FunctionOracle GradientEvidence HiddenEvidence Ledger ModuleOracle "
-        "OracleEvidence Site Task Update load_evidence"
+        "OracleEvidence Site Task Update VectorEvidence load_evidence"
     ),
     "unmask.integrations.http": "HttpOracle",
     "unmask.linalg.heads": "HeadWeights",
     "unmask.models": "load_encoder_decoder load_model",
-    "unmask.protocols": "observe_dpsgd observe_fedavg observe_gradients observe_hidden observe_lora",
+    "unmask.protocols": "observe_dpsgd observe_fedavg observe_gradients observe_hidden observe_lora observe_vectors",
     "unmask.protocols.table": "parse_protocol",
     "unmask.recovery": "Certificate Cost RecoveredText RecoveredTexts Recovery Status",
     "unmask.report": "write_reports",
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from unmask.evidence import Site as Site
     from unmask.evidence import Task as Task
     from unmask.evidence import Update as Update
+    from unmask.evidence import VectorEvidence as VectorEvidence
     from unmask.evidence import load_evidence as load_evidence
     from unmask.integrations.http import HttpOracle as HttpOracle
     from unmask.linalg.heads import HeadWeights as HeadWeights
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from unmask.protocols import observe_gradients as observe_gradients
     from unmask.protocols import observe_hidden as observe_hidden
     from unmask.protocols import observe_lora as observe_lora
+    from unmask.protocols import observe_vectors as observe_vectors
     from unmask.protocols.table import parse_protocol as parse_protocol
     from unmask.recovery import Certificate as Certificate
     from unmask.recovery import Cost as Cost

@@ -5,6 +5,7 @@ from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.oracles import FunctionOracle, ModuleOracle, OracleEvidence
 from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
+from unmask.evidence.vectors import VectorEvidence
 
 __all__ = [
     "AttentionEvidence",
@@ -17,5 +18,6 @@ __all__ = [
     "Site",
     "Task",
     "Update",
+    "VectorEvidence",
     "load_evidence",
 ]

@@ -5,6 +5,7 @@ from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
 from unmask.protocols.hidden import observe_hidden
 from unmask.protocols.lora import observe_lora
+from unmask.protocols.vectors import observe_vectors
 
 __all__ = [
     "PrivateUpdate",
@@ -14,4 +15,5 @@ __all__ = [
     "observe_gradients",
     "observe_hidden",
     "observe_lora",
+    "observe_vectors",
 ]
