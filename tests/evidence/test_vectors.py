@@ -9,6 +9,7 @@ import torch
 from unmask.errors import EvidenceError
 from unmask.evidence import VectorEvidence, load_evidence
 from unmask.evidence.vectors import half_steps_of
+from unmask.linalg.product_codes import decode_codes, product_codes
 from unmask.models.pooling import EmbeddingRecipe, Pooling
 
 ROWS = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
@@ -27,11 +28,12 @@ def test_vectors_come_back(tmp_path):
         compute_dtype=torch.bfloat16,
         half_steps=torch.full((3, 64), 0.01),
         quantiser=torch.randn(8, 256, 8),
+        offsets=ROWS,
         error=0.25,
     )
     after = load_evidence(before.save(tmp_path / "vectors.safetensors"))
     assert type(after) is VectorEvidence
-    for name in ("vectors", "half_steps", "quantiser"):
+    for name in ("vectors", "half_steps", "quantiser", "offsets"):
         assert torch.equal(getattr(after, name), getattr(before, name))
     assert (after.recipe, after.compute_dtype, after.error) == (recipe, torch.bfloat16, 0.25)
 
@@ -47,7 +49,8 @@ def test_what_is_not_told_comes_back_as_none(tmp_path):
         ({"vectors": torch.ones(64)}, "vectors must be"),
         ({"vectors": torch.ones(0, 64)}, "vectors must be"),
         ({"vectors": torch.full((2, 4), float("nan"))}, "'vectors' holds 8 of 8 values"),
-        ({"half_steps": torch.ones(3, 63)}, "half_steps must be 0 or more"),
+        ({"half_steps": torch.ones(3, 63)}, "half_steps must have the shape"),
+        ({"offsets": torch.ones(2, 64)}, "offsets must have the shape"),
         ({"half_steps": -torch.ones(3, 64)}, "half_steps must be 0 or more"),
         ({"quantiser": torch.ones(8, 256, 9)}, "a quantiser must be"),
         ({"error": -1.0}, "error must be"),
@@ -64,6 +67,16 @@ def test_defences_change_a_text_at_a_time():
     assert torch.equal(after.vectors, 2 * before.vectors)
     assert after.half_steps is None
     assert after.to("cpu").recipe == before.recipe
+
+
+def test_a_candidate_is_coded_again():
+    centroids = torch.randn(8, 16, 8, generator=torch.Generator().manual_seed(1))
+    offsets = ROWS / 9
+    stored = decode_codes(product_codes(UNITS - offsets, centroids), centroids) + offsets
+    found = evidence(vectors=stored, quantiser=centroids, offsets=offsets)
+    assert found.same_code(1, UNITS).tolist() == [False, True, False]
+    with pytest.raises(EvidenceError, match="without a product quantiser"):
+        evidence().same_code(0, UNITS)
 
 
 def test_vectors_fit_their_model(tiny_bert, tiny_gpt2):

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.arguments import require_number
 from unmask.errors import EvidenceError
 from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
+from unmask.linalg.product_codes import has_code, product_codes
 from unmask.models.adapter import Model
 from unmask.models.load import require_model
 from unmask.models.pooling import EmbeddingRecipe, Pooling, prefix_tokens, recipe_of
@@ -27,10 +28,13 @@ _NEAR_ONE = 0.1  # storage and noise may change a length of 1 by so much; length
 class VectorEvidence:
     """Vectors of texts, and the recipe by which the model made them.
 
-    Side knowledge of the adversary: `half_steps`, how far each number may be off because of its storage (None: what the
-    values show); `quantiser`, the centroids of a product quantiser that made codes of them, so that a candidate can be
-    coded again; `error`, how far a stored vector typically lies from the original, where the store can tell;
-    `compute_dtype`, the precision in which the model runs.
+    Side knowledge of the adversary:
+
+    - `half_steps`: how far each number may be off because of its storage; None: what the values show;
+    - `quantiser`: the centroids of a product quantiser that made codes of the vectors, so that a candidate can be coded
+      again (`same_code`), and `offsets`, the centres of an inverted file that were subtracted before;
+    - `error`: how far a stored vector typically lies from the original, where the store can tell;
+    - `compute_dtype`: the precision in which the model runs.
     """
 
     vectors: Float[Tensor, "texts k"]
@@ -39,6 +43,7 @@ class VectorEvidence:
     compute_dtype: torch.dtype = torch.float32
     half_steps: Float[Tensor, "texts k"] | None = None
     quantiser: Float[Tensor, "m codes k_m"] | None = None
+    offsets: Float[Tensor, "texts k"] | None = None
     error: float | None = None
 
     def __post_init__(self) -> None:
@@ -48,11 +53,14 @@ class VectorEvidence:
             object.__setattr__(self, name, tensor)
         if self.vectors.ndim != 2 or 0 in self.vectors.shape:
             raise EvidenceError(f"vectors must be (texts, numbers) with at least one, got {tuple(self.vectors.shape)}")
-        if self.half_steps is not None and (self.half_steps.shape != self.vectors.shape or (self.half_steps < 0).any()):
-            raise EvidenceError(
-                f"half_steps must be 0 or more and of the shape of the vectors {tuple(self.vectors.shape)}, got "
-                f"{tuple(self.half_steps.shape)} from {float(self.half_steps.min()):g} on"
-            )
+        for name in ("half_steps", "offsets"):
+            held = getattr(self, name)
+            if held is not None and held.shape != self.vectors.shape:
+                raise EvidenceError(
+                    f"{name} must have the shape of the vectors, {tuple(self.vectors.shape)}, got {tuple(held.shape)}"
+                )
+        if self.half_steps is not None and (self.half_steps < 0).any():
+            raise EvidenceError(f"half_steps must be 0 or more, got {float(self.half_steps.min()):g}")
         centroids = self.quantiser
         if centroids is not None and (centroids.ndim != 3 or centroids.shape[0] * centroids.shape[2] != self.width):
             raise EvidenceError(
@@ -122,6 +130,14 @@ class VectorEvidence:
         if any(not 0 <= token < model.vocab_size for token in self.recipe.prefix):
             raise EvidenceError(f"the prefix {self.recipe.prefix} has tokens that the model lacks")
 
+    def same_code(self, text: int, candidates: Float[Tensor, "n k"]) -> Bool[Tensor, " n"]:
+        """Whether each candidate's vector is coded as the stored vector of a text is; needs the quantiser."""
+        if self.quantiser is None:
+            raise EvidenceError("these vectors came without a product quantiser, so there are no codes to compare")
+        offset = 0 if self.offsets is None else self.offsets[text]
+        stored = product_codes(self.vectors[text : text + 1] - offset, self.quantiser)
+        return has_code(candidates - offset, stored, self.quantiser)
+
     def named_tensors(self) -> Mapping[str, Tensor]:
         """The vector of each text by its number, as defences change them."""
         return {f"{text:06d}": vector for text, vector in enumerate(self.vectors)}
@@ -129,7 +145,7 @@ class VectorEvidence:
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> VectorEvidence:
         """The same evidence with these vectors; what a store told of the old ones is dropped."""
         vectors = torch.stack([tensors[name] for name in self.named_tensors()])
-        return replace(self, vectors=vectors, half_steps=None, quantiser=None, error=None)
+        return replace(self, vectors=vectors, half_steps=None, quantiser=None, offsets=None, error=None)
 
     def to(self, device: str | torch.device) -> VectorEvidence:
         """The same vectors on another device."""
@@ -151,7 +167,7 @@ class VectorEvidence:
         return write(path, "vectors", self._tensors(), header)
 
     def _tensors(self) -> dict[str, Tensor]:
-        held = {"vectors": self.vectors, "half_steps": self.half_steps, "quantiser": self.quantiser}
+        held = {name: getattr(self, name) for name in ("vectors", "half_steps", "quantiser", "offsets")}
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
 
@@ -193,5 +209,6 @@ def _read_vectors(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> Vect
         named_dtype(header.get("compute_dtype", "float32")),
         tensors.get("half_steps"),
         tensors.get("quantiser"),
+        tensors.get("offsets"),
         None if error is None else float(error),
     )

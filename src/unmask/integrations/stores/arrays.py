@@ -1,0 +1,72 @@
+"""Plain arrays: .npy, .npz and safetensors. Nothing that is pickled is read."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from unmask.errors import EvidenceError
+from unmask.evidence.vectors import half_steps_of
+from unmask.integrations.stores.stored import StoredVectors, choose_one, stored_rows
+
+
+def read_npy(path: Path, collection: str | None, limit: int | None, model_width: int | None) -> StoredVectors:
+    """One array."""
+    array = _open(path)
+    rows = array[None] if array.ndim == 1 else array
+    return stored_rows(rows[:limit], None, path.name)
+
+
+def read_npz(path: Path, collection: str | None, limit: int | None, model_width: int | None) -> StoredVectors:
+    """One array of several."""
+    with _open(path) as archive:
+        try:
+            arrays = {name: archive[name] for name in archive.files}
+        except ValueError as error:
+            raise _refusal(path, error) from None
+    shapes = {name: array.shape for name, array in arrays.items() if array.dtype.kind == "f"}
+    name = choose_one(fitting(shapes, model_width), collection, "array", path)
+    return stored_rows(arrays[name][:limit], None, f"'{name}' of {path.name}")
+
+
+def read_safetensors(path: Path, collection: str | None, limit: int | None, model_width: int | None) -> StoredVectors:
+    """One tensor of several."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            name = choose_one(fitting(shapes, model_width), collection, "tensor", path)
+            rows = file.get_tensor(name)[:limit]
+    except SafetensorError as error:
+        raise EvidenceError(f"{path} is not a whole safetensors file ({error}); copy it again") from None
+    about = f"'{name}' of {path.name}"
+    if not rows.is_floating_point():
+        return stored_rows(rows.numpy(), None, about)
+    found = stored_rows(rows.float().numpy(), None, about)
+    return StoredVectors(found.vectors, found.ids, about, half_steps_of(rows))
+
+
+def fitting(shapes: Mapping[str, tuple[int, ...]], model_width: int | None) -> list[str]:
+    """Names of matrices, those of the model's width alone where there are any."""
+    matrices = [name for name, shape in shapes.items() if len(shape) == 2]
+    return [name for name in matrices if shapes[name][1] == model_width] or matrices
+
+
+def _open(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise _refusal(path, error) from None
+
+
+def _refusal(path: Path, error: Exception) -> EvidenceError:
+    if "Object arrays" in str(error):
+        return EvidenceError(
+            f"{path} holds pickled objects, which can run code when they are read, so it is not opened; save a plain "
+            "float array where you trust it (numpy.stack(list(array)))"
+        )
+    return EvidenceError(f"{path} is not a whole file of NumPy ({error}); copy it again")

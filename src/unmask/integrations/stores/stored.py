@@ -1,0 +1,89 @@
+"""What a store gives away: vectors, their names, and how far storage may have moved them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.errors import EvidenceError
+from unmask.evidence.vectors import VectorEvidence, half_steps_of
+from unmask.models.adapter import Model
+from unmask.models.pooling import Pooling
+
+
+@dataclass(frozen=True)
+class StoredVectors:
+    """Vectors of a store by their ids; the other fields are those of `VectorEvidence`, `about` says what was read."""
+
+    vectors: Float[Tensor, "texts k"]
+    ids: tuple[str, ...]
+    about: str
+    half_steps: Float[Tensor, "texts k"] | None = None
+    quantiser: Float[Tensor, "m codes k_m"] | None = None
+    offsets: Float[Tensor, "texts k"] | None = None
+    error: float | None = None
+
+    def evidence(
+        self,
+        model: Model,
+        *,
+        pooling: Pooling | str | None = None,
+        normalise: bool | None = None,
+        prefix: str = "",
+        compute_dtype: torch.dtype | str = torch.float32,
+    ) -> VectorEvidence:
+        """Evidence for `recover_text`; ids stay behind."""
+        found = VectorEvidence.of(
+            model,
+            self.vectors,
+            pooling=pooling,
+            normalise=normalise,
+            prefix=prefix,
+            half_steps=self.half_steps,
+            compute_dtype=compute_dtype,
+        )
+        return replace(found, quantiser=self.quantiser, offsets=self.offsets, error=self.error)
+
+
+def stored_rows(array: Any, ids: Sequence[Any] | None, about: str) -> StoredVectors:
+    """Rows of float numbers as they lie in a store; short float types have half steps."""
+    rows = np.asarray(array)
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise EvidenceError(f"{about} has the shape {rows.shape}, expected (vectors, numbers) with at least one")
+    if rows.dtype.kind != "f":
+        raise EvidenceError(
+            f"{about} holds {rows.dtype}: codes whose scale it does not say; multiply them by their scales and store "
+            "float32, or wrap them with unmask.VectorEvidence.of(model, vectors, half_steps=…)"
+        )
+    vectors = torch.from_numpy(np.ascontiguousarray(rows))
+    names = range(len(rows)) if ids is None else ids
+    return StoredVectors(vectors.float(), tuple(map(str, names)), about, half_steps_of(vectors))
+
+
+def need(package: str, store: str) -> Any:
+    """The library that reads a store, or a sentence that says how to get it."""
+    try:
+        return import_module(package)
+    except ImportError:
+        raise EvidenceError(
+            f"reading {store} needs the package '{package}', which is not installed; pip install 'unmask[stores]'"
+        ) from None
+
+
+def choose_one(names: Sequence[str], asked: str | None, what: str, where: Any) -> str:
+    """The name that was asked for, or the only one."""
+    if asked in names:
+        return str(asked)
+    listed = ", ".join(sorted(names)) or "none"
+    if asked is not None:
+        raise EvidenceError(f"{where} has no {what} '{asked}'; it has: {listed}")
+    if len(names) != 1:
+        raise EvidenceError(f"{where} has {len(names)} of the kind '{what}': {listed}; choose one (--collection NAME)")
+    return names[0]

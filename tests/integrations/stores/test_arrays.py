@@ -1,0 +1,69 @@
+"""Plain arrays, and that nothing pickled is opened."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.integrations.stores.stores import UNITS
+
+from unmask.errors import EvidenceError
+from unmask.integrations.stores import read_store
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_an_array_comes_back(tmp_path, dtype):
+    np.save(tmp_path / "v.npy", UNITS.astype(dtype))
+    found = read_store(tmp_path / "v.npy", limit=9)
+    assert np.array_equal(found.vectors.numpy(), UNITS.astype(dtype)[:9].astype(np.float32))
+    assert (found.half_steps is not None) == (dtype is np.float16)
+    assert found.about == "NumPy: v.npy"
+
+
+def test_one_vector_is_a_row(tmp_path):
+    np.save(tmp_path / "v.npy", UNITS[0])
+    assert read_store(tmp_path / "v.npy").vectors.shape == (1, 32)
+
+
+def test_an_archive_says_what_it_has(tmp_path):
+    np.savez(tmp_path / "v.npz", a=UNITS, b=UNITS[:, :8], labels=np.arange(300))
+    with pytest.raises(EvidenceError, match="2 of the kind 'array': a, b"):
+        read_store(tmp_path / "v.npz")
+    assert read_store(tmp_path / "v.npz", model_width=8).vectors.shape == (300, 8)
+    assert read_store(tmp_path / "v.npz", collection="a").vectors.shape == (300, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_come_back(tmp_path, dtype):
+    rows = torch.from_numpy(UNITS).to(dtype)
+    save_file({"embeddings": rows, "mask": torch.ones(3)}, tmp_path / "v.safetensors")
+    found = read_store(tmp_path / "v.safetensors")
+    assert torch.equal(found.vectors, rows.float())
+    assert (found.half_steps is not None) == (dtype is torch.bfloat16)
+
+
+def test_pickled_objects_are_not_opened(tmp_path):
+    objects = np.array([UNITS[0], None], dtype=object)
+    np.save(tmp_path / "v.npy", objects, allow_pickle=True)
+    np.savez(tmp_path / "v.npz", a=objects)
+    for name in ("v.npy", "v.npz"):
+        with pytest.raises(EvidenceError, match="holds pickled objects"):
+            read_store(tmp_path / name)
+
+
+@pytest.mark.parametrize("array", [np.ones((3, 4), dtype=np.int8), np.ones((2, 3, 4)), np.ones((0, 4))])
+def test_what_is_no_matrix_of_floats_is_refused(tmp_path, array):
+    np.save(tmp_path / "v.npy", array)
+    with pytest.raises(EvidenceError, match=r"v\.npy (holds int8|has the shape)"):
+        read_store(tmp_path / "v.npy")
+
+
+def test_damaged_files_are_refused(tmp_path):
+    np.save(tmp_path / "v.npy", UNITS)
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "v.npy").read_bytes()[:300])
+    (tmp_path / "cut.npz").write_bytes(b"PK and nothing")
+    (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{nothing")
+    for name in ("cut.npy", "cut.npz", "cut.safetensors"):
+        with pytest.raises(EvidenceError, match="is not a whole"):
+            read_store(tmp_path / name)
