@@ -47,6 +47,9 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "prompts": "texts from hidden states of an encoder, layer by layer",
             "pooled": "bags of words from means of states",
         },
+        "outputs.vectors_utility": {
+            "vectors-utility": "stored embeddings behind defences: neighbours that stay, texts that are recovered",
+        },
         "outputs.prompts": {
             "exact": "prompts from hidden states: exact, candidates, tokens a second",
             "against-gradient": "prompts: ours against SipIt-style search and a vocabulary scan",

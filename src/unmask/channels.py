@@ -72,6 +72,22 @@ CHANNELS: Mapping[str, Channel] = {
             "docs/outputs.md",
         ),
     ),
+    "vectors": Channel(
+        _TEXTS,
+        Threat(
+            "Vectors to text",
+            "Whoever reads a vector database, its backups, or an embedding API's responses (OWASP LLM08:2025, Vector "
+            "and Embedding Weaknesses).",
+            "One vector a text, as it is stored, and the embedding model's weights.",
+            "The texts that were embedded.",
+            (
+                "The embedding model must be known, and how it pools.",
+                "The longer a text, the longer the search: what it does not find may still be in the vector.",
+                _NEVER_SAFE,
+            ),
+            "docs/vectors.md",
+        ),
+    ),
     "queries": Channel(
         frozenset({Aim.WEIGHTS}),
         Threat(

@@ -69,3 +69,21 @@ def test_states_are_those_of_the_library(folder, model, tmp_path, options, layer
     evidence, _ = run("hidden", folder, tmp_path, *options)
     assert (evidence.layer, evidence.site.value) == (layer, site)
     same({"states": evidence.states}, {"states": unmask.observe_hidden(model, TEXTS, layer=layer).states})
+
+
+def test_vectors_are_those_of_the_library(folder, model, tmp_path):
+    evidence, said = run("vectors", folder, tmp_path)
+    same({"v": evidence.vectors}, {"v": unmask.observe_vectors(model, TEXTS, dtype="float32").vectors})
+    assert said["holds"] == "3 vectors of 64 numbers (last, float32)"
+
+
+def test_vectors_are_pooled_stored_and_defended_as_asked(folder, model, tmp_path):
+    options = ("--pooling", "weighted-mean", "--no-normalise", "--dimensions", "32", "--dtype", "int8")
+    evidence, _ = run("vectors", folder, tmp_path, *options)
+    library = unmask.observe_vectors(
+        model, TEXTS, pooling="weighted_mean", normalise=False, dimensions=32, dtype="int8"
+    )
+    same({"v": evidence.vectors, "s": evidence.half_steps}, {"v": library.vectors, "s": library.half_steps})
+    turned, _ = run("vectors", folder, tmp_path, *options, "--defence", "rotate", "--defence", "signs")
+    assert turned.half_steps is None
+    assert not torch.equal(turned.vectors, evidence.vectors)

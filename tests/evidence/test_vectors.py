@@ -69,6 +69,14 @@ def test_defences_change_a_text_at_a_time():
     assert after.to("cpu").recipe == before.recipe
 
 
+def test_some_texts_alone():
+    before = evidence(half_steps=torch.rand(3, 64), offsets=ROWS, quantiser=torch.randn(8, 16, 8))
+    after = before.select([2, 0])
+    assert torch.equal(after.vectors, before.vectors[[2, 0]])
+    assert torch.equal(after.half_steps, before.half_steps[[2, 0]])
+    assert after.quantiser.shape == (8, 16, 8)
+
+
 def test_a_candidate_is_coded_again():
     centroids = torch.randn(8, 16, 8, generator=torch.Generator().manual_seed(1))
     offsets = ROWS / 9

@@ -29,6 +29,7 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.evidence.ledger import BudgetSpent, Ledger
 from unmask.evidence.oracles import Oracle, OracleEvidence
 from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
+from unmask.evidence.vectors import VectorEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.linalg.relu import ReluNetwork
 from unmask.models.adapter import Model
@@ -36,6 +37,7 @@ from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.load import require_model
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
+_CHANNELS = {GradientEvidence: "gradients", HiddenEvidence: "outputs", VectorEvidence: "vectors"}
 AttackChoice = str | Callable[..., Recovery[Any]] | None
 
 _NUM_NEW = 4  # questions to a service whose answers were kept from an earlier run
@@ -44,7 +46,7 @@ _CHANGED = 0.1  # of an answer: another layer is off by the order of one
 
 
 def recover_text(
-    evidence: GradientEvidence | HiddenEvidence,
+    evidence: GradientEvidence | HiddenEvidence | VectorEvidence,
     model: Model | EncoderDecoder,
     *,
     attack: AttackChoice = None,
@@ -52,7 +54,7 @@ def recover_text(
     effort: int = 1,
     seed: int = 0,
 ) -> Recovery[RecoveredTexts]:
-    """Recover the texts behind an update or behind hidden states, of decoders, encoders and (updates) both in one.
+    """Recover the texts behind an update, hidden states or embeddings, of decoders, encoders and (updates) both in one.
 
     The model must be the one that the client started from, or that the service runs; evidence of another one is
     refused. `attack`: a name of the table of attacks, with settings if it has any ('dager:rank_margin=0'), or an
@@ -63,12 +65,12 @@ def recover_text(
         return _recover_pairs(evidence, model, attack, progress, seed)
     require_model(model)
     require_count("effort", effort)
-    if not isinstance(evidence, (GradientEvidence, HiddenEvidence)):
+    channel = next((name for kind, name in _CHANNELS.items() if isinstance(evidence, kind)), None)
+    if channel is None:
         raise InputError(
-            f"texts can be recovered from gradients or hidden states, got {type(evidence).__name__}; "
+            f"texts can be recovered from gradients, hidden states or vectors, got {type(evidence).__name__}; "
             "for one attention layer use recover_inputs"
         )
-    channel = "gradients" if isinstance(evidence, GradientEvidence) else "outputs"
     usual = choose_attack(evidence, model)
     secrets = Secret.TEXTS, Secret.TOKENS
     run = _choose(attack, usual, channel, *secrets, causal=model.causal, seed=seed, effort=effort)
@@ -77,7 +79,7 @@ def recover_text(
 
 
 def _recover_pairs(
-    evidence: GradientEvidence | HiddenEvidence,
+    evidence: GradientEvidence | HiddenEvidence | VectorEvidence,
     model: EncoderDecoder,
     attack: AttackChoice,
     progress: Progress,
@@ -93,8 +95,10 @@ def _recover_pairs(
     return run(evidence.to(model.device), model, progress)
 
 
-def choose_attack(evidence: GradientEvidence | HiddenEvidence, model: Model) -> str:
+def choose_attack(evidence: GradientEvidence | HiddenEvidence | VectorEvidence, model: Model) -> str:
     """The name of the attack for this kind of evidence, site and model."""
+    if isinstance(evidence, VectorEvidence):
+        return "embedding"
     if isinstance(evidence, GradientEvidence):
         if model.causal:
             return "lora" if reads_adapters_alone(evidence, model) else "decoder"

@@ -23,6 +23,7 @@ from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USA
 from unmask.cli.recover import recover
 from unmask.cli.report import report_command
 from unmask.cli.streams import patient_output, warnings_as_notes
+from unmask.cli.wrap import wrap
 from unmask.errors import UnmaskError
 
 # Newer typers carry a click of their own, whose exceptions are not click's.
@@ -38,6 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(observe, name="observe")
+app.add_typer(wrap, name="wrap")
 app.add_typer(recover, name="recover")
 app.command("audit")(audit_command)
 app.command("report")(report_command)
@@ -100,7 +102,7 @@ def attacks(json: JsonOption = False) -> None:
 
 @app.command()
 def defences(json: JsonOption = False) -> None:
-    """List the defences of updates, hidden states and services, with their settings.
+    """List the defences of updates, hidden states, vectors and services, with their settings.
 
     Example: [bold]unmask defences --json[/bold]
     """

@@ -16,8 +16,11 @@ from unmask.cli.options import (
     ModelOption,
     OutOption,
     PaddingOption,
+    PoolingOption,
+    PrefixOption,
     Side,
     SiteName,
+    StorageName,
     TaskName,
     TextOption,
     load,
@@ -142,3 +145,57 @@ def observe_hidden_command(
             evidence = defend_states(evidence, step, generator)
         evidence.save(out)
     print_observation(out, f"states of {len(texts)} texts after {evidence.layer} blocks ({place})", json)
+
+
+@observe.command("vectors")
+def observe_vectors_command(
+    model: ModelOption,
+    text: TextOption,
+    out: OutOption,
+    pooling: PoolingOption = None,
+    normalise: Annotated[
+        bool | None, typer.Option(help="Whether vectors have length 1; by default as the model's folder says.")
+    ] = None,
+    dimensions: Annotated[int | None, typer.Option(min=1, help="Keep only the first N numbers.")] = None,
+    prefix: PrefixOption = "",
+    dtype: Annotated[
+        StorageName, typer.Option(help="How the store keeps numbers; int8 has a scale for each vector.")
+    ] = StorageName.float32,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
+    defence: DefenceOption = None,
+    device: DeviceOption = "cpu",
+    seed: Annotated[int, typer.Option(help="Seeds defences.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Make embeddings of texts, one vector each, as a vector database keeps them.
+
+    Example: [bold]unmask observe vectors -m minilm-l6 -t texts.txt -o vectors.safetensors[/bold]
+
+    Another: [bold]… --dtype int8 --defence rotate[/bold]. Vectors of a real store: [bold]unmask wrap store[/bold]
+    """
+    import torch
+
+    from unmask.defences import parse_vector_defence
+    from unmask.protocols import observe_vectors
+    from unmask.terminal import print_observation, working
+
+    defences = [parse_vector_defence(part) for part in defence or ()]
+    texts = read_texts(text_file(text), batch_size)
+    with working("loading the model"):
+        loaded = load(model, DtypeName.float32, device)
+    with working(f"computing vectors of {len(texts)} texts"):
+        evidence = observe_vectors(
+            loaded,
+            texts,
+            pooling=pooling.value.replace("-", "_") if pooling else None,
+            normalise=normalise,
+            dimensions=dimensions,
+            prefix=prefix,
+            dtype=dtype.value,
+        )
+        generator = torch.Generator().manual_seed(seed)
+        for step in defences:
+            evidence = step(evidence, generator)
+        evidence.save(out)
+    kind = evidence.recipe.pooling.value
+    print_observation(out, f"{len(texts)} vectors of {evidence.width} numbers ({kind}, {dtype.value})", json)

@@ -42,6 +42,24 @@ class SiteName(StrEnum):
     mean = "mean"
 
 
+class PoolingName(StrEnum):
+    """How the states of a text become one vector."""
+
+    mean = "mean"
+    cls = "cls"
+    last = "last"
+    weighted_mean = "weighted-mean"
+
+
+class StorageName(StrEnum):
+    """Types in which a store keeps vectors."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+
+
 class Side(StrEnum):
     """Sides of padding."""
 
@@ -67,6 +85,10 @@ DefenceOption = Annotated[
     list[str] | None,
     typer.Option("--defence", help="What the evidence goes through, in order; repeatable: noise:sigma=1e-4, int8 …"),
 ]
+PoolingOption = Annotated[
+    PoolingName | None, typer.Option(help="How the model pools; by default as its folder says, or as is usual.")
+]
+PrefixOption = Annotated[str, typer.Option(help="What stands in front of every text, as 'query: '.")]
 PaddingOption = Annotated[Side, typer.Option(help="Side on which shorter texts are padded.")]
 
 

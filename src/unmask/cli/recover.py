@@ -29,7 +29,7 @@ recover.command("output-layer")(recover_output_layer_command)
 
 @recover.command("text")
 def recover_text_command(
-    evidence: Annotated[Path, typer.Argument(help="Evidence file: gradients or hidden states.")],
+    evidence: Annotated[Path, typer.Argument(help="Evidence file: gradients, hidden states or vectors.")],
     model: ModelOption,
     attack: AttackOption = None,
     device: DeviceOption = "cpu",
@@ -39,11 +39,13 @@ def recover_text_command(
     seed: Annotated[int, typer.Option(help="Seeds the attack's random probes.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Recover texts from a client's update or from hidden states. Exit code 3: it could not tell, which is not 'safe'.
+    """Recover texts from an update, hidden states or embeddings. Exit code 3: it could not tell, which is not 'safe'.
 
     Example: [bold]unmask recover text update.safetensors -m smollm2-135m[/bold]
 
     Another: [bold]unmask recover text states.safetensors -m smollm2-135m --attack stack --json[/bold]
+
+    Embeddings: [bold]unmask recover text vectors.safetensors -m minilm-l6[/bold]
     """
     from unmask.attacks.recover import recover_text
     from unmask.evidence import load_evidence

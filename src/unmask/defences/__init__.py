@@ -17,10 +17,13 @@ from unmask.defences.oracles import (
 from unmask.defences.prune import keep_largest, keep_random
 from unmask.defences.quantise import quantise_bf16, quantise_fp8, quantise_fp16, quantise_int8
 from unmask.defences.table import DEFENCES, Defence, defend_states, parse_defence
+from unmask.defences.vector_table import VECTOR_DEFENCES, VectorDefence, parse_vector_defence
+from unmask.defences.vectors import add_private_noise, cut_dimensions, keep_signs, rotate_secretly
 from unmask.defences.withhold import withhold
 
 __all__ = [
     "DEFENCES",
+    "VECTOR_DEFENCES",
     "BoundedNormOracle",
     "Defence",
     "Distortion",
@@ -30,19 +33,25 @@ __all__ = [
     "RoundedOracle",
     "SignOracle",
     "TopKOracle",
+    "VectorDefence",
     "add_gaussian_noise",
     "add_laplace_noise",
+    "add_private_noise",
     "clip_norm",
+    "cut_dimensions",
     "defend_states",
     "keep_largest",
     "keep_random",
+    "keep_signs",
     "measure_distortion",
     "parse_defence",
     "parse_oracle_defence",
+    "parse_vector_defence",
     "quantise_bf16",
     "quantise_fp8",
     "quantise_fp16",
     "quantise_int8",
+    "rotate_secretly",
     "secure_aggregate",
     "withhold",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,11 @@ class VectorEvidence:
         """The same evidence with these vectors; what a store told of the old ones is dropped."""
         vectors = torch.stack([tensors[name] for name in self.named_tensors()])
         return replace(self, vectors=vectors, half_steps=None, quantiser=None, offsets=None, error=None)
+
+    def select(self, texts: Sequence[int]) -> VectorEvidence:
+        """The same evidence of some texts alone, by their numbers."""
+        chosen = {name: tensor[list(texts)] for name, tensor in self._tensors().items() if name != "quantiser"}
+        return replace(self, **chosen)  # type: ignore[arg-type]
 
     def to(self, device: str | torch.device) -> VectorEvidence:
         """The same vectors on another device."""

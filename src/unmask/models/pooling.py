@@ -130,7 +130,8 @@ def prefix_tokens(model: Model, prefix: str) -> tuple[int, ...]:
     if not prefix:
         return ()
     opening, _ = special_frame(model)
-    whole = [model.encode(prefix + probe) for probe in _PROBES]
+    some = (model.decode([model.vocab_size * part // 8]) for part in range(1, 8))  # a small vocabulary lacks the probes
+    whole = [model.encode(prefix + probe) for probe in (*_PROBES, *some)]
     shared = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*whole, strict=False))
     return tuple(column[0] for column in shared)[len(opening) :]
 

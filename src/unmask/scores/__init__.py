@@ -6,6 +6,7 @@ not compute it.
 
 from unmask.scores.inputs import InputScore, score_inputs
 from unmask.scores.reading import edit_distance, is_near_exact, normalise_text
+from unmask.scores.retrieval import neighbour_recall
 from unmask.scores.tokens import TextScore, rouge_l, rouge_n, score_texts
 from unmask.scores.weights import WeightScore, score_heads, score_up_to_linear_map
 
@@ -15,6 +16,7 @@ __all__ = [
     "WeightScore",
     "edit_distance",
     "is_near_exact",
+    "neighbour_recall",
     "normalise_text",
     "rouge_l",
     "rouge_n",

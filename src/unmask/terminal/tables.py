@@ -10,6 +10,7 @@ from rich.table import Table
 from unmask.attacks.table import ATTACKS
 from unmask.defences.oracles import ORACLE_DEFENCES
 from unmask.defences.table import DEFENCES
+from unmask.defences.vector_table import VECTOR_DEFENCES
 from unmask.terminal import print_json
 
 
@@ -37,7 +38,8 @@ def print_attacks(as_json: bool) -> None:
 
 def print_defences(as_json: bool) -> None:
     """Every defence with what it protects."""
-    tables = (("updates and states", DEFENCES), ("services", ORACLE_DEFENCES))
+    of_vectors = {name: kind for name, kind in VECTOR_DEFENCES.items() if name not in DEFENCES}
+    tables = (("updates and states", DEFENCES), ("vectors", of_vectors), ("services", ORACLE_DEFENCES))
     rows = [
         {
             "name": name,

@@ -33,7 +33,7 @@ def test_only_what_cannot_be_guessed_must_be_given():
         channel: [name for name, axis in audit.axes.items() if not axis.default]
         for channel, audit in CHANNEL_AUDITS.items()
     }
-    assert required == {"gradients": ["models"], "outputs": ["models"], "queries": ["secrets"]}
+    assert required == {"gradients": ["models"], "outputs": ["models"], "vectors": ["models"], "queries": ["secrets"]}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,9 @@ def test_only_what_cannot_be_guessed_must_be_given():
         ("outputs", "layers", "last", "last"),
         ("outputs", "layers", 0, 0),
         ("outputs", "sites", "final_norm", "final_norm"),
+        ("vectors", "defences", "private: epsilon = 8.0", ["private:epsilon=8"]),
+        ("vectors", "poolings", "cls", "cls"),
+        ("vectors", "storages", "int8", "int8"),
         ("queries", "secrets", "random: heads = 2 , width = 8", "random:heads=2,width=8"),
         ("queries", "secrets", "random:width=8,heads=2", "random:heads=2,width=8"),
         ("queries", "defences", "round:decimals=2.0", ["round:decimals=2"]),

@@ -9,7 +9,7 @@ from unmask.safe_text import make_safe, value_without_folders
 
 SEPARATOR = " · "
 KEYS = (
-    *("secret", "task", "layer", "site", "protocol", "round", "client", "batch_size"),
+    *("secret", "task", "layer", "site", "pooling", "storage", "protocol", "round", "client", "batch_size"),
     *("clients", "defences", "attack", "dtype", "data", "seed"),
 )
 _SILENT: Mapping[str, tuple[Any, ...]] = {
@@ -17,6 +17,8 @@ _SILENT: Mapping[str, tuple[Any, ...]] = {
     "attack": ("default",),
     "dtype": ("float32",),
     "site": ("stream",),
+    "pooling": ("default",),
+    "storage": ("float32",),
     "task": ("next_token", "default"),
 }
 
@@ -66,7 +68,7 @@ def setting(key: str, value: Any) -> str:
             return make_safe(value.get("name", "?"), 60)
         case "model":
             return make_safe(value_without_folders(str(value)), 120)
-        case "protocol" | "secret" | "site" | "channel" | "dtype" | "task":
+        case "protocol" | "secret" | "site" | "storage" | "channel" | "dtype" | "task":
             return make_safe(value, 120).replace("_", " ") if key == "task" else make_safe(value, 120)
         case _:
             return f"{make_safe(key, 40)} {make_safe(value, 80)}"

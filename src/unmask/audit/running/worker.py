@@ -49,7 +49,7 @@ class Worker:
 
 
 # What each setting is where nothing protects: one client's plain gradient in full precision, no defence.
-_UNPROTECTED: Mapping[str, Any] = {"defences": [], "protocol": "fedsgd", "clients": 1}
+_UNPROTECTED: Mapping[str, Any] = {"defences": [], "protocol": "fedsgd", "clients": 1, "storage": "float32"}
 _COARSE = ("bfloat16",)  # rounding hides as well
 
 

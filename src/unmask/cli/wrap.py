@@ -1,0 +1,70 @@
+"""`unmask wrap`: evidence from what another system keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unmask.cli.options import (
+    DeviceOption,
+    DtypeName,
+    JsonOption,
+    ModelOption,
+    OutOption,
+    PoolingOption,
+    PrefixOption,
+    load,
+)
+
+wrap = typer.Typer(help="Make evidence of what another system keeps.", no_args_is_help=True)
+
+
+@wrap.callback()
+def wrap_group() -> None:
+    """Keeps `unmask wrap store` a command of its own while it is the only one."""
+
+
+@wrap.command("store")
+def wrap_store_command(
+    path: Annotated[
+        Path, typer.Argument(help="Folder or file of a store: FAISS, Chroma, Qdrant, LanceDB, Parquet, .npy, a dump …")
+    ],
+    model: ModelOption,
+    out: OutOption,
+    collection: Annotated[
+        str | None, typer.Option("--collection", "-c", help="Collection, table, column or array, where several are.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only the first N vectors.")] = None,
+    pooling: PoolingOption = None,
+    normalise: Annotated[
+        bool | None, typer.Option(help="Whether vectors were scaled to length 1; by default what their lengths show.")
+    ] = None,
+    prefix: PrefixOption = "",
+    device: DeviceOption = "cpu",
+    json: JsonOption = False,
+) -> None:
+    """Take the vectors out of a vector database's files; documents that lie beside them are not read.
+
+    Example: [bold]unmask wrap store ./chroma --model minilm-l6 --collection notes -o vectors.safetensors[/bold]
+
+    Another: [bold]unmask wrap store index.faiss -m minilm-l6 --limit 20 -o vectors.safetensors[/bold]
+    """
+    from unmask.integrations.stores import read_store
+    from unmask.terminal import print_observation, working
+
+    with working("loading the model"):
+        loaded = load(model, DtypeName.float32, device)
+    with working(f"reading {path}"):
+        stored = read_store(path, collection, limit, loaded.final_width)
+        evidence = stored.evidence(
+            loaded,
+            pooling=pooling.value.replace("-", "_") if pooling else None,
+            normalise=normalise,
+            prefix=prefix,
+        )
+        evidence.save(out)
+    recipe = evidence.recipe
+    kind = f"{recipe.pooling.value}, {'length 1' if recipe.normalise else 'as pooled'}"
+    print_observation(out, f"{len(stored.ids)} vectors of {evidence.width} numbers ({kind}); {stored.about}", json)

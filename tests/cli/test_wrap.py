@@ -1,0 +1,72 @@
+"""`unmask wrap store`: vectors of real stores as evidence, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.audit.made import WORDS, save_bert
+from typer.testing import CliRunner
+
+import unmask
+from unmask.cli.wrap import wrap
+from unmask.errors import EvidenceError
+
+TEXTS = list(WORDS[:3])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def vectors(folder: Path) -> torch.Tensor:
+    return unmask.observe_vectors(unmask.load_model(str(folder)), TEXTS).vectors
+
+
+def run(folder: Path, store: Path, *options: str):
+    out = store.parent / "vectors.safetensors"
+    arguments = ["store", str(store), "-m", str(folder), "-o", str(out), "--json", *options]
+    done = CliRunner().invoke(wrap, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return unmask.load_evidence(out), json.loads(done.stdout)
+
+
+def test_an_array_becomes_evidence(folder, vectors, tmp_path):
+    np.save(tmp_path / "v.npy", vectors.numpy().astype(np.float16))
+    evidence, said = run(folder, tmp_path / "v.npy", "--limit", "2")
+    assert torch.equal(evidence.vectors, vectors.half().float()[:2])
+    assert evidence.half_steps is not None
+    assert evidence.recipe.pooling.value == "mean"
+    assert said["holds"] == "2 vectors of 64 numbers (mean, length 1); NumPy: v.npy"
+    evidence.check(unmask.load_model(str(folder)))
+
+
+def test_options_reach_the_recipe(folder, vectors, tmp_path):
+    np.savez(tmp_path / "v.npz", a=vectors.numpy(), b=-vectors.numpy())
+    options = ("-c", "b", "--pooling", "weighted-mean", "--no-normalise", "--prefix", "w7 ")
+    evidence, _ = run(folder, tmp_path / "v.npz", *options)
+    assert torch.equal(evidence.vectors, -vectors)
+    assert (evidence.recipe.pooling.value, evidence.recipe.normalise) == ("weighted_mean", False)
+    assert len(evidence.recipe.prefix) == 1
+
+
+def test_a_faiss_index_brings_its_half_steps(folder, vectors, tmp_path):
+    faiss = pytest.importorskip("faiss", reason="comes with the extra 'stores'")
+    index = faiss.IndexScalarQuantizer(64, faiss.ScalarQuantizer.QT_8bit)
+    index.train(vectors.numpy())
+    index.add(vectors.numpy())
+    faiss.write_index(index, str(tmp_path / "v.faiss"))
+    evidence, said = run(folder, tmp_path / "v.faiss")
+    assert ((evidence.vectors - vectors).abs() <= evidence.half_steps).all()
+    assert "FAISS: IndexScalarQuantizer of 3 vectors" in said["holds"]
+
+
+def test_vectors_of_another_width_are_refused(folder, tmp_path):
+    np.save(tmp_path / "v.npy", np.ones((2, 65)))
+    with pytest.raises(EvidenceError, match="load the model that made them"):
+        run(folder, tmp_path / "v.npy")
