@@ -39,6 +39,8 @@ COMMANDS = (
         ("report",),
         ("observe", "gradients"),
         ("observe", "hidden"),
+        ("observe", "vectors"),
+        ("wrap", "store"),
     ),
     *(("recover", "text"), ("recover", "inputs"), ("recover", "weights"), ("recover", "output-layer")),
 )
