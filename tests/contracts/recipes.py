@@ -32,7 +32,7 @@ from unmask.evidence.logits import FunctionLogitOracle, LogitEvidence
 from unmask.evidence.oracles import question_keys
 from unmask.linalg.heads import HeadWeights
 from unmask.models import Model
-from unmask.protocols import observe_gradients, observe_hidden, observe_lora
+from unmask.protocols import observe_gradients, observe_hidden, observe_lora, observe_vectors
 from unmask.recovery import Recovery, Status
 from unmask.scores.weights import score_heads, score_up_to_linear_map
 
@@ -195,6 +195,20 @@ class Adapters(Texts):
     def observe_on(self, model: Model) -> Any:
         earlier = [[60, 61, 62, 63], [70, 71, 72]]
         return observe_lora(model, list(self.texts), task=self.seen, steps=2, earlier_texts=earlier)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Vectors(Texts):
+    """A store that keeps one vector a text; `seen` is the pooling."""
+
+    def observe_on(self, model: Model) -> Any:
+        return observe_vectors(model, list(self.texts), pooling=self.seen)
+
+    def tensors(self, evidence: Any) -> Mapping[str, Tensor]:
+        return {"vectors": evidence.vectors}
+
+    def with_tensors(self, evidence: Any, tensors: Mapping[str, Tensor]) -> Any:
+        return replace(evidence, vectors=tensors["vectors"])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

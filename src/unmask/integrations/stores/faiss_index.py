@@ -28,6 +28,7 @@ from unmask.evidence.vectors import half_steps_of
 from unmask.integrations.stores.stored import StoredVectors, need
 
 Array = np.ndarray
+_FOR_ERROR = 1000  # rows whose lengths tell the error of codes
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,14 @@ def read_faiss(path: Path, collection: str | None, limit: int | None, model_widt
         raise EvidenceError(f"FAISS cannot read {file}: {said}") from None
     if not index.ntotal:
         raise EvidenceError(f"the index {file} holds no vectors")
-    found = _read(faiss, index)
-    rows = torch.from_numpy(found.rows[:limit])
-    left = max(0.0, 1 - float(rows.double().square().sum(1).mean())) ** 0.5 if found.is_lossy else None
+    found = _read(faiss, index, index.ntotal if limit is None else max(limit, _FOR_ERROR))
+    left = max(0.0, 1 - float(np.square(found.rows, dtype=np.float64).sum(1).mean())) ** 0.5 if found.is_lossy else None
 
     def kept(array: Array | None) -> torch.Tensor | None:
         return None if array is None else torch.from_numpy(np.broadcast_to(array, found.rows.shape)[:limit].copy())
 
     return StoredVectors(
-        rows,
+        torch.from_numpy(found.rows[:limit]),
         tuple(map(str, found.ids[:limit])),
         f"{found.words} of {index.ntotal} vectors",
         kept(found.steps),
@@ -72,32 +72,32 @@ def read_faiss(path: Path, collection: str | None, limit: int | None, model_widt
     )
 
 
-def _read(faiss: Any, index: Any) -> _Rows:
-    """The rows of an index; wrappers are opened."""
+def _read(faiss: Any, index: Any, limit: int) -> _Rows:
+    """The first rows of an index; wrappers are opened."""
     kind = type(index).__name__
     if isinstance(index, faiss.IndexIDMap):
-        inner = _read(faiss, faiss.downcast_index(index.index))
+        inner = _read(faiss, faiss.downcast_index(index.index), limit)
         return replace(inner, ids=faiss.vector_to_array(index.id_map)[inner.ids])
     if isinstance(index, faiss.IndexHNSW):
-        inner = _read(faiss, faiss.downcast_index(index.storage))
+        inner = _read(faiss, faiss.downcast_index(index.storage), limit)
         return replace(inner, words=f"{kind} over {inner.words}")
     if isinstance(index, faiss.IndexRefine):
-        inner = _read(faiss, faiss.downcast_index(index.refine_index))
+        inner = _read(faiss, faiss.downcast_index(index.refine_index), limit)
         return replace(inner, words=f"{kind}, its exact part {inner.words}")
     if isinstance(index, faiss.IndexPreTransform):
-        return _read_transformed(faiss, index)
+        return _read_transformed(faiss, index, limit)
     if isinstance(index, faiss.IndexIVF):
-        return _read_lists(faiss, index)
+        return _read_lists(faiss, index, limit)
     if not isinstance(index, (faiss.IndexFlat, faiss.IndexScalarQuantizer, faiss.IndexPQ)):
         raise EvidenceError(
             f"this FAISS index is an {kind}, from which no vectors are read; read are IndexFlat, scalar and product "
             "quantisers, inverted files of them, and HNSW, IDMap, Refine and PreTransform around them"
         )
-    rows = index.reconstruct_n(0, index.ntotal)
-    return _quantised(faiss, index, _Rows(rows, np.arange(index.ntotal), kind), rows)
+    rows = index.reconstruct_n(0, min(limit, index.ntotal))
+    return _quantised(faiss, index, _Rows(rows, np.arange(len(rows)), kind), rows)
 
 
-def _read_lists(faiss: Any, index: Any) -> _Rows:
+def _read_lists(faiss: Any, index: Any, limit: int) -> _Rows:
     """Rows of an inverted file in the order of their numbers, and the centre of each one's list."""
     kind, lists = type(index).__name__, index.invlists
     if not isinstance(index, (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)):
@@ -106,7 +106,7 @@ def _read_lists(faiss: Any, index: Any) -> _Rows:
     ids = np.concatenate(
         [faiss.rev_swig_ptr(lists.get_ids(number), size).copy() for number, size in enumerate(sizes) if size]
     )
-    order = np.argsort(ids, kind="stable")
+    order = np.argsort(ids, kind="stable")[:limit]
     if len(np.unique(ids)) != len(ids):
         raise EvidenceError(f"this {kind} has {len(ids) - len(np.unique(ids))} numbers that occur twice")
     index.set_direct_map_type(faiss.DirectMap.Hashtable)
@@ -119,9 +119,9 @@ def _read_lists(faiss: Any, index: Any) -> _Rows:
     return _quantised(faiss, index, replace(found, offsets=offsets), rows - offsets)
 
 
-def _read_transformed(faiss: Any, index: Any) -> _Rows:
+def _read_transformed(faiss: Any, index: Any, limit: int) -> _Rows:
     """Rows before the rotation or projection in front of an index."""
-    inner = _read(faiss, faiss.downcast_index(index.index))
+    inner = _read(faiss, faiss.downcast_index(index.index), limit)
     rows = inner.rows
     kinds = []
     for number in reversed(range(index.chain.size())):
