@@ -6,8 +6,10 @@ import warnings
 
 import pytest
 import torch
+from tests.audit.made import WORDS, save_bert, save_llama
 
 from unmask.errors import InputError
+from unmask.models import load_model
 from unmask.models.catalog import CATALOG, find_package_folder
 from unmask.models.pooling import Pooling
 from unmask.protocols import observe_vectors
@@ -95,3 +97,32 @@ def test_what_cannot_be_is_refused(tiny_bert):
         observe_vectors(tiny_bert, [[1, 2]], dimensions=65)
     with pytest.raises(InputError, match="the batch is empty"):
         observe_vectors(tiny_bert, [])
+
+
+MODES = {"mean": "mean", "cls": "cls", "lasttoken": "last", "weightedmean": "weighted_mean"}
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_folders_that_sentence_transformers_writes_are_read(tmp_path, mode, normalised):
+    """Every pooling, with and without Normalize and a default prompt, of an encoder and of a decoder."""
+    library = pytest.importorskip("sentence_transformers", reason="comes with the dev extra")
+    from sentence_transformers import models
+
+    for save in (save_bert, save_llama):
+        plain, whole = tmp_path / f"{save.__name__}-plain", tmp_path / f"{save.__name__}-whole"
+        plain.mkdir()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            transformer = models.Transformer(str(save(plain)))
+            pooling = models.Pooling(transformer.get_word_embedding_dimension(), pooling_mode=mode)
+            modules = [transformer, pooling, *([models.Normalize()] if normalised else [])]
+            prompts = {"prompts": {"query": "w7 w8 "}, "default_prompt_name": "query"} if normalised else {}
+            encoder = library.SentenceTransformer(modules=modules, device="cpu", **prompts)
+            encoder.save(str(whole))
+        model = load_model(str(whole))
+        ours = observe_vectors(model, list(WORDS[:3]))
+        theirs = encoder.encode(list(WORDS[:3]), convert_to_tensor=True)
+        assert (ours.recipe.pooling.value, ours.recipe.normalise) == (MODES[mode], normalised)
+        assert len(ours.recipe.prefix) == (2 if normalised else 0)
+        assert torch.allclose(ours.vectors, theirs, atol=1e-5)
