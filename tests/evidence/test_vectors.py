@@ -116,11 +116,12 @@ def test_lengths_show_whether_vectors_are_normalised(tiny_bert):
 
 def test_cut_vectors_are_told_by_their_width_and_length(tiny_bert):
     cut = UNITS[:, :16]
-    shorter = VectorEvidence.of(tiny_bert, cut).recipe
+    with pytest.warns(UserWarning, match="the vectors have 16 numbers and this bert model makes 64"):
+        shorter = VectorEvidence.of(tiny_bert, cut).recipe
     assert (shorter.dimensions, shorter.normalise, shorter.renormalise) == (16, True, False)
-    scaled = VectorEvidence.of(tiny_bert, cut / cut.norm(dim=1, keepdim=True)).recipe
+    scaled = VectorEvidence.of(tiny_bert, cut / cut.norm(dim=1, keepdim=True), dimensions=16).recipe
     assert (scaled.dimensions, scaled.normalise, scaled.renormalise) == (16, True, True)
-    plain = VectorEvidence.of(tiny_bert, 40 * cut).recipe
+    plain = VectorEvidence.of(tiny_bert, 40 * cut, dimensions=16).recipe
     assert (plain.dimensions, plain.normalise, plain.renormalise) == (16, False, False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,6 +104,12 @@ class VectorEvidence:
         lengths = vectors.double().norm(dim=1)
         near_one = float((lengths - 1).abs().median()) < _NEAR_ONE
         is_cut = width < model.final_width
+        if is_cut and dimensions is None:
+            warnings.warn(
+                f"the vectors have {width} numbers and this {model.family} model makes {model.final_width}, so they are "
+                "taken for cut ones; if another model made them, load that",
+                stacklevel=2,
+            )
         if normalise is None:  # the cut of a vector of length 1 is shorter
             normalise = near_one or (is_cut and recipe.normalise and float(lengths.median()) < 1)
         recipe = replace(
