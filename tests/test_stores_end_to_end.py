@@ -16,6 +16,7 @@ import unmask
 from unmask.attacks.table import ATTACKS
 from unmask.evidence import VectorEvidence, load_evidence
 from unmask.integrations.stores import read_store
+from unmask.models.pooling import recipe_of
 from unmask.protocols import observe_vectors
 
 SENTENCES = [
@@ -101,6 +102,7 @@ def test_true_texts_agree_with_what_is_stored_and_others_do_not(minilm, vectors,
     stored = read_store(make_store(kind, tmp_path, vectors, training), model_width=384)
     evidence = load_evidence(stored.evidence(minilm).save(tmp_path / "vectors.safetensors"))
     evidence.check(minilm)
+    assert evidence.recipe == recipe_of(minilm)
     order = [int(name.rpartition("-")[2]) for name in stored.ids]
     true, others = (observe_vectors(minilm, texts).vectors for texts in (SENTENCES, OTHERS))
     for place, number in enumerate(order):

@@ -106,8 +106,8 @@ class VectorEvidence:
         is_cut = width < model.final_width
         if is_cut and dimensions is None:
             warnings.warn(
-                f"the vectors have {width} numbers and this {model.family} model makes {model.final_width}, so they are "
-                "taken for cut ones; if another model made them, load that",
+                f"the vectors have {width} numbers and this {model.family} model makes {model.final_width}, so they "
+                "are taken for cut ones; if another model made them, load that",
                 stacklevel=2,
             )
         if normalise is None:  # the cut of a vector of length 1 is shorter

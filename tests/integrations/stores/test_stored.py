@@ -21,6 +21,17 @@ def test_evidence_keeps_what_the_store_tells(tiny_bert):
     assert (found.error, found.recipe.pooling.value, found.recipe.normalise) == (0.5, "cls", True)
 
 
+def test_codes_change_lengths_and_so_tell_nothing_of_them(tiny_bert):
+    short = 0.7 * torch.nn.functional.normalize(torch.randn(3, 64, generator=torch.Generator().manual_seed(0)))
+    assert StoredVectors(short, ("a", "b", "c"), "codes", error=0.7).evidence(tiny_bert).recipe.normalise
+    assert (
+        not StoredVectors(short, ("a", "b", "c"), "codes", error=0.7)
+        .evidence(tiny_bert, normalise=False)
+        .recipe.normalise
+    )
+    assert not StoredVectors(short, ("a", "b", "c"), "numbers").evidence(tiny_bert).recipe.normalise
+
+
 def test_a_missing_library_says_how_to_get_it():
     with pytest.raises(EvidenceError, match=r"reading a store needs the package 'no_such_package'.*unmask\[stores\]"):
         need("no_such_package", "a store")

@@ -15,7 +15,7 @@ from torch import Tensor
 from unmask.errors import EvidenceError
 from unmask.evidence.vectors import VectorEvidence, half_steps_of
 from unmask.models.adapter import Model
-from unmask.models.pooling import Pooling
+from unmask.models.pooling import Pooling, recipe_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class StoredVectors:
         prefix: str = "",
         compute_dtype: torch.dtype | str = torch.float32,
     ) -> VectorEvidence:
-        """Evidence for `recover_text`; ids stay behind."""
+        """Evidence for `recover_text`; ids stay behind. Codes change lengths, so that these tell nothing then."""
+        if normalise is None and self.error is not None:
+            normalise = recipe_of(model).normalise
         found = VectorEvidence.of(
             model,
             self.vectors,
