@@ -34,9 +34,11 @@ def test_a_cut_is_told_by_the_recipe(evidence):
 
 
 def test_signs_are_two_values(evidence):
-    signs = keep_signs(evidence).vectors
+    coded = keep_signs(evidence)
+    signs = coded.vectors
     assert torch.allclose(signs.abs(), torch.full_like(signs, 1 / 8))
     assert torch.equal(signs > 0, UNITS >= 0)
+    assert coded.same_code(3, UNITS).tolist() == [number == 3 for number in range(40)]
 
 
 def test_a_rotation_keeps_angles_and_is_one_for_all(evidence):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unmask.linalg.product_codes import decode_codes, has_code, product_codes
+from unmask.linalg.product_codes import decode_codes, has_code, product_codes, sign_centroids
 
 CENTROIDS = torch.randn(4, 8, 3, generator=torch.Generator().manual_seed(0))
 VECTORS = torch.randn(20, 12, generator=torch.Generator().manual_seed(1))
@@ -37,6 +37,12 @@ def test_between_two_centroids_both_pass():
     near[:, 2:] += 100
     for code in (0, 1):
         assert has_code(between.flatten()[None], torch.full((1, 4), code), near).all()
+
+
+def test_signs_are_codes():
+    centroids = sign_centroids(12)
+    assert torch.equal(product_codes(VECTORS, centroids), (VECTORS > 0).long())
+    assert torch.allclose(decode_codes(product_codes(VECTORS, centroids), centroids).norm(dim=1), torch.ones(20))
 
 
 def test_codes_are_those_of_faiss():

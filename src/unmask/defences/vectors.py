@@ -29,6 +29,7 @@ from unmask.arguments import require_count
 from unmask.defences.tensorwise import AnyTensors, change_tensors
 from unmask.errors import InputError
 from unmask.evidence.vectors import VectorEvidence
+from unmask.linalg.product_codes import sign_centroids
 
 _SENSITIVITY = 2.0
 
@@ -47,13 +48,14 @@ def cut_dimensions(evidence: VectorEvidence, dimensions: int, renormalise: bool 
     return replace(evidence, vectors=vectors, recipe=recipe, half_steps=None, quantiser=None, offsets=None, error=None)
 
 
-def keep_signs(evidence: AnyTensors) -> AnyTensors:
-    """The sign of each number, times the rms of its vector, which is the same for all vectors of length 1."""
+def keep_signs(evidence: VectorEvidence) -> VectorEvidence:
+    """The sign of each number, at the length that the vector had; that it is a sign is seen (`quantiser`)."""
 
     def signs(_: str, vector: Tensor) -> Tensor:
         return torch.where(vector < 0, -1.0, 1.0).to(vector) * vector.square().mean().sqrt()
 
-    return change_tensors(evidence, signs)
+    changed = change_tensors(evidence, signs)
+    return replace(changed, quantiser=sign_centroids(evidence.width).to(changed.vectors))
 
 
 def rotate_secretly(evidence: VectorEvidence, generator: torch.Generator) -> VectorEvidence:

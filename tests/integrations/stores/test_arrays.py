@@ -10,6 +10,7 @@ from tests.integrations.stores.stores import UNITS
 
 from unmask.errors import EvidenceError
 from unmask.integrations.stores import read_store
+from unmask.linalg.product_codes import product_codes
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -67,3 +68,15 @@ def test_damaged_files_are_refused(tmp_path):
     for name in ("cut.npy", "cut.npz", "cut.safetensors"):
         with pytest.raises(EvidenceError, match="is not a whole"):
             read_store(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["ubinary", "binary"])
+def test_packed_signs_are_those_of_sentence_transformers(tmp_path, kind):
+    library = pytest.importorskip("sentence_transformers.quantization", reason="comes with the dev extra")
+    np.save(tmp_path / "v.npy", library.quantize_embeddings(UNITS, kind))
+    found = read_store(tmp_path / "v.npy", model_width=32)
+    assert np.array_equal(found.vectors.numpy() > 0, UNITS > 0)
+    assert torch.allclose(found.vectors.norm(dim=1), torch.ones(300))
+    assert torch.equal(product_codes(torch.from_numpy(UNITS), found.quantiser), torch.from_numpy(UNITS > 0).long())
+    with pytest.raises(EvidenceError, match="codes whose scale it does not say"):
+        read_store(tmp_path / "v.npy", model_width=33)

@@ -95,6 +95,20 @@ def test_other_kinds_are_refused_by_name(tmp_path, factory):
         read_store(written(factory, tmp_path / "v.index"))
 
 
+def test_a_binary_index_gives_signs(tmp_path):
+    index = faiss.IndexBinaryFlat(32)
+    index.add(np.packbits(UNITS > 0, axis=1))
+    faiss.write_index_binary(index, str(tmp_path / "v.index"))
+    found = read_store(tmp_path / "v.index", limit=50)
+    assert np.array_equal(found.vectors.numpy() > 0, UNITS[:50] > 0)
+    assert torch.equal(product_codes(torch.from_numpy(UNITS[:50]), found.quantiser), (found.vectors > 0).long())
+    hashed = faiss.IndexBinaryHNSW(32, 4)
+    hashed.add(np.packbits(UNITS > 0, axis=1))
+    faiss.write_index_binary(hashed, str(tmp_path / "hashed.index"))
+    with pytest.raises(EvidenceError, match="this FAISS index is an IndexBinaryHNSW"):
+        read_store(tmp_path / "hashed.index")
+
+
 def test_damaged_and_empty_indexes_are_refused(tmp_path):
     whole = written("Flat", tmp_path / "v.index").read_bytes()
     (tmp_path / "cut.index").write_bytes(whole[:200])

@@ -19,7 +19,7 @@ def read_npy(path: Path, collection: str | None, limit: int | None, model_width:
     """One array."""
     array = _open(path)
     rows = array[None] if array.ndim == 1 else array
-    return stored_rows(rows[:limit], None, path.name)
+    return stored_rows(rows[:limit], None, path.name, model_width)
 
 
 def read_npz(path: Path, collection: str | None, limit: int | None, model_width: int | None) -> StoredVectors:

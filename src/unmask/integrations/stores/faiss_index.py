@@ -5,13 +5,14 @@
                               fp16 and bf16 half of their last digit
     product quantiser         the nearest of 2^b centroids for each part; the centroids are in the file
     inverted file             codes of what is left without the centre of a list (by residual); the centres are in it
+    binary                    signs, one bit a number
     HNSW, IDMap, Refine       another index inside, which is read
     OPQ                       a rotation before the codes, undone; PCA leaves out what it projects away
 
 Where vectors had length 1 and y is a mean over what shares its code, the mean of ‖x − y‖² is 1 − mean ‖y‖²: `error`.
 
 Limits: a scalar quantiser clips what lies outside of the range that it was trained on, and then half steps are too
-small. Binary and additive quantisers are refused by name. The file is parsed by FAISS itself.
+small. Additive and fast-scan quantisers are refused by name. The file is parsed by FAISS itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 
 from unmask.errors import EvidenceError
 from unmask.evidence.vectors import half_steps_of
-from unmask.integrations.stores.stored import StoredVectors, need
+from unmask.integrations.stores.stored import StoredVectors, need, stored_signs
 
 Array = np.ndarray
 _FOR_ERROR = 1000  # rows whose lengths tell the error of codes
@@ -48,13 +49,17 @@ def read_faiss(path: Path, collection: str | None, limit: int | None, model_widt
     """Vectors of an index; of LangChain's folder the index alone, as the pickle beside it holds the documents."""
     faiss = need("faiss", "a FAISS index")
     file = path / "index.faiss" if path.is_dir() else path
+    with open(file, "rb") as opened:
+        is_binary = opened.read(2) == b"IB"
     try:
-        index = faiss.read_index(str(file))
+        index = faiss.read_index_binary(str(file)) if is_binary else faiss.read_index(str(file))
     except RuntimeError as error:
         said = str(error).rpartition(": ")[2]
         raise EvidenceError(f"FAISS cannot read {file}: {said}") from None
     if not index.ntotal:
         raise EvidenceError(f"the index {file} holds no vectors")
+    if is_binary:
+        return _read_signs(faiss, index, limit)
     found = _read(faiss, index, index.ntotal if limit is None else max(limit, _FOR_ERROR))
     left = max(0.0, 1 - float(np.square(found.rows, dtype=np.float64).sum(1).mean())) ** 0.5 if found.is_lossy else None
 
@@ -70,6 +75,15 @@ def read_faiss(path: Path, collection: str | None, limit: int | None, model_widt
         kept(found.offsets),
         left,
     )
+
+
+def _read_signs(faiss: Any, index: Any, limit: int | None) -> StoredVectors:
+    """Bits of a flat binary index."""
+    kind = type(index).__name__
+    if not isinstance(index, faiss.IndexBinaryFlat):
+        raise EvidenceError(f"this FAISS index is an {kind}, from which no vectors are read; IndexBinaryFlat is")
+    packed = faiss.vector_to_array(index.xb).reshape(index.ntotal, index.code_size)[:limit]
+    return stored_signs(packed, None, f"{kind} of {index.ntotal} vectors")
 
 
 def _read(faiss: Any, index: Any, limit: int) -> _Rows:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unmask.errors import EvidenceError
 from unmask.evidence.vectors import VectorEvidence, half_steps_of
+from unmask.linalg.product_codes import decode_codes, sign_centroids
 from unmask.models.adapter import Model
 from unmask.models.pooling import Pooling, recipe_of
 
@@ -54,9 +55,15 @@ class StoredVectors:
         return replace(found, quantiser=self.quantiser, offsets=self.offsets, error=self.error)
 
 
-def stored_rows(array: Any, ids: Sequence[Any] | None, about: str) -> StoredVectors:
-    """Rows of float numbers as they lie in a store; short float types have half steps."""
+def stored_rows(array: Any, ids: Sequence[Any] | None, about: str, model_width: int | None = None) -> StoredVectors:
+    """Rows of float numbers as they lie in a store; short float types have half steps.
+
+    Bytes of which eight bits each make the model's width are signs, packed as numpy.packbits packs them.
+    """
     rows = np.asarray(array)
+    if rows.ndim == 2 and rows.dtype in (np.uint8, np.int8) and 8 * rows.shape[1] == model_width:
+        packed = rows if rows.dtype == np.uint8 else (rows.astype(np.int16) + 128).astype(np.uint8)
+        return stored_signs(packed, ids, about)
     if rows.ndim != 2 or 0 in rows.shape:
         raise EvidenceError(f"{about} has the shape {rows.shape}, expected (vectors, numbers) with at least one")
     if rows.dtype.kind != "f":
@@ -67,6 +74,16 @@ def stored_rows(array: Any, ids: Sequence[Any] | None, about: str) -> StoredVect
     vectors = torch.from_numpy(np.ascontiguousarray(rows))
     names = range(len(rows)) if ids is None else ids
     return StoredVectors(vectors.float(), tuple(map(str, names)), about, half_steps_of(vectors))
+
+
+def stored_signs(packed: np.ndarray, ids: Sequence[Any] | None, about: str) -> StoredVectors:
+    """Vectors of length 1 with the signs that bits tell, and the quantiser that makes signs."""
+    codes = torch.from_numpy(np.unpackbits(packed, axis=1)).long()
+    centroids = sign_centroids(codes.shape[1])
+    names = range(len(codes)) if ids is None else ids
+    return StoredVectors(
+        decode_codes(codes, centroids), tuple(map(str, names)), f"{about}, signs alone", quantiser=centroids
+    )
 
 
 def need(package: str, store: str) -> Any:
