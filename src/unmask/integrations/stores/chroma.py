@@ -21,9 +21,12 @@ def read_chroma(path: Path, collection: str | None, limit: int | None, model_wid
         settings = chromadb.Settings(anonymized_telemetry=False, is_persistent=True, persist_directory=str(folder))
         try:
             client = chromadb.PersistentClient(str(folder), settings=settings)
-            names = [found.name for found in client.list_collections()]
-            name = choose_one(names, collection, "collection", path)
-            held = client.get_collection(name, embedding_function=None).get(limit=limit, include=["embeddings"])
+            try:
+                names = [found.name for found in client.list_collections()]
+                name = choose_one(names, collection, "collection", path)
+                held = client.get_collection(name, embedding_function=None).get(limit=limit, include=["embeddings"])
+            finally:
+                getattr(client, "close", lambda: None)()  # older versions have none
         except EvidenceError:
             raise
         except Exception as error:  # Chroma's errors share no class
