@@ -101,6 +101,7 @@ class AmbiguityKind(Enum):
     LEADING_RUN = "leading_run"  # how often the first token is repeated at the start
     OPEN_END = "open_end"  # the text may go on with tokens that leave no trace
     COUNT = "count"  # how often the batch holds the text
+    OTHER_TEXT = "other_text"  # another text explains the evidence as well
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Ambiguity:
     """One thing about a text that the evidence cannot tell: a class of texts that explain it equally well.
 
     `reason` says it in one sentence. `position` and `tokens` spell out a class of equal tokens; `tokens` is the
-    repeated token of a leading run.
+    repeated token of a leading run, and all of another text.
     """
 
     kind: AmbiguityKind
@@ -124,7 +125,7 @@ class RecoveredText:
     Where `ambiguities` name more than the count, the batch holds this text or another one of the class that they
     describe (`covers` tells which), and the text is not certain. `count` is how often the batch holds it: exactly, or
     at least, where an ambiguity of the count says so. `side` says who read it, where a model has an encoder and a
-    decoder: pairs come one after the other.
+    decoder: pairs come one after the other. `row` is the vector that it was read from, where each text has its own.
     """
 
     tokens: tuple[int, ...]
@@ -134,9 +135,12 @@ class RecoveredText:
     count: int = 1
     ambiguities: tuple[Ambiguity, ...] = ()
     side: str = ""
+    row: int | None = None
 
     def covers(self, tokens: Sequence[int]) -> bool:
         """Whether a sequence is in the class that the text stands for: the text itself, and what it may as well be."""
+        if any(a.kind is AmbiguityKind.OTHER_TEXT and a.tokens == tuple(tokens) for a in self.ambiguities):
+            return True
         own, other = list(self.tokens), list(tokens)
         equal = {a.position: set(a.tokens) for a in self.ambiguities if a.kind is AmbiguityKind.EQUAL_TOKENS}
         first = {token: min(members) for members in equal.values() for token in members}

@@ -1,0 +1,155 @@
+"""The exact text behind a sentence embedding: proposed by fitted effects of tokens, proven by embedding it again.
+
+    effects    how a vector moves when a token is put in, fitted once a model and kept on disk (insertion_effects.py)
+    search     from the empty text, best first, many vectors at once (search.py, attempts.py)
+    proof      the text's vector, computed again, is the stored one to its last digit; no neighbour's is (agreement.py,
+               neighbours.py)
+
+384 numbers hold far more than a sentence of some tokens. What limits the attack is the search and not the vector: long
+texts end as guesses with most of their words.
+
+Limits: texts of up to about 16 tokens, and some longer ones on a GPU. Noise leaves guesses. Vectors that were rotated
+with a secret key, or come from an unknown model, give nothing.
+Cost: a minute or two to fit a model of MiniLM's size on two cores, once; then seconds for a text of 6 to 12 tokens.
+Source: ours. vec2text (arXiv 2310.06816) trains a corrector for every encoder and proves nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from unmask.attacks.model_cache import compute_once
+from unmask.attacks.outputs.vectors.agreement import StoredVector, measure_computing_error, stored_vectors
+from unmask.attacks.outputs.vectors.attempts import AttemptSettings
+from unmask.attacks.outputs.vectors.claim import CLEAR, ReadVector, claim_texts
+from unmask.attacks.outputs.vectors.edits import TextBatch, concatenate
+from unmask.attacks.outputs.vectors.effects_cache import load_effects
+from unmask.attacks.outputs.vectors.embedder import Embedder
+from unmask.attacks.outputs.vectors.language_prior import load_language
+from unmask.attacks.outputs.vectors.neighbours import near_texts
+from unmask.attacks.outputs.vectors.proposals import Proposer
+from unmask.attacks.outputs.vectors.search import TextSearch, VectorSearch
+from unmask.attacks.run import Progress, Run, silent
+from unmask.evidence.vectors import VectorEvidence
+from unmask.models.adapter import Model
+from unmask.recovery import RecoveredTexts, Recovery
+
+# One after the other: by frequencies of tokens, and with a language model (nats that a token may cost).
+_ATTEMPTS = (
+    AttemptSettings(0.004),
+    AttemptSettings(0.003, nats=2.0),
+    AttemptSettings(0.002),
+    AttemptSettings(0.0015, nats=2.0),
+    AttemptSettings(0.008),
+    AttemptSettings(0.005, nats=3.0),
+)
+_AT_ONCE = {"cpu": 1, "cuda": 64}  # vectors
+_EXPANDED_AT_ONCE = {"cpu": 1, "cuda": 2}  # texts of one vector
+_NEIGHBOURS = {False: 6, True: 24}  # tokens at every place, by whether digits are few
+
+
+@dataclass(frozen=True)
+class EmbeddingAttack:
+    """Settings: texts embedded in one attempt, attempts (each takes `effort` times as many), seconds a vector.
+
+    `language` is a model that writes, of the catalogue or a folder; 'none': tokens are ranked by frequency alone.
+    """
+
+    max_texts: int = 12_000
+    max_attempts: int = len(_ATTEMPTS)
+    effort: int = 1
+    seconds: float = 600.0
+    language: str = "smollm2-135m"
+
+    @torch.no_grad()
+    def __call__(self, evidence: VectorEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:
+        """A text for every vector."""
+        run = Run(progress=progress)
+        embedder = Embedder(model, evidence.recipe)
+        effects = compute_once(model, ("insertion effects", evidence.recipe), lambda: load_effects(embedder, progress))
+        stored = stored_vectors(evidence, measure_computing_error(embedder, model, evidence.compute_dtype))
+        reader = _Reader(
+            TextSearch(embedder, Proposer(effects), language=lambda: load_language(self.language, model)),
+            model,
+            self._attempts(model),
+            self.seconds,
+        )
+        at_once, read = _AT_ONCE.get(model.device.type, 1), []
+        for start in range(0, len(stored), at_once):
+            read += reader.read(stored[start : start + at_once], start, len(stored), progress)
+        return claim_texts(read, model, embedder.num_texts, run)
+
+    def _attempts(self, model: Model) -> tuple[AttemptSettings, ...]:
+        speaks = self.language != "none"
+        chosen = [each for each in _ATTEMPTS if speaks or not each.uses_language][: self.max_attempts]
+        wide = _EXPANDED_AT_ONCE.get(model.device.type, 1)
+        return tuple(replace(each, max_texts=self.max_texts * self.effort, texts_at_once=wide) for each in chosen)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Everything that does not depend on the vectors."""
+
+    search: TextSearch
+    model: Model
+    attempts: tuple[AttemptSettings, ...]
+    seconds: float
+
+    def read(self, stored: list[StoredVector], done: int, total: int, progress: Progress) -> list[ReadVector]:
+        """Search some vectors together, and test what was found."""
+        started, device = time.perf_counter(), self.model.device
+        searches = [
+            VectorSearch(each.vector.to(device, self.model.dtype), each.agrees, self.attempts) for each in stored
+        ]
+
+        def watch() -> bool:
+            progress("reading vectors", done + sum(search.is_done for search in searches), total)
+            return time.perf_counter() - started < self.seconds * len(searches)
+
+        progress("reading vectors", done, total)
+        self.search.run(searches, watch)
+        return [self._prove(each, search) for each, search in zip(stored, searches, strict=True)]
+
+    def _prove(self, stored: StoredVector, search: VectorSearch) -> ReadVector:
+        """The text's vector once more, in float64, and those of its neighbours."""
+        if not search.text:
+            return ReadVector((), 1.0, 1.0, stored.tolerance, None, (), False, search.num_texts)
+        exact = self._embed(TextBatch.of([search.text], self.model.device))
+        excess = float(stored.excess(exact)[0])
+        distance = float((exact[0] - stored.vector).norm() / stored.vector.norm())
+        rejected: float | None = None
+        others: tuple[tuple[int, ...], ...] = ()
+        if excess <= stored.tolerance:
+            rejected, others = self._compare_neighbours(stored, search)
+        return ReadVector(
+            tokens=search.text,
+            distance=distance,
+            excess=excess,
+            tolerance=stored.tolerance,
+            rejected=rejected,
+            others=others,
+            tells_apart=stored.tells_apart(len(search.text), self.model.vocab_size),
+            num_texts=search.num_texts,
+        )
+
+    def _compare_neighbours(
+        self, stored: StoredVector, search: VectorSearch
+    ) -> tuple[float, tuple[tuple[int, ...], ...]]:
+        """The least excess of a neighbour, and those that agree."""
+        is_coarse = bool(stored.half_steps.any()) or stored.centroids is not None
+        near = near_texts(search.text, self.search.proposer.effects, _NEIGHBOURS[is_coarse])
+        if search.close is not None:
+            near = concatenate([near, search.close])
+        excess = stored.excess(self.search.embedder.exact(near))
+        own = torch.tensor([text == search.text for text in near.as_tuples()], device=excess.device)
+        excess = excess.masked_fill(own, torch.inf)
+        agree = (excess <= CLEAR * stored.tolerance).nonzero()[:, 0]
+        texts = near[agree.to(near.tokens.device)].as_tuples() if len(agree) else []
+        return float(excess.min()), tuple(dict.fromkeys(texts))
+
+    def _embed(self, texts: TextBatch) -> torch.Tensor:
+        precise = compute_once(self.model, "in float64", lambda: self.model.to(dtype=torch.float64))
+        return Embedder(precise, self.search.embedder.recipe).exact(texts)

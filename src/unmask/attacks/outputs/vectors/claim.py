@@ -1,0 +1,108 @@
+"""What is said of texts that were found behind vectors: status, certificate, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unmask.attacks.run import Run
+from unmask.models.adapter import Model
+from unmask.models.pooling import special_frame
+from unmask.recovery import Ambiguity, AmbiguityKind, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+
+CLEAR = 3.0  # another text must be off by more than this many tolerances
+_NAMED = 4  # other texts that are listed
+_CLAIM = (
+    "The vector of every certain text, computed again, is the one stored, up to the digits that it is stored in; of "
+    "all neighbours that were tested, the closest is `rejected` away. Numbers are relative to a vector's length; of "
+    "product codes and signs they are shares of the parts that differ."
+)
+
+
+@dataclass(frozen=True)
+class ReadVector:
+    """The closest text to one vector, and what its neighbours say."""
+
+    tokens: tuple[int, ...]  # without the tokens that frame every text
+    distance: float  # by the vector's length
+    excess: float
+    tolerance: float
+    rejected: float | None  # the least excess of a neighbour
+    others: tuple[tuple[int, ...], ...]  # texts that agree as well
+    tells_apart: bool  # whether the vector's digits tell texts of this length apart
+    num_texts: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether its vector is the stored one."""
+        return bool(self.tokens) and self.excess <= self.tolerance
+
+    @property
+    def certain(self) -> bool:
+        """Whether no other text comes as close."""
+        return self.agrees and self.tells_apart and not self.others
+
+
+def claim_texts(read: Sequence[ReadVector], model: Model, num_texts: int, run: Run) -> Recovery[RecoveredTexts]:
+    """The recovery of all vectors, certain texts first."""
+    texts = [_as_recovered_text(each, row, model) for row, each in enumerate(read) if each.tokens]
+    certain = [each for each in read if each.certain]
+    status = _status(read)
+    certificate = Certificate.none("no text gives a vector that was stored")
+    if certain:
+        worst = max(certain, key=lambda each: each.excess - each.tolerance)
+        rejected = min((each.rejected for each in certain if each.rejected is not None), default=None)
+        certificate = Certificate(_CLAIM, worst.excess, worst.tolerance, rejected)
+    return Recovery(
+        value=RecoveredTexts(
+            tuple(sorted(texts, key=lambda text: not text.certain)),
+            frozenset(token for each in certain for token in each.tokens),
+        ),
+        status=status,
+        reason=_reason(read),
+        certificate=certificate,
+        cost=run.cost(candidates=num_texts, forward_passes=num_texts),
+        used=("vectors",),
+    )
+
+
+def _as_recovered_text(read: ReadVector, row: int, model: Model) -> RecoveredText:
+    opening, closing = special_frame(model)
+    framed = (*opening, *read.tokens, *closing)
+    ambiguities = tuple(
+        Ambiguity(
+            AmbiguityKind.OTHER_TEXT,
+            f"the vector is that of {model.decode(other)!r} as well",
+            tokens=(*opening, *other, *closing),
+        )
+        for other in read.others[:_NAMED]
+    )
+    residual = read.excess if read.agrees else read.distance
+    return RecoveredText(framed, model.decode(framed), read.certain, residual, ambiguities=ambiguities, row=row)
+
+
+def _status(read: Sequence[ReadVector]) -> Status:
+    if read and all(each.certain for each in read):
+        return Status.RECOVERED
+    if any(each.certain for each in read):
+        return Status.PARTIAL
+    return Status.NOT_IDENTIFIABLE if any(each.agrees for each in read) else Status.BUDGET_EXHAUSTED
+
+
+def _reason(read: Sequence[ReadVector]) -> str:
+    num_certain = sum(each.certain for each in read)
+    parts = [f"{num_certain} of {len(read)} vectors are those of a text, computed again, and of no neighbour of it"]
+    several = sum(each.agrees and bool(each.others) for each in read)
+    if several:
+        parts.append(f"{several} agree with several texts, which are listed")
+    coarse = sum(each.agrees and not each.others and not each.tells_apart for each in read)
+    if coarse:
+        parts.append(f"{coarse} agree with a text, but are stored in too few digits to exclude all others")
+    rest = [each for each in read if not each.agrees]
+    if rest:
+        nearest = min(each.distance for each in rest)
+        parts.append(
+            f"for {len(rest)} the search ended with a guess, at a distance of {nearest:.2g} or more: the text is "
+            "longer than was searched for, noise was added, or the budget was too small (raise the effort)"
+        )
+    return "; ".join(parts) + "."

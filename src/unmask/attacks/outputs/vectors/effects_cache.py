@@ -1,0 +1,64 @@
+"""Fitted effects are kept on disk, so that a model is fitted once: safetensors beside the converted models."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from unmask.attacks.outputs.vectors.embedder import Embedder
+from unmask.attacks.outputs.vectors.insertion_effects import FitSettings, InsertionEffects, fit_insertion_effects
+from unmask.attacks.run import Progress
+from unmask.models.adapter import Model
+from unmask.models.gguf_cache import cache_folder
+from unmask.models.pooling import special_frame
+
+_VERSION = 1  # raise it when the fit changes
+_LENGTHS = range(3, 49)  # tokens of sentences that are used
+_CONTEXTS = {"cpu": 8_000, "cuda": 30_000}
+
+
+def load_effects(embedder: Embedder, progress: Progress) -> InsertionEffects:
+    """The effects of a model and a recipe; fitted if they are not on the disk yet."""
+    device = embedder.model.device
+    settings = FitSettings(contexts=_CONTEXTS.get(device.type, 8_000))
+    path = _path(embedder, settings)
+    with contextlib.suppress(OSError, SafetensorError, TypeError):
+        return InsertionEffects(**load_file(path, device=str(device)))
+    effects = fit_insertion_effects(embedder, read_sentences(embedder.model), settings, progress=progress)
+    with contextlib.suppress(OSError):  # a disk that is full or read-only costs the next fit, not this result
+        _write(path, effects)
+    return effects
+
+
+def read_sentences(model: Model) -> list[tuple[int, ...]]:
+    """Ordinary sentences (SmolLM2 wrote them) in a model's tokens, without the special ones."""
+    text = files("unmask.attacks.outputs.vectors").joinpath("sentences.txt").read_text(encoding="utf-8")
+    opening, closing = special_frame(model)
+    framed = (model.encode(line) for line in text.splitlines() if line)
+    tokens = (tuple(line[len(opening) : len(line) - len(closing)]) for line in framed)
+    return [line for line in tokens if len(line) in _LENGTHS]
+
+
+def _path(embedder: Embedder, settings: FitSettings) -> Path:
+    named = f"{embedder.model.fingerprint()} {embedder.recipe} {settings} {_VERSION}"
+    return cache_folder().parent / "effects" / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.safetensors"
+
+
+def _write(path: Path, effects: InsertionEffects) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".fitting-")
+    os.close(handle)
+    try:
+        save_file({key: value.detach().cpu().contiguous() for key, value in vars(effects).items()}, name)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,150 @@
+"""Which edits of a text may bring its vector closer to the one seen: the likeliest by the fitted effects.
+
+    score(v) = −d/4·log(1 − cos²(r, Δ)) + log p(v),    cos in the metric P = (Σ + Cov)⁻¹
+
+An insertion begins with the text, an exchange with the text without that token. How long the effect is says little, as
+other tokens may be wrong too, so only its direction counts: this is the likelihood of a direction with noise of an
+unknown scale around it.
+
+Notation: r the vector seen minus that of the text before v is put in, Δ the effect that is expected, Σ the covariance
+of what the regression leaves over, Cov that of an exchange of tokens, d the width; slots as in edits.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from unmask.attacks.outputs.vectors.edits import EMPTY, TextBatch
+from unmask.attacks.outputs.vectors.insertion_effects import InsertionEffects
+
+_RIDGE = 0.05
+_SHARE_OF_WIDTH = 0.25  # independent directions by the width, halved: measured where 1 to 5 tokens are wrong
+_CELLS = 2**26  # entries of a table of scores
+
+
+@dataclass(frozen=True)
+class ProposalSettings:
+    """Tokens tested at each position, in each gap, as the first word, and repetitions of the text's own tokens."""
+
+    exchanges: int = 12
+    insertions: int = 8
+    first_words: int = 200
+    repetitions: int = 60  # divided by the length, three at least
+
+
+@dataclass(frozen=True)
+class Edits:
+    """For each text a row of single edits."""
+
+    slots: Int[Tensor, "c k"]
+    values: Int[Tensor, "c k"]
+    valid: Bool[Tensor, "c k"]
+
+    def concatenate(self, other: Edits) -> Edits:
+        """Both side by side."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("slots", "values", "valid"))
+        return Edits(*(torch.cat(pair, 1) for pair in pairs))
+
+
+def deletions(texts: TextBatch) -> Edits:
+    """Every token taken out, of texts of more than one."""
+    slots = (2 * torch.arange(texts.tokens.shape[1], device=texts.tokens.device) + 1).expand_as(texts.tokens)
+    return Edits(slots, torch.full_like(slots, EMPTY), texts.mask & (texts.lengths > 1)[:, None])
+
+
+@dataclass
+class Proposer:
+    """Scores all tokens at all places of texts."""
+
+    effects: InsertionEffects
+    settings: ProposalSettings = field(default_factory=ProposalSettings)
+    precision: Float[Tensor, "d d"] = field(init=False)
+    squares: Float[Tensor, " vocab"] = field(init=False)  # Δᵀ·P·Δ of every row
+
+    def __post_init__(self) -> None:
+        covariance = self.effects.left + self.effects.exchanged
+        covariance = covariance + _RIDGE * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
+        self.precision = torch.linalg.inv(covariance)
+        self.squares = ((self.effects.rows @ self.precision) * self.effects.rows).sum(1)
+
+    def __call__(
+        self,
+        texts: TextBatch,
+        seen: Float[Tensor, "c d"],
+        vectors: Float[Tensor, "c d"],
+        without: Float[Tensor, "c n d"],
+        width: int = 1,
+        local: Float[Tensor, "c gaps vocab"] | None = None,
+    ) -> Edits:
+        """Edits of each text, given its vector and those without each of its tokens; `width` times as many as usual.
+
+        `local` is the log prior of tokens in every gap, where a language model gave one.
+        """
+        num_cells = (texts.tokens.shape[1] + 1) * len(self.effects.log_prior)
+        found = []
+        for part in torch.arange(len(texts), device=vectors.device).split(max(1, _CELLS // num_cells)):
+            some = texts[part]
+            here = None if local is None else local[part]
+            edits = self._insertions(some, seen[part], vectors[part], self.settings.insertions * width, here)
+            if int(some.lengths.max()):
+                count = self.settings.exchanges * width
+                edits = edits.concatenate(self._exchanges(some, seen[part], without[part], count, here))
+            found.append(edits)
+        return Edits(*(torch.cat([getattr(e, name) for e in found]) for name in ("slots", "values", "valid")))
+
+    def _exchanges(self, texts: TextBatch, seen: Tensor, without: Tensor, count: int, local: Tensor | None) -> Edits:
+        tokens, mask, (num, length) = texts.tokens.clamp_min(0), texts.mask, texts.tokens.shape
+        residuals = (seen[:, None] - without).flatten(0, 1)
+        lengths = texts.lengths.clamp_min(1).repeat_interleave(length)
+        scores = self.scores(residuals, without.flatten(0, 1), lengths).view(num, length, -1)
+        scores += self.effects.log_prior if local is None else local[:, :-1]
+        scores.scatter_(2, tokens[..., None], -torch.inf)
+        likely = scores.topk(count, dim=2).indices
+        whole = tokens[:, None, :].expand(-1, length, -1)
+        own = scores.gather(2, whole).masked_fill(~mask[:, None, :], -torch.inf)  # its own tokens once more
+        best = own.topk(min(length, max(3, self.settings.repetitions // length)), dim=2)
+        copies = whole.gather(2, best.indices)
+        twice = (copies[..., None] == likely[..., None, :]).any(-1) | best.values.isinf()
+        twice |= (copies[..., None] == copies[..., None, :]).tril(-1).any(-1)
+        values = torch.cat([likely, copies], 2)
+        valid = torch.cat([torch.ones_like(likely, dtype=torch.bool), ~twice], 2) & mask[..., None]
+        slots = (2 * torch.arange(length, device=tokens.device)[:, None] + 1).expand_as(values)
+        return Edits(slots.flatten(1), values.flatten(1), valid.flatten(1))
+
+    def _insertions(self, texts: TextBatch, seen: Tensor, vectors: Tensor, count: int, local: Tensor | None) -> Edits:
+        longer, log_prior = texts.lengths + 1, self.effects.log_prior
+        scores = self.scores(seen - vectors, vectors, longer)
+        if not int(texts.lengths.max()):
+            count = self.settings.first_words
+        gaps = torch.arange(texts.tokens.shape[1] + 1, device=scores.device)
+        anywhere = count if local is None else max(2, count // 4)
+        likely = (scores + log_prior).topk(anywhere, dim=1).indices
+        shape = len(likely), len(gaps), anywhere
+        slots, values = (2 * gaps)[:, None].expand(shape).flatten(1), likely[:, None, :].expand(shape).flatten(1)
+        valid = (gaps < longer[:, None])[..., None].expand(shape).flatten(1)
+        found = Edits(slots, values, valid)
+        if local is None:
+            return found
+        fits = (scores[:, None] + local).masked_fill((gaps >= longer[:, None])[..., None], -torch.inf)
+        best = fits.flatten(1).topk(count * len(gaps) * 3 // 4, dim=1)
+        slots, values = 2 * (best.indices // len(log_prior)), best.indices % len(log_prior)
+        repeated = (values[:, :, None] == likely[:, None]).any(2)
+        return found.concatenate(Edits(slots, values, best.values.isfinite() & ~repeated))
+
+    def scores(
+        self, residuals: Float[Tensor, "k d"], vectors: Float[Tensor, "k d"], lengths: Int[Tensor, " k"]
+    ) -> Float[Tensor, "k vocab"]:
+        """Log likelihood of every token, put into texts with these vectors, `lengths` with it."""
+        rows, by_length = self.effects.rows, lengths.float().rsqrt()[:, None]
+        r, base = residuals @ self.precision, vectors @ self.effects.context * by_length
+        weighted = base @ self.precision
+        along = (r @ rows.T) * by_length + (base * r).sum(1, keepdim=True)
+        size = self.squares * by_length.square() + (weighted * base).sum(1, keepdim=True)
+        size += 2 * by_length * (weighted @ rows.T)
+        size *= (r * residuals).sum(1, keepdim=True)
+        cosine = along.clamp_min(0).square_() / size.clamp_min(torch.finfo(size.dtype).tiny)
+        return torch.log1p(-cosine.clamp_max(1 - 1e-6)).mul_(-_SHARE_OF_WIDTH * residuals.shape[1])

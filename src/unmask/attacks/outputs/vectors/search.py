@@ -1,0 +1,218 @@
+"""The texts behind vectors: fitted effects propose edits, forward passes decide; best first, many vectors at once.
+
+    from the empty text:  take the most promising text that was not expanded yet
+      1. test it without each of its tokens, and with the likeliest tokens exchanged and put in (proposals.py)
+      2. test sets of these edits whose measured effects add up to what is missing (combinations.py)
+      3. where it is close, test it in other orders
+      in vain: the closest text again, four times as wide; then another attempt, with another prior
+    until the distance is at rounding
+
+Limits: a search; it ends with the closest text that was found.
+Cost: some 800 texts for 6 tokens, 6,000 for 12 (median).
+Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from unmask.attacks.outputs.vectors.attempts import Attempt, AttemptSettings
+from unmask.attacks.outputs.vectors.combinations import CombinationSettings, combine_edits
+from unmask.attacks.outputs.vectors.edits import TextBatch, TextHash, concatenate, first_of_each, rearrangements
+from unmask.attacks.outputs.vectors.embedder import Embedder
+from unmask.attacks.outputs.vectors.language_prior import LanguagePrior
+from unmask.attacks.outputs.vectors.proposals import Edits, Proposer, deletions
+
+_NUM_CLOSE = 64
+_NUM_EXACT = 4  # closest texts of an expansion that are measured exactly
+_NEAR = 0.5  # of the vector's length: at this distance other orders are tested
+_SHORT = 12  # tokens of a text of which any piece may go anywhere
+_LARGEST_EFFECTS = 2**28  # numbers: texts that are expanded together times their edits times the width
+
+
+@dataclass
+class VectorSearch:
+    """The search for one vector: one attempt after the other, and the closest text of all of them."""
+
+    vector: Float[Tensor, " d"]
+    is_reached: Callable[[Float[Tensor, "k d"]], Tensor]  # which vectors are the one that was stored
+    attempts: Sequence[AttemptSettings]
+    number: int = 0  # of the attempt
+    attempt: Attempt | None = None
+    text: tuple[int, ...] = ()
+    distance: float = float("inf")
+    num_texts: int = 0
+    has_reached: bool = False
+    close: TextBatch | None = None  # the closest texts that were tested when it ended
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the vector is reached, or no attempt is left."""
+        return self.has_reached or self.number >= len(self.attempts)
+
+    def note_closest(self, text: tuple[int, ...], vector: Float[Tensor, " d"]) -> None:
+        """The closest text after an expansion; the search, or an attempt, may end with it."""
+        assert self.attempt is not None
+        distance = float((self.vector - vector).norm())
+        self.attempt.note_closest(text, distance)
+        self.has_reached = bool(self.is_reached(vector[None])[0]) and bool(text)
+        if distance < self.distance or self.has_reached:
+            self.text, self.distance = text, distance
+        if self.attempt.has_ended or self.has_reached:
+            closest = self.attempt.distances.topk(min(_NUM_CLOSE, len(self.attempt.distances)), largest=False)
+            close = self.attempt.texts[closest.indices]
+            self.close = close[close.lengths > 0]
+            self.num_texts += self.attempt.num_texts
+            self.attempt, self.number = None, self.number + 1
+
+
+@dataclass
+class TextSearch:
+    """Everything that does not depend on the vectors."""
+
+    embedder: Embedder
+    proposer: Proposer
+    combinations: CombinationSettings = field(default_factory=CombinationSettings)
+    language: Callable[[], LanguagePrior | None] = lambda: None
+    hash_of: TextHash = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hash_of = TextHash(self.embedder.model.vocab_size, self.embedder.model.device)
+
+    @torch.no_grad()
+    def run(self, searches: list[VectorSearch], go_on: Callable[[], bool] = lambda: True) -> None:
+        """All searches to their ends, in one batch; `go_on` is asked after every expansion."""
+        while active := [search for search in searches if not search.is_done]:
+            for search in active:
+                if search.attempt is None:
+                    settings = search.attempts[search.number]
+                    search.attempt = Attempt(search.vector, settings, self.hash_of, self.proposer.effects.log_prior)
+            attempts = [search.attempt for search in active if search.attempt is not None]
+            self.expand(attempts)
+            for search, (texts, vectors) in zip(active, self.embed_closest(attempts), strict=True):
+                reached = search.is_reached(vectors).nonzero()[:, 0]
+                best = int(reached[0]) if len(reached) else int((search.vector - vectors).norm(dim=1).argmin())
+                search.note_closest(texts[slice(best, best + 1)].as_tuples()[0], vectors[best])
+            if not go_on():
+                return
+
+    def expand(self, attempts: list[Attempt]) -> None:
+        """Expand the most promising texts of all attempts; those with a language model apart from the others."""
+        for reads in (False, True):
+            own = [attempt for attempt in attempts if attempt.settings.uses_language is reads]
+            language = self.language() if reads and own else None
+            if language is not None:
+                _read_shortlists(own, language)
+            chosen = [(k, row, width) for k, attempt in enumerate(own) for row, width in attempt.choose()]
+            for width in sorted({width for _, _, width in chosen}):
+                some = [(k, row) for k, row, w in chosen if w == width]
+                texts = concatenate([own[k].texts[slice(row, row + 1)] for k, row in some])
+                owners = torch.tensor([k for k, _ in some], device=texts.tokens.device)
+                for part in torch.arange(len(texts), device=owners.device).split(self._at_once(texts, width)):
+                    self._test_edits(own, owners[part], texts[part], width, language)
+
+    def _at_once(self, texts: TextBatch, width: int) -> int:
+        settings = self.proposer.settings
+        edits = (texts.tokens.shape[1] + 1) * (settings.exchanges + settings.insertions) * width + 100
+        return max(1, _LARGEST_EFFECTS // (edits * self.proposer.effects.rows.shape[1]))
+
+    def _test_edits(
+        self,
+        attempts: list[Attempt],
+        owners: Int[Tensor, " c"],
+        texts: TextBatch,
+        width: int,
+        language: LanguagePrior | None,
+    ) -> None:
+        seen = torch.stack([attempt.vector for attempt in attempts])[owners]
+        texts = TextBatch(texts.tokens[:, : max(1, int(texts.lengths.max()))])
+        vectors = self.embedder(texts)
+        removed = deletions(texts)
+        shorter, without = self._test_singly(texts, removed, vectors)
+        local = None
+        if language is not None and int(texts.lengths.max()):
+            local = language.log_next(texts, self.proposer.effects.log_prior)
+        edits = self.proposer(texts, seen, vectors, without, width, local)
+        changed, after = self._test_singly(texts, edits, vectors)
+        effects = torch.cat([without, after], 1) - vectors[:, None]
+        sets = combine_edits(removed.concatenate(edits), effects, seen - vectors, self.combinations)
+        rows, columns = sets.valid.nonzero(as_tuple=True)
+        together = [(rows, texts.edit(rows, sets.slots[rows, columns], sets.values[rows, columns]))]
+        if width == 1:
+            is_near = (seen - vectors).norm(dim=1) < _NEAR * seen.norm(dim=1)
+            close = (is_near & (texts.lengths > 1)).nonzero()[:, 0].tolist()
+            together += [reorder(texts, row, language is not None) for row in close]
+        combined = self._test_new(attempts, owners, together)
+        for rows, tried, vectors_of in (shorter, changed, combined):
+            distances = (seen[rows] - vectors_of).norm(dim=1)
+            for number in owners[rows].unique().tolist():
+                own = owners[rows] == number
+                attempts[number].add(tried[own], distances[own])
+
+    def _test_singly(self, texts: TextBatch, edits: Edits, vectors: Tensor) -> tuple[Tried, Float[Tensor, "c k d"]]:
+        """Make edits one by one: the texts with their vectors, and the vectors in the edits' places."""
+        rows, columns = edits.valid.nonzero(as_tuple=True)
+        tried = texts.edit(rows, edits.slots[rows, columns, None], edits.values[rows, columns, None])
+        found = vectors[:, None].repeat(1, edits.slots.shape[1], 1)
+        after = self.embedder(tried) if len(rows) else vectors[:0]
+        found[rows, columns] = after
+        return (rows, tried, after), found
+
+    def _test_new(
+        self, attempts: list[Attempt], owners: Int[Tensor, " c"], batches: list[tuple[Int[Tensor, " k"], TextBatch]]
+    ) -> Tried:
+        """Embed what the attempts have not tested yet, each text once."""
+        rows, texts = torch.cat([rows for rows, _ in batches]), concatenate([batch for _, batch in batches])
+        hashes, of = self.hash_of(texts), owners[rows]
+        is_new = torch.zeros_like(hashes, dtype=torch.bool)
+        for number in of.unique().tolist():
+            own = (of == number).nonzero()[:, 0]
+            different, first = first_of_each(hashes[own])
+            is_new[own[first[~torch.isin(different, attempts[number].tested)]]] = True
+        is_new &= texts.lengths > 0
+        rows, texts = rows[is_new], texts[is_new]
+        return rows, texts, self.embedder(texts) if len(rows) else attempts[0].vector.new_zeros(0, self._width)
+
+    @property
+    def _width(self) -> int:
+        return self.proposer.effects.rows.shape[1]
+
+    def embed_closest(self, attempts: list[Attempt]) -> list[tuple[TextBatch, Float[Tensor, "k d"]]]:
+        """The closest texts of each attempt with their exact vectors, all of them in one batch."""
+        texts = []
+        for attempt in attempts:
+            rows = attempt.distances.topk(min(_NUM_EXACT + 1, len(attempt.distances)), largest=False).indices
+            some = attempt.texts[rows]
+            texts.append(some[some.lengths > 0])
+        vectors = self.embedder.exact(concatenate(texts))
+        return list(zip(texts, vectors.split([len(batch) for batch in texts]), strict=True))
+
+
+Tried = tuple[Int[Tensor, " k"], TextBatch, Float[Tensor, "k d"]]  # rows that were edited, the texts, their vectors
+
+
+def reorder(texts: TextBatch, row: int, widely: bool) -> tuple[Int[Tensor, " k"], TextBatch]:
+    """One of the texts in other orders."""
+    length = int(texts.lengths[row])
+    longest, farthest = (length // 2, length) if length <= _SHORT else (2, 4)
+    if widely:
+        longest, farthest = min(8, max(1, length // 2)), length
+    orders = rearrangements(length, longest, farthest).to(texts.tokens.device)
+    own = texts.tokens[row, :length]
+    return torch.full((len(orders),), row, device=own.device), TextBatch(own[orders])
+
+
+def _read_shortlists(attempts: list[Attempt], language: LanguagePrior) -> None:
+    """Let the language model read what it has not read, of all attempts at once."""
+    rows = [attempt.unread() for attempt in attempts]
+    if not any(map(len, rows)):
+        return
+    texts = concatenate([attempt.texts[index] for attempt, index in zip(attempts, rows, strict=True)])
+    losses = iter(language.log_losses(texts).tolist())
+    for attempt, index in zip(attempts, rows, strict=True):
+        attempt.read({h: next(losses) for h in attempt.hashes[index].tolist()})
