@@ -9,6 +9,7 @@ import tempfile
 from importlib.resources import files
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -21,6 +22,7 @@ from unmask.models.pooling import special_frame
 
 _VERSION = 1  # raise it when the fit changes
 _LENGTHS = range(3, 49)  # tokens of sentences that are used
+_RANDOM = (500, 16)  # sentences of random tokens, and the longest
 _CONTEXTS = {"cpu": 8_000, "cuda": 30_000}
 
 
@@ -38,7 +40,14 @@ def load_effects(embedder: Embedder, progress: Progress) -> InsertionEffects:
 
 
 def read_sentences(model: Model) -> list[tuple[int, ...]]:
-    """Ordinary sentences (SmolLM2 wrote them) in a model's tokens, without the special ones."""
+    """Ordinary sentences (SmolLM2 wrote them) in a model's tokens, without the special ones.
+
+    A model without a tokenizer gets tokens at random.
+    """
+    if model.tokenizer is None:
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randint(0, model.vocab_size, _RANDOM, generator=generator).tolist()
+        return [tuple(row[: 3 + number % (_RANDOM[1] - 2)]) for number, row in enumerate(rows)]
     text = files("unmask.attacks.outputs.vectors").joinpath("sentences.txt").read_text(encoding="utf-8")
     opening, closing = special_frame(model)
     framed = (model.encode(line) for line in text.splitlines() if line)

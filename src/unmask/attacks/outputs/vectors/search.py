@@ -15,7 +15,7 @@ Source: ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -90,8 +90,7 @@ class TextSearch:
         while active := [search for search in searches if not search.is_done]:
             for search in active:
                 if search.attempt is None:
-                    settings = search.attempts[search.number]
-                    search.attempt = Attempt(search.vector, settings, self.hash_of, self.proposer.effects.log_prior)
+                    search.attempt = self.begin(search.vector, search.attempts[search.number])
             attempts = [search.attempt for search in active if search.attempt is not None]
             self.expand(attempts)
             for search, (texts, vectors) in zip(active, self.embed_closest(attempts), strict=True):
@@ -100,6 +99,12 @@ class TextSearch:
                 search.note_closest(texts[slice(best, best + 1)].as_tuples()[0], vectors[best])
             if not go_on():
                 return
+
+    def begin(self, vector: Float[Tensor, " d"], settings: AttemptSettings) -> Attempt:
+        """An attempt; by frequencies of tokens where there is no language model to ask."""
+        if settings.uses_language and self.language() is None:
+            settings = replace(settings, nats=None)
+        return Attempt(vector, settings, self.hash_of, self.proposer.effects.log_prior)
 
     def expand(self, attempts: list[Attempt]) -> None:
         """Expand the most promising texts of all attempts; those with a language model apart from the others."""

@@ -1,0 +1,21 @@
+"""MiniLM with the effects of its tokens, from a small fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from unmask.attacks.outputs.vectors.effects_cache import read_sentences
+from unmask.attacks.outputs.vectors.embedder import Embedder
+from unmask.attacks.outputs.vectors.insertion_effects import FitSettings, InsertionEffects, fit_insertion_effects
+from unmask.models import Model
+from unmask.models.pooling import recipe_of
+
+
+@pytest.fixture(scope="session")
+def embedder(minilm: Model) -> Embedder:
+    return Embedder(minilm, recipe_of(minilm))
+
+
+@pytest.fixture(scope="session")
+def effects(embedder: Embedder) -> InsertionEffects:
+    return fit_insertion_effects(embedder, read_sentences(embedder.model), FitSettings(contexts=1500))

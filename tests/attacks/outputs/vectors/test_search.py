@@ -1,0 +1,48 @@
+"""Searches of several vectors run together and end at their texts."""
+
+from __future__ import annotations
+
+from unmask.attacks.outputs.vectors.attempts import AttemptSettings
+from unmask.attacks.outputs.vectors.edits import TextBatch
+from unmask.attacks.outputs.vectors.proposals import Proposer
+from unmask.attacks.outputs.vectors.search import TextSearch, VectorSearch, reorder
+
+SENTENCES = ("The door was open.", "She left early.")
+
+
+def begin(embedder, texts, *attempts):
+    vectors = embedder.exact(TextBatch.of(texts))
+    near = [lambda found, own=vector: (found - own).norm(dim=1) < 3e-5 for vector in vectors]
+    return [VectorSearch(vector, is_near, attempts) for vector, is_near in zip(vectors, near, strict=True)]
+
+
+def test_short_sentences_are_found_together(embedder, effects):
+    texts = [tuple(embedder.model.encode(sentence)[1:-1]) for sentence in SENTENCES]
+    searches = begin(embedder, texts, AttemptSettings())
+    TextSearch(embedder, Proposer(effects)).run(searches)
+    assert [search.text for search in searches] == texts
+    assert all(search.has_reached and search.is_done and search.num_texts < 5000 for search in searches)
+
+
+def test_a_budget_ends_it_with_the_closest_text(embedder, effects):
+    texts = [tuple(embedder.model.encode(SENTENCES[0])[1:-1])]
+    searches = begin(embedder, texts, AttemptSettings(max_texts=1), AttemptSettings(nats=2.0, max_texts=1))
+    TextSearch(embedder, Proposer(effects)).run(searches)  # without a language model
+    (search,) = searches
+    assert search.number == 2
+    assert len(search.text) == 1
+    assert search.distance < 1.3
+    assert not search.has_reached
+
+
+def test_whoever_watches_may_stop_it(embedder, effects):
+    searches = begin(embedder, [(2158, 2003)], AttemptSettings())
+    TextSearch(embedder, Proposer(effects)).run(searches, lambda: False)
+    assert not searches[0].is_done
+
+
+def test_orders_of_one_text():
+    rows, texts = reorder(TextBatch.of([(1, 2), (3, 4, 5)]), 1, widely=True)
+    assert rows.unique().tolist() == [1]
+    assert all(sorted(text) == [3, 4, 5] for text in texts.as_tuples())
+    assert (5, 3, 4) in texts.as_tuples()
