@@ -53,7 +53,7 @@ def settle_class(
     Without noise a token is told from the closest one by a distance ten times as large; with noise by likelihood.
     """
     trial = text.trial(torch.tensor(members, device=seen.state.device))
-    distances = (trial.states - seen.state).norm(dim=1) / seen.state.norm()
+    distances = seen.distances(trial.states)
     best = int(distances.argmin())
     least = float(distances[best])
     if found.noise > 0:
@@ -77,5 +77,7 @@ def equal_tokens_ambiguity(model: Model, position: int, tokens: Sequence[int]) -
     """What is said of a position at which one of several tokens stands."""
     names = ", ".join(repr(model.decode([token])) for token in tokens[:_NAMED])
     more = f" and {len(tokens) - _NAMED} more" if len(tokens) > _NAMED else ""
-    reason = f"token {position + 1} is one of {names}{more}: their embeddings are equal, and no state tells which"
+    are_equal = set(tokens) <= set(equal_tokens(model).get(tokens[0], ()))
+    why = "their embeddings are equal, and no state" if are_equal else "they agree equally well, and what is seen does not"
+    reason = f"token {position + 1} is one of {names}{more}: {why} {'tells' if are_equal else 'tell'} which"
     return Ambiguity(AmbiguityKind.EQUAL_TOKENS, reason, position, tuple(tokens))
