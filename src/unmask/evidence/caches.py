@@ -1,4 +1,4 @@
-"""A serving stack's cache: keys and values that one block keeps of texts, of all heads or of some, of all positions or a page."""
+"""A serving stack's cache: keys and values that one block keeps, of all heads or some, of all positions or a page."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class CacheEvidence:
         first_position: int = 0,
         **side_knowledge: Any,
     ) -> CacheEvidence:
-        """Wrap a cache of transformers, or a dictionary of 'keys' and/or 'values' of one block, by (batch, heads, length, width).
+        """Wrap a cache of transformers, or 'keys' and/or 'values' of one block, each (batch, heads, length, width).
 
         Integers must have been multiplied with their scales. `heads` names those that the tensors hold, in order; a
         whole cache is cut to them. Cut left padding off, if the service counts positions from a text's first token.
@@ -102,8 +102,8 @@ class CacheEvidence:
         some = next(iter(seen.values()), torch.zeros(0, 0))
         known = torch.ones(some.shape[:2], dtype=torch.bool) if mask is None else mask
         side_knowledge.setdefault("compute_dtype", model.dtype)
-        tensors = (None if name not in seen else seen[name].detach().clone() for name in _PARTS)
-        evidence = cls(*tensors, known, layer, chosen, model.fingerprint(), first_position, **side_knowledge)
+        keys, values = (None if name not in seen else seen[name].detach().clone() for name in _PARTS)
+        evidence = cls(keys, values, known, layer, chosen, model.fingerprint(), first_position, **side_knowledge)
         evidence.check(model)
         return evidence
 
@@ -142,12 +142,12 @@ class CacheEvidence:
         for name, row in tensors.items():
             text, column, head, part = name.split("/")
             parts[part][int(text), int(column), int(head)] = row
-        return replace(self, **parts)
+        return replace(self, keys=parts.get("keys"), values=parts.get("values"))
 
     def to(self, device: str | torch.device) -> CacheEvidence:
         """The same cache on another device."""
         moved = {name: part.to(device) for name, part in self.parts.items()}
-        return replace(self, **moved, mask=self.mask.to(device))
+        return replace(self, keys=moved.get("keys"), values=moved.get("values"), mask=self.mask.to(device))
 
     def save(self, path: str | Path) -> Path:
         """Write to a safetensors file."""

@@ -89,11 +89,11 @@ def _stored_variance(row: Float[Tensor, " d"]) -> Tensor:
     """The mean variance of a state's rounding: on an even grid, on float8's with its own scale, or in few digits."""
     values = row.double()
     step = (even_step(values) or _int8_step(values)) if bool(values.any()) else None
-    if step is not None:
-        return row.new_tensor(step**2 / 12)
     spacing = _float8_spacing(values)
-    if spacing is not None:
-        return spacing.square().mean().to(row) / 12
+    if step is not None or spacing is not None:
+        # Small numbers of float8 lie on an even grid too, and few levels are numbers of float8: the coarser one holds.
+        even = 0.0 if step is None else step**2 / 12
+        return row.new_tensor(max(even, 0.0 if spacing is None else float(spacing.square().mean()) / 12))
     variance = storage_variance(row[None])
     return row.new_zeros(()) if variance is None else variance.mean().to(row)
 
@@ -105,7 +105,7 @@ def _int8_step(values: Float[Tensor, " d"]) -> float | None:
 
 
 def _float8_spacing(values: Float[Tensor, " d"]) -> Float[Tensor, " d"] | None:
-    """Distances of neighbouring float8 numbers (e4m3) at each value, the largest value being 448, or without a scale."""
+    """Distances of neighbouring float8 numbers (e4m3) at each value; the largest is 448, or there is no scale."""
     for scale in (float(values.abs().max()) / torch.finfo(torch.float8_e4m3fn).max, 1.0):
         scaled = values / scale if scale > 0 else values
         rounded = scaled.float().to(torch.float8_e4m3fn).double()

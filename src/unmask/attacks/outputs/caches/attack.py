@@ -8,7 +8,7 @@ reader of hidden states (prompts/attack.py) reads them: what is seen of the stre
 them, and stores them coarsely; where these do not tell tokens apart, those that are left are reported as open.
 
 Block 0's keys and values depend on a token and its position alone, so any page of them is read. Deeper blocks need all
-earlier tokens: a page without them is guessed by the table, and nothing is claimed, unless a known beginning holds them.
+earlier tokens: a page without them is guessed by the table and nothing is claimed, unless a known beginning holds them.
 
 Notation: l the block, k keys after rotary, v values, M_i what position i does to keys.
 Limits: causal models whose cache holds what the softmax reads (no compressed caches); weights known.

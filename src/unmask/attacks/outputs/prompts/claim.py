@@ -19,10 +19,8 @@ _CLAIM = (
 )
 
 
-def claim_prompts(
-    texts: Sequence[ReadText], model: Model, used: tuple[str, ...], run: Run
-) -> Recovery[RecoveredTexts]:
-    """The recovery of a batch, certain texts first. Tokens that were given are part of a text, and are not recovered."""
+def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...], run: Run) -> Recovery[RecoveredTexts]:
+    """The recovery of a batch, certain texts first. Tokens that were given are part of texts, and not recovered."""
     recovered = sorted(
         (_as_recovered_text(text, model) for text in texts if text.tokens), key=lambda text: not text.certain
     )
@@ -56,9 +54,7 @@ def _as_recovered_text(text: ReadText, model: Model) -> RecoveredText:
         if token.equals and text.proven
     )
     given = len(text.given)
-    return RecoveredText(
-        tokens, model.decode(tokens), text.certain, worst, ambiguities=ambiguities, num_given=given
-    )
+    return RecoveredText(tokens, model.decode(tokens), text.certain, worst, ambiguities=ambiguities, num_given=given)
 
 
 def _status(texts: Sequence[ReadText]) -> Status:
@@ -115,7 +111,9 @@ def _reason(texts: Sequence[ReadText]) -> str:
 def _about_beginnings(texts: Sequence[ReadText]) -> list[str]:
     """What became of the known beginning."""
     given = sum(len(text.given) for text in texts)
-    sentences = [f"{given} of their tokens were given and agree with their states, and are not counted"] if given else []
+    sentences = (
+        [f"{given} of their tokens were given and agree with their states, and are not counted"] if given else []
+    )
     bad = (BeginningStatus.WRONG, BeginningStatus.TOO_SHORT, BeginningStatus.UNSEEN)
     for status in bad:
         if number := sum(text.beginning is status for text in texts):

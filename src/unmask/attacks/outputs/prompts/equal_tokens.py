@@ -78,6 +78,10 @@ def equal_tokens_ambiguity(model: Model, position: int, tokens: Sequence[int]) -
     names = ", ".join(repr(model.decode([token])) for token in tokens[:_NAMED])
     more = f" and {len(tokens) - _NAMED} more" if len(tokens) > _NAMED else ""
     are_equal = set(tokens) <= set(equal_tokens(model).get(tokens[0], ()))
-    why = "their embeddings are equal, and no state" if are_equal else "they agree equally well, and what is seen does not"
+    why = (
+        "their embeddings are equal, and no state"
+        if are_equal
+        else "they agree equally well, and what is seen does not"
+    )
     reason = f"token {position + 1} is one of {names}{more}: {why} {'tells' if are_equal else 'tell'} which"
     return Ambiguity(AmbiguityKind.EQUAL_TOKENS, reason, position, tuple(tokens))

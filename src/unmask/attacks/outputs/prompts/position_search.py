@@ -58,6 +58,11 @@ class Observation:
         """How far candidates' states are from the one seen, by its norm."""
         return (states * self.weights - self.state).norm(dim=1) / self.state.norm()
 
+    def is_beaten(self, distance: float, other: float) -> bool:
+        """Whether a token at one distance beats one at another, by likelihood; without noise, by being closer."""
+        gain = (other**2 - distance**2) * float(self.state.square().sum()) / 2
+        return gain > 0 and gain >= CLEAR * self.noise_variance
+
 
 @dataclass(frozen=True)
 class SearchSettings:
@@ -142,6 +147,7 @@ class FoundToken:
     continuation: Continuation
     num_candidates: int
     num_jacobians: int
+    rivals: tuple[int, ...] = ()  # tested tokens that rounding does not exclude
 
 
 def find_token(
@@ -264,4 +270,12 @@ class _Search:
             continuation=self.text.accept(self.tested.best, 0),
             num_candidates=len(self.tested),
             num_jacobians=self.tested.num_jacobians,
+            rivals=self._rivals(),
         )
+
+    def _rivals(self) -> tuple[int, ...]:
+        """Tokens that agree as well, up to what rounding may do, and are not of the closest one's class."""
+        close = [self.seen.is_beaten(self.tested.distance, distance) for distance in self.tested.distances.tolist()]
+        own = self.equal.get(self.tested.token, (self.tested.token,))
+        pairs = zip(self.tested.tokens.tolist(), close, strict=True)
+        return tuple(token for token, beaten in pairs if not beaten and token not in own)

@@ -12,7 +12,7 @@ tested beside the one that agrees; those that agree as well are reported as open
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, settle_class
 from unmask.attacks.outputs.prompts.position_search import (
+    LOUDEST,
     FoundToken,
     Observation,
     SearchSettings,
@@ -30,6 +31,7 @@ from unmask.attacks.outputs.prompts.position_search import (
 )
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric, posterior
 from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, Readout
+from unmask.attacks.outputs.prompts.rivals import settle_rivals
 from unmask.attacks.outputs.prompts.seen_text import (
     Beginning,
     BeginningStatus,
@@ -50,7 +52,8 @@ _CONFIRM = 0.02  # noise of more than this share: a token must also win by likel
 _SURPRISE = 0.1  # the prior's share for what the model does not expect
 _CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
 _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
-_NEIGHBOURS = 16
+_NEIGHBOURS, _FIRST_NEIGHBOURS = 16, 64
+_CONFIRM_NEAR = 0.1  # the same as _CONFIRM where neighbours are tested in any case
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class PromptReader:
             progress(f"reading text {number + 1}", text.done, len(states))
             if not (self._guess_ahead(text) or self._search(text)):
                 break
+        settle_rivals(text)
         noise = max(text.noise, default=0.0)
         costs = text.num_candidates, text.num_jacobians
         return ReadText(tuple(text.tokens), len(states), noise, *costs, text.given, status)
@@ -117,12 +121,10 @@ class PromptReader:
             self.model, self.layer, position=seen.position, middle_layer=middle, readout=self.readout
         )
         begun = begin(seen, start, self.templates, beginning)
-        text = TextProgress(seen, begun.continuation, begun.given, *self._predictions(seen))
+        text = TextProgress(seen, begun.continuation, begun.continuation, begun.given, *self._predictions(seen))
         if not self.readout.is_stream and self.layer and text.features is not None:
             where = beginning.position if begun.continuation.num_known else seen.position
-            text.predictor = Continuation.start(
-                self.model, self.model.num_blocks, position=where, readout=FINAL_NORM
-            )
+            text.predictor = Continuation.start(self.model, self.model.num_blocks, position=where, readout=FINAL_NORM)
             text.unpredicted = list(beginning.tokens[: begun.continuation.num_known])
         if begun.noise is not None:
             text.is_noisy = True
@@ -207,38 +209,59 @@ class PromptReader:
         index, seen, is_first = text.done, text.seen, text.continuation.num_known == 0
         where = torch.tensor([index], device=seen.states.device)
         relative = float(seen.noise.relative(seen.states)[index])
+        loud = _CONFIRM if self.readout.is_stream else _CONFIRM_NEAR
         sighting = Observation(
             state=seen.states[index],
             weights=seen.weights[index],
             tolerance=float(seen.noise.tolerances[index]),
             noise_variance=float(seen.noise.variances[index]),
-            confirm=relative > (0 if is_first else _CONFIRM),
-            against_all=is_first and relative > _CONFIRM,
+            confirm=relative > (0 if is_first else loud),
+            against_all=is_first and relative > loud,
             noisy=text.is_noisy if index else None,
         )
-        text.predict_next()
-        prior, first = self._log_prior(text, where)[0], self._scores(text, where)[0]
-        found = find_token(sighting, text.continuation, self.templates, first, prior, self.settings, self.equal)
+        found = self._find(text, sighting, where)
         equals: tuple[int, ...] = ()
         members = self._members(text, found.token, index)
         if len(members) > 1 and found.standing is not TokenStatus.NONE_AGREES:
             found, equals = settle_class(sighting, text.continuation, found, members)
+        rivals = set() if self.readout.is_stream else {*found.rivals, *equals} - set(self.equal.get(found.token, ()))
+        rivals -= {found.token}
         text.num_candidates += found.num_candidates
         text.num_jacobians += found.num_jacobians
         text.noise.append(found.noise)
-        text.is_noisy |= found.standing in (TokenStatus.WHITE, TokenStatus.IN_DOUBT)
+        agrees = bool(rivals) and found.distance <= sighting.tolerance and found.noise <= LOUDEST
+        text.is_noisy |= found.standing in (TokenStatus.WHITE, TokenStatus.IN_DOUBT) and not agrees
         if found.standing is TokenStatus.NONE_AGREES:
             return False
         text.continuation = found.continuation
-        text.add(_read_token(found, sighting, text.is_proven, equals))
+        token = _read_token(found, sighting, text.is_proven, equals)
+        text.add(replace(token, rivals=tuple(sorted(rivals)), stands=found.standing.is_proven or agrees))
         return True
+
+    def _find(self, text: TextProgress, sighting: Observation, where: Int[Tensor, " 1"]) -> FoundToken:
+        """The closest token. In the lower half of the model its own prediction is asked for only if it is needed."""
+
+        def search(settings: SearchSettings) -> FoundToken:
+            prior, first = self._log_prior(text, where)[0], self._scores(text, where)[0]
+            return find_token(sighting, text.continuation, self.templates, first, prior, settings, self.equal)
+
+        num_candidates = 0
+        if text.predictor is not None and not sighting.confirm and 2 * self.layer <= self.model.num_blocks:
+            found = search(replace(self.settings, max_candidates=self.settings.first))
+            if found.standing is TokenStatus.AGREES:
+                return found
+            num_candidates = found.num_candidates
+        text.predict_next()
+        found = search(self.settings)
+        return replace(found, num_candidates=found.num_candidates + num_candidates)
 
     def _members(self, text: TextProgress, token: int, index: int) -> tuple[int, ...]:
         """Tokens that may agree as well as the one that was found, itself included."""
         members = set(self.equal.get(token, (token,)))
         if self._is_crowded(text, slice(index, index + 1)):
             metric = self._metric_at(text)
-            near = metric.scores(metric.rows[token][None])[0].topk(min(_NEIGHBOURS, len(metric.rows))).indices
+            number = min(_NEIGHBOURS if text.continuation.num_known else _FIRST_NEIGHBOURS, len(metric.rows))
+            near = metric.scores(metric.rows[token][None])[0].topk(number).indices
             members |= set(near.tolist())
         return tuple(sorted(members))
 

@@ -1,4 +1,4 @@
-"""What is seen of the stream that leaves l blocks: the stream itself, behind the final norm, or block l's keys and values.
+"""What is seen of the stream behind l blocks: itself, behind the final norm, or as block l's keys and values.
 
     stream   s = x            behind the norm   s = N(x)            cache   s = [k(x, p) ; v(x)],  heads side by side
 

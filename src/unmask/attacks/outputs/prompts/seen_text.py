@@ -1,4 +1,4 @@
-"""What is seen of one text, and what was known of its beginning: rows, their weights and noise, and a text while it is read.
+"""What is seen of one text, what was known of its beginning, and the text while it is read.
 
 A known beginning (a chat template, a system prompt) is run like any other tokens. Where its rows are seen, they must
 agree: up to rounding, or up to noise that is white. Its last token may be another one, as a tokenizer may merge it with
@@ -102,9 +102,7 @@ def begin(seen: SeenText, start: Continuation, templates: Templates, beginning: 
     return Begun(first.advance(prefixes, before + held), BeginningStatus.FITS, given, noise)
 
 
-def _white_noise(
-    seen: SeenText, text: Continuation, templates: Templates, row: int, token: Tensor
-) -> float | None:
+def _white_noise(seen: SeenText, text: Continuation, templates: Templates, row: int, token: Tensor) -> float | None:
     """The noise at a row, by its norm, if what a token leaves there is white; None if it is not."""
     trial = text.trial(token)
     state, jacobian = text.jacobian(trial.middle[0])
@@ -129,6 +127,8 @@ class ReadToken:
     tolerance: float
     runner_up: float | None = None  # the closest candidate that was refused
     equals: tuple[int, ...] = ()
+    rivals: tuple[int, ...] = ()  # tokens that this state alone does not exclude; later ones may
+    stands: bool = True  # whether the state agrees, whatever stands before it
 
     @property
     def certain(self) -> bool:
@@ -178,6 +178,7 @@ class TextProgress:
     """
 
     seen: SeenText
+    start: Continuation  # behind the tokens that were given
     continuation: Continuation
     given: tuple[int, ...]
     features: Float[Tensor, "n d"] | None

@@ -84,9 +84,7 @@ def templates_for(model: Model, layer: int, readout: Readout = STREAM, progress:
 
 
 @torch.no_grad()
-def measure_templates(
-    model: Model, layer: int, readout: Readout = STREAM, progress: Progress = silent
-) -> Templates:
+def measure_templates(model: Model, layer: int, readout: Readout = STREAM, progress: Progress = silent) -> Templates:
     """Scan the vocabulary through one block, and fit both layers in and without context."""
     middle = middle_layer_of(model, layer)
     features = compute_once(model, "token features", lambda: compute_token_features(model, progress))
