@@ -53,6 +53,7 @@ _SURPRISE = 0.1  # the prior's share for what the model does not expect
 _CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
 _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
 _NEIGHBOURS, _FIRST_NEIGHBOURS = 16, 64
+_BY_CHANCE = 1e-3  # wrong tokens that may agree by chance; where more do, every token is tested
 _CONFIRM_NEAR = 0.1  # the same as _CONFIRM where neighbours are tested in any case
 
 
@@ -209,14 +210,16 @@ class PromptReader:
         index, seen, is_first = text.done, text.seen, text.continuation.num_known == 0
         where = torch.tensor([index], device=seen.states.device)
         relative = float(seen.noise.relative(seen.states)[index])
+        tolerance = float(seen.noise.tolerances[index])
         loud = _CONFIRM if self.readout.is_stream else _CONFIRM_NEAR
+        by_chance = not self.readout.is_stream and self._chance(seen.states.shape[1], tolerance) > _BY_CHANCE
         sighting = Observation(
             state=seen.states[index],
             weights=seen.weights[index],
-            tolerance=float(seen.noise.tolerances[index]),
+            tolerance=tolerance,
             noise_variance=float(seen.noise.variances[index]),
-            confirm=relative > (0 if is_first else loud),
-            against_all=is_first and relative > loud,
+            confirm=by_chance or relative > (0 if is_first else loud),
+            against_all=by_chance or (is_first and relative > loud),
             noisy=text.is_noisy if index else None,
         )
         found = self._find(text, sighting, where)
@@ -254,6 +257,10 @@ class PromptReader:
         text.predict_next()
         found = search(self.settings)
         return replace(found, num_candidates=found.num_candidates + num_candidates)
+
+    def _chance(self, width: int, tolerance: float) -> float:
+        """How many wrong tokens are expected to agree by chance: a quarter of the numbers count as independent."""
+        return self.model.vocab_size * min(1.0, tolerance) ** (width / 4)
 
     def _members(self, text: TextProgress, token: int, index: int) -> tuple[int, ...]:
         """Tokens that may agree as well as the one that was found, itself included."""
