@@ -69,3 +69,13 @@ def test_states_are_those_of_the_library(folder, model, tmp_path, options, layer
     evidence, _ = run("hidden", folder, tmp_path, *options)
     assert (evidence.layer, evidence.site.value) == (layer, site)
     same({"states": evidence.states}, {"states": unmask.observe_hidden(model, TEXTS, layer=layer).states})
+
+
+def test_a_cache_is_that_of_the_library(folder, model, tmp_path):
+    options = ("-l", "1", "--parts", "keys", "--head", "1", "--first-position", "1", "--storage", "int8")
+    evidence, said = run("cache", folder, tmp_path, *options)
+    expected = unmask.observe_cache(model, TEXTS, layer=1, parts="keys", heads=[1], first_position=1, dtype="int8")
+    same(evidence.parts, expected.parts)
+    assert "keys of block 1" in said["holds"]
+    hidden, _ = run("cache", folder, tmp_path, *options, "--defence", "cloak")
+    assert not torch.allclose(hidden.keys, evidence.keys)

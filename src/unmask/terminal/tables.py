@@ -37,7 +37,7 @@ def print_attacks(as_json: bool) -> None:
 
 def print_defences(as_json: bool) -> None:
     """Every defence with what it protects."""
-    tables = (("updates and states", DEFENCES), ("services", ORACLE_DEFENCES))
+    tables = (("updates, states and caches", DEFENCES), ("services", ORACLE_DEFENCES))
     rows = [
         {
             "name": name,
