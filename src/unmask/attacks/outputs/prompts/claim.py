@@ -49,7 +49,7 @@ def _as_recovered_text(text: ReadText, model: Model) -> RecoveredText:
     tokens = (*text.given, *(token.token for token in text.tokens))
     worst = max(token.distance for token in text.tokens)
     ambiguities = tuple(
-        equal_tokens_ambiguity(model, position, token.equals)
+        equal_tokens_ambiguity(model, position, token.equals, are_equal=not token.rivals)
         for position, token in enumerate(text.tokens, start=len(text.given))
         if token.equals and text.proven
     )
@@ -90,7 +90,9 @@ def _reason(texts: Sequence[ReadText]) -> str:
         )
     open_texts = sum(text.proven and not text.certain for text in texts)
     if open_texts:
-        parts.append(f"{open_texts} more are proven up to tokens that what is seen does not tell apart")
+        coarse = any(token.rivals for text in texts for token in text.tokens)
+        why = "that what is seen is too coarse for" if coarse else "with equal embeddings, which no state tells apart"
+        parts.append(f"{open_texts} more are proven up to tokens {why}")
     guessed = sum(token.is_guess for text in texts for token in text.tokens)
     if guessed:
         parts.append(

@@ -73,15 +73,11 @@ def settle_class(
     return chosen, classes if len(classes) > 1 else ()
 
 
-def equal_tokens_ambiguity(model: Model, position: int, tokens: Sequence[int]) -> Ambiguity:
-    """What is said of a position at which one of several tokens stands."""
+def equal_tokens_ambiguity(model: Model, position: int, tokens: Sequence[int], are_equal: bool = True) -> Ambiguity:
+    """What is said of a position at which one of several tokens stands; `are_equal`: whatever is seen of them."""
     names = ", ".join(repr(model.decode([token])) for token in tokens[:_NAMED])
     more = f" and {len(tokens) - _NAMED} more" if len(tokens) > _NAMED else ""
-    are_equal = set(tokens) <= set(equal_tokens(model).get(tokens[0], ()))
-    why = (
-        "their embeddings are equal, and no state"
-        if are_equal
-        else "they agree equally well, and what is seen does not"
-    )
-    reason = f"token {position + 1} is one of {names}{more}: {why} {'tells' if are_equal else 'tell'} which"
+    why = "their embeddings are equal, and no state tells which"
+    why = why if are_equal else "they agree equally well with what is seen, which is too narrow or too coarse to tell"
+    reason = f"token {position + 1} is one of {names}{more}: {why}"
     return Ambiguity(AmbiguityKind.EQUAL_TOKENS, reason, position, tuple(tokens))

@@ -7,7 +7,8 @@ Where a stream is seen, the blocks behind it predict every next token at once. A
 the tokens that are known, and predicts one token ahead.
 
 What is narrow or coarse may not tell tokens apart that lie close to each other. There the nearest ones by the table are
-tested beside the one that agrees; those that agree as well are reported as open.
+tested beside the one that agrees; those that agree as well are reported as open. A first token hardly changes its own
+row in deep blocks, but it changes the next one: of coarse rows it is proven only together with that.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ _CONFIRM = 0.02  # noise of more than this share: a token must also win by likel
 _SURPRISE = 0.1  # the prior's share for what the model does not expect
 _CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
 _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
+_FINE = 5e-4  # above this a first token, which hardly changes its own row, must be borne out by the next row
 _NEIGHBOURS, _FIRST_NEIGHBOURS = 16, 64
 _BY_CHANCE = 1e-3  # wrong tokens that may agree by chance; where more do, every token is tested
 _CONFIRM_NEAR = 0.1  # the same as _CONFIRM where neighbours are tested in any case
@@ -96,6 +98,8 @@ class PromptReader:
             if not (self._guess_ahead(text) or self._search(text)):
                 break
         settle_rivals(text)
+        if text.needs_next and len(text.tokens) == 1:
+            text.tokens = [replace(text.tokens[0], proven=False)]
         noise = max(text.noise, default=0.0)
         costs = text.num_candidates, text.num_jacobians
         return ReadText(tuple(text.tokens), len(states), noise, *costs, text.given, status)
@@ -229,6 +233,8 @@ class PromptReader:
             found, equals = settle_class(sighting, text.continuation, found, members)
         rivals = set() if self.readout.is_stream else {*found.rivals, *equals} - set(self.equal.get(found.token, ()))
         rivals -= {found.token}
+        if is_first and self.layer and not self.readout.is_stream and tolerance > _FINE:
+            text.needs_next = found.num_candidates < self.model.vocab_size
         text.num_candidates += found.num_candidates
         text.num_jacobians += found.num_jacobians
         text.noise.append(found.noise)

@@ -190,6 +190,7 @@ class TextProgress:
     num_candidates: int = 0
     num_jacobians: int = 0
     is_noisy: bool = False
+    needs_next: bool = False  # whether the first token is proven only together with the next one
     window: int = 4
 
     @property
