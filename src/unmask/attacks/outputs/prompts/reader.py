@@ -22,6 +22,7 @@ from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, settle_class
+from unmask.attacks.outputs.prompts.first_pair import find_first_again
 from unmask.attacks.outputs.prompts.position_search import (
     LOUDEST,
     FoundToken,
@@ -95,7 +96,7 @@ class PromptReader:
         text, status = self._begin(seen, Beginning(position=position) if beginning is None else beginning)
         while text.done < len(states):
             progress(f"reading text {number + 1}", text.done, len(states))
-            if not (self._guess_ahead(text) or self._search(text)):
+            if not (self._guess_ahead(text) or self._search(text) or self._first_again(text)):
                 break
         settle_rivals(text)
         if text.needs_next and len(text.tokens) == 1:
@@ -246,6 +247,19 @@ class PromptReader:
         token = _read_token(found, sighting, text.is_proven, equals)
         text.add(replace(token, rivals=tuple(sorted(rivals)), stands=found.standing.is_proven or agrees))
         return True
+
+    def _first_again(self, text: TextProgress) -> bool:
+        """Where nothing agrees behind a first token that its own row hardly tells: look for both together, once."""
+        if not text.needs_next or len(text.tokens) != 1 or text.is_second_try:
+            return False
+        text.is_second_try = True
+        scores = self._scores(text, torch.tensor([1], device=text.seen.states.device))[0]
+        if text.predictor is not None:  # it has read the token that was taken
+            text.predictor = Continuation.start(
+                self.model, self.model.num_blocks, position=text.seen.position, readout=FINAL_NORM
+            )
+            text.is_predicted[1] = False
+        return find_first_again(text, scores, self.equal)
 
     def _find(self, text: TextProgress, sighting: Observation, where: Int[Tensor, " 1"]) -> FoundToken:
         """The closest token. In the lower half of the model its own prediction is asked for only if it is needed."""

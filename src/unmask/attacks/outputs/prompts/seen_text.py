@@ -42,6 +42,10 @@ class SeenText:
         part = slice(first, first + len(rows))
         return (rows * self.weights[part] - self.states[part]).norm(dim=1) / self.states[part].norm(dim=1)
 
+    def distances_at(self, rows: Float[Tensor, "k m"], index: int) -> Float[Tensor, " k"]:
+        """How far candidates for one row are from it."""
+        return (rows * self.weights[index] - self.states[index]).norm(dim=1) / self.states[index].norm()
+
 
 class BeginningStatus(Enum):
     """What became of a known beginning."""
@@ -191,6 +195,7 @@ class TextProgress:
     num_jacobians: int = 0
     is_noisy: bool = False
     needs_next: bool = False  # whether the first token is proven only together with the next one
+    is_second_try: bool = False
     window: int = 4
 
     @property
