@@ -27,6 +27,7 @@ _MOST_FIRST = 512
 _NUM_SECOND = 4
 
 
+@torch.no_grad()
 def find_first_again(
     text: TextProgress, second_scores: Float[Tensor, " vocab"], equal: Mapping[int, tuple[int, ...]]
 ) -> bool:
