@@ -55,6 +55,7 @@ _SURPRISE = 0.1  # the prior's share for what the model does not expect
 _CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
 _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
 _FINE = 5e-4  # above this a first token, which hardly changes its own row, must be borne out by the next row
+_BEFORE_PAIRS = 256  # second tokens that are tested before the first one is doubted
 _NEIGHBOURS, _FIRST_NEIGHBOURS = 16, 64
 _BY_CHANCE = 1e-3  # wrong tokens that may agree by chance; where more do, every token is tested
 _CONFIRM_NEAR = 0.1  # the same as _CONFIRM where neighbours are tested in any case
@@ -249,8 +250,11 @@ class PromptReader:
         return True
 
     def _first_again(self, text: TextProgress) -> bool:
-        """Where nothing agrees behind a first token that its own row hardly tells: look for both together, once."""
-        if not text.needs_next or len(text.tokens) != 1 or text.is_second_try:
+        """Where nothing agrees behind a first token that its own row hardly tells: look for both together, once.
+
+        If that fails, all second tokens are tested behind the first one that was taken.
+        """
+        if not text.may_try_again:
             return False
         text.is_second_try = True
         scores = self._scores(text, torch.tensor([1], device=text.seen.states.device))[0]
@@ -259,7 +263,7 @@ class PromptReader:
                 self.model, self.model.num_blocks, position=text.seen.position, readout=FINAL_NORM
             )
             text.is_predicted[1] = False
-        return find_first_again(text, scores, self.equal)
+        return find_first_again(text, scores, self.equal) or self._search(text)
 
     def _find(self, text: TextProgress, sighting: Observation, where: Int[Tensor, " 1"]) -> FoundToken:
         """The closest token. In the lower half of the model its own prediction is asked for only if it is needed."""
@@ -275,7 +279,8 @@ class PromptReader:
                 return found
             num_candidates = found.num_candidates
         text.predict_next()
-        found = search(self.settings)
+        few = min(_BEFORE_PAIRS, self.settings.max_candidates or _BEFORE_PAIRS)
+        found = search(replace(self.settings, max_candidates=few) if text.may_try_again else self.settings)
         return replace(found, num_candidates=found.num_candidates + num_candidates)
 
     def _chance(self, width: int, tolerance: float) -> float:

@@ -204,6 +204,11 @@ class TextProgress:
         return len(self.given) + len(self.tokens)
 
     @property
+    def may_try_again(self) -> bool:
+        """Whether the first token may be another one, and was not looked for together with the second yet."""
+        return self.needs_next and len(self.tokens) == 1 and not self.is_second_try
+
+    @property
     def is_proven(self) -> bool:
         """Whether every token so far is."""
         return all(token.proven for token in self.tokens)
