@@ -42,7 +42,8 @@ def test_the_pair_is_found(text, tiny_llama):
     assert text.unpredicted == TEXT[:1]
 
 
-def test_no_pair_agrees_where_the_second_token_is_another_one(text, tiny_llama):
+def test_no_pair_agrees_where_the_second_token_is_another_one(text, tiny_llama, monkeypatch):
+    monkeypatch.setattr(first_pair, "_MOST_SECOND", 4)
     assert not find_first_again(text, scores(tiny_llama, 8, 18, 40, 41), {})
     assert text.tokens[0].token == WRONG
 

@@ -7,7 +7,7 @@ tokens open there. The next row depends on both. Where nothing agrees behind the
     2. run each of them before the likeliest tokens of the second place; take the pair whose second row agrees
 
 Notation: as in position_search.py.
-Limits: finds the pair if the second token is among the likeliest by the table; at most some hundred first tokens.
+Limits: finds the pair if the second token is among the likeliest by the table, 4 to 256 by the number of first ones.
 Cost: the vocabulary through l blocks, once a text, and only where reading stopped behind its first token.
 """
 
@@ -23,8 +23,9 @@ from unmask.attacks.outputs.prompts.position_search import CLEAR
 from unmask.attacks.outputs.prompts.seen_text import ReadToken, TextProgress
 
 _CHUNK = 1024  # tokens, or pairs, that are run at once
-_MOST_FIRST = 512
-_NUM_SECOND = 4
+_MOST_FIRST = 4096
+_MOST_SECOND = 256
+_MOST_PAIRS = 2**14
 
 
 @torch.no_grad()
@@ -41,7 +42,8 @@ def find_first_again(
     first = (gains < 2 * CLEAR).nonzero()[:, 0]
     if not 0 < len(first) <= _MOST_FIRST:
         return False
-    second = second_scores.topk(_NUM_SECOND).indices
+    number = min(_MOST_SECOND, _MOST_PAIRS // len(first), len(second_scores))
+    second = second_scores.topk(number).indices
     pairs = torch.cartesian_prod(first, second)
     off = torch.cat([seen.distances_at(_second_rows(text, part), 1) for part in pairs.split(_CHUNK)])
     text.num_candidates += len(pairs)
