@@ -56,6 +56,12 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "coarse": "prompts from states that were stored coarsely or have noise",
             "control": "noise instead of states: nothing may be claimed",
         },
+        "outputs.caches": {
+            "caches": "prompts from cached keys and values: blocks and storage types",
+            "cache-parts": "the same of keys alone, values alone, some of the heads",
+            "cache-control": "random, shuffled, foreign and cloaked caches: nothing may be certain",
+            "known-beginning": "coarse hidden states with and without a known beginning",
+        },
     },
     "queries": {
         "queries.single": {"one-head": "one head: the paper's learners beside ours, ranks, noise, signs, slopes"},

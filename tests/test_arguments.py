@@ -9,7 +9,7 @@ import transformers
 from tests.tiny_models import bert_config, random_model
 
 from unmask import observe_dpsgd, observe_fedavg, observe_gradients, observe_hidden, observe_lora, recover_text
-from unmask.arguments import require_count, require_member, require_number
+from unmask.arguments import require_count, require_member, require_number, require_token_ids
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence import Task
 
@@ -107,3 +107,10 @@ def test_states_of_places_that_are_none(tiny_gpt2, options):
 def test_texts_that_are_none(tiny_gpt2, texts):
     with pytest.raises(InputError, match=r"texts must be a list of texts|a text must be a string"):
         observe_gradients(tiny_gpt2, texts)
+
+
+def test_token_ids_are_whole_numbers():
+    assert require_token_ids("known", torch.tensor([3, 4])) == require_token_ids("known", [3, 4]) == (3, 4)
+    for wrong in ([-1], ["a"], [1.5], [True], 7, "text"):
+        with pytest.raises(InputError, match="known must be a list of token ids"):
+            require_token_ids("known", wrong)

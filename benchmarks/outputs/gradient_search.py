@@ -124,7 +124,7 @@ def differentiable_state(text: Continuation, x: Tensor) -> Tensor:
         mixed = model.mix(block, queries[None], longer.keys[None], longer.values[None], allowed)[0]
         rows = model.after_attention(block, rows, mixed)
         rows = model.after_mlp(block, rows)
-    return text.read(rows)[0]
+    return text.readout(model, rows, positions)[0]
 
 
 @torch.no_grad()

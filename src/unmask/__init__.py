@@ -20,13 +20,15 @@ _NAMES = {
     "unmask.defences": "defend_states parse_defence parse_oracle_defence",
     "unmask.errors": "UnmaskError",
     "unmask.evidence": (
-        "AttentionEvidence FunctionOracle GradientEvidence HiddenEvidence Ledger ModuleOracle "
+        "AttentionEvidence CacheEvidence FunctionOracle GradientEvidence HiddenEvidence Ledger ModuleOracle "
         "OracleEvidence Site Task Update VectorEvidence load_evidence"
     ),
     "unmask.integrations.http": "HttpOracle",
     "unmask.linalg.heads": "HeadWeights",
     "unmask.models": "load_encoder_decoder load_model",
-    "unmask.protocols": "observe_dpsgd observe_fedavg observe_gradients observe_hidden observe_lora observe_vectors",
+    "unmask.protocols": (
+        "observe_cache observe_dpsgd observe_fedavg observe_gradients observe_hidden observe_lora observe_vectors"
+    ),
     "unmask.protocols.table": "parse_protocol",
     "unmask.recovery": "Certificate Cost RecoveredText RecoveredTexts Recovery Status",
     "unmask.report": "write_reports",
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from unmask.defences import parse_oracle_defence as parse_oracle_defence
     from unmask.errors import UnmaskError as UnmaskError
     from unmask.evidence import AttentionEvidence as AttentionEvidence
+    from unmask.evidence import CacheEvidence as CacheEvidence
     from unmask.evidence import FunctionOracle as FunctionOracle
     from unmask.evidence import GradientEvidence as GradientEvidence
     from unmask.evidence import HiddenEvidence as HiddenEvidence
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     from unmask.linalg.heads import HeadWeights as HeadWeights
     from unmask.models import load_encoder_decoder as load_encoder_decoder
     from unmask.models import load_model as load_model
+    from unmask.protocols import observe_cache as observe_cache
     from unmask.protocols import observe_dpsgd as observe_dpsgd
     from unmask.protocols import observe_fedavg as observe_fedavg
     from unmask.protocols import observe_gradients as observe_gradients

@@ -35,3 +35,11 @@ def require_number(name: str, value: Any, *, positive: bool, error: type[UnmaskE
     if not number or value < 0 or (positive and value == 0):
         bound = "above 0" if positive else "of 0 or more"
         raise error(f"{name} must be a finite number {bound}, or None, got {value!r}")
+
+
+def require_token_ids(name: str, value: Any, error: type[UnmaskError] = InputError) -> tuple[int, ...]:
+    """Token ids that a caller gave as a list, a tuple or a tensor of one axis."""
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(listed, (list, tuple)) or not all(type(token) is int and token >= 0 for token in listed):
+        raise error(f"{name} must be a list of token ids, whole numbers from 0 on, got {value!r}")
+    return tuple(listed)

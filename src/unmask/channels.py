@@ -72,6 +72,24 @@ CHANNELS: Mapping[str, Channel] = {
             "docs/outputs.md",
         ),
     ),
+    "caches": Channel(
+        _TEXTS,
+        Threat(
+            "Caches to texts",
+            "Whoever reads a serving stack's cache of keys and values: a store that servers share or offload to, a "
+            "debug dump, another tenant of the GPU's memory.",
+            "Keys and values of one block, of all heads or some, as they are stored, and the model's weights.",
+            "The prompts that were read, and the answers behind them.",
+            (
+                "A page of a deeper block can be proven only if the tokens before it are known; of block 0 any page is "
+                "read.",
+                "Compressed caches and caches mixed by a secret matrix are not read.",
+                "The weights must be known.",
+                _NEVER_SAFE,
+            ),
+            "docs/caches.md",
+        ),
+    ),
     "vectors": Channel(
         _TEXTS,
         Threat(

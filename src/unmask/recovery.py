@@ -125,7 +125,8 @@ class RecoveredText:
     Where `ambiguities` name more than the count, the batch holds this text or another one of the class that they
     describe (`covers` tells which), and the text is not certain. `count` is how often the batch holds it: exactly, or
     at least, where an ambiguity of the count says so. `side` says who read it, where a model has an encoder and a
-    decoder: pairs come one after the other. `row` is the vector that it was read from, where each text has its own.
+    decoder: pairs come one after the other. `row` is the vector that it was read from, where each text has its own. The
+    first `num_given` tokens were known before, and are not recovered.
     """
 
     tokens: tuple[int, ...]
@@ -136,6 +137,7 @@ class RecoveredText:
     ambiguities: tuple[Ambiguity, ...] = ()
     side: str = ""
     row: int | None = None
+    num_given: int = 0
 
     def covers(self, tokens: Sequence[int]) -> bool:
         """Whether a sequence is in the class that the text stands for: the text itself, and what it may as well be."""

@@ -87,3 +87,13 @@ def test_vectors_are_pooled_stored_and_defended_as_asked(folder, model, tmp_path
     turned, _ = run("vectors", folder, tmp_path, *options, "--defence", "rotate", "--defence", "signs")
     assert turned.half_steps is None
     assert not torch.equal(turned.vectors, evidence.vectors)
+
+
+def test_a_cache_is_that_of_the_library(folder, model, tmp_path):
+    options = ("-l", "1", "--parts", "keys", "--head", "1", "--first-position", "1", "--storage", "int8")
+    evidence, said = run("cache", folder, tmp_path, *options)
+    expected = unmask.observe_cache(model, TEXTS, layer=1, parts="keys", heads=[1], first_position=1, dtype="int8")
+    same(evidence.parts, expected.parts)
+    assert "keys of block 1" in said["holds"]
+    hidden, _ = run("cache", folder, tmp_path, *options, "--defence", "cloak")
+    assert not torch.allclose(hidden.keys, evidence.keys)

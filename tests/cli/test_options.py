@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from unmask.cli.options import DtypeName, Side, SiteName, TaskName, load, text_file
+from unmask.cli.options import DtypeName, PartsName, Side, SiteName, StorageName, TaskName, load, read_option, text_file
 from unmask.errors import InputError
 from unmask.evidence import Site, Task
+from unmask.protocols.caches import PARTS, STORAGES
 
 
 def test_names_on_the_command_line_are_those_of_the_library():
@@ -17,6 +18,17 @@ def test_names_on_the_command_line_are_those_of_the_library():
     assert {name.value.replace("-", "_") for name in SiteName} == {site.value for site in Site}
     assert all(isinstance(getattr(torch, name.value), torch.dtype) for name in DtypeName)
     assert {side.value for side in Side} == {"left", "right"}
+    assert {name.value for name in StorageName} == set(STORAGES)
+    assert {name.value for name in PartsName} == set(PARTS)
+
+
+def test_an_option_may_name_a_file(tmp_path):
+    (tmp_path / "template.txt").write_text("You are")
+    assert [read_option(value) for value in (None, "text", f"@{tmp_path / 'template.txt'}")] == [
+        None,
+        "text",
+        "You are",
+    ]
 
 
 def test_a_hyphen_is_standard_input():

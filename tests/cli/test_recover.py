@@ -63,3 +63,17 @@ def test_inputs_of_a_layer_and_of_something_else(update, tmp_path):
     assert X.shape == (3, 6)
     with pytest.raises(InputError, match="recover text"):
         run("inputs", update)
+
+
+def test_a_known_beginning_is_text_or_a_file(folder, tmp_path):
+    model = unmask.load_model(str(folder))
+    cache = unmask.observe_cache(model, TEXTS[:1], layer=1).save(tmp_path / "cache.safetensors")
+    beginning = " ".join(TEXTS[0].split()[:2])
+    (tmp_path / "template.txt").write_text(beginning)
+    for option in (beginning, f"@{tmp_path / 'template.txt'}"):
+        done = run("text", cache, "-m", folder, "--json", "--known-beginning", option)
+        document = json.loads(done.stdout)
+        assert (done.exit_code, document["status"]) == (EXIT_DONE, "RECOVERED")
+        assert "were given" in document["reason"]
+    with pytest.raises(InputError, match="there is no file"):
+        run("text", cache, "-m", folder, "--known-beginning", "@nowhere.txt")

@@ -32,7 +32,7 @@ from unmask.evidence.logits import FunctionLogitOracle, LogitEvidence
 from unmask.evidence.oracles import question_keys
 from unmask.linalg.heads import HeadWeights
 from unmask.models import Model
-from unmask.protocols import observe_gradients, observe_hidden, observe_lora, observe_vectors
+from unmask.protocols import observe_cache, observe_gradients, observe_hidden, observe_lora, observe_vectors
 from unmask.recovery import Recovery, Status
 from unmask.scores.weights import score_heads, score_up_to_linear_map
 
@@ -209,6 +209,22 @@ class Vectors(Texts):
 
     def with_tensors(self, evidence: Any, tensors: Mapping[str, Tensor]) -> Any:
         return replace(evidence, vectors=tensors["vectors"])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Caches(Texts):
+    """Keys and values that a block keeps, in a storage type; `seen` is ('cache', the block)."""
+
+    storage: str = "float32"
+
+    def observe_on(self, model: Model) -> Any:
+        return observe_cache(model, list(self.texts), layer=self.seen[1], dtype=self.storage)
+
+    def tensors(self, evidence: Any) -> Mapping[str, Tensor]:
+        return evidence.parts
+
+    def with_tensors(self, evidence: Any, tensors: Mapping[str, Tensor]) -> Any:
+        return replace(evidence, keys=tensors.get("keys"), values=tensors.get("values"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -450,6 +466,8 @@ RECIPES: tuple[Recipe, ...] = (
     texts("prompt", "gpt2, embeddings", GPT2, (STREAM, 0)),
     texts("prompt", "gpt2, last layer", GPT2, (STREAM, 3)),
     texts("prompt", "llama, final norm", LLAMA, ("final_norm", 3)),
+    Caches(name="cache", on="llama", model_name=LLAMA, seen=("cache", 1)),
+    Caches(name="cache", on="gpt2, int8", model_name=GPT2, seen=("cache", 2), storage="int8"),
     texts("encoder-prompt", "bert", BERT, (STREAM, 1), FRAMED, max_texts=400),
     texts("first-attention", "gpt2", GPT2, ("attention", 0)),
     texts("first-attention", "llama", LLAMA, ("attention", 0)),

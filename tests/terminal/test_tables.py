@@ -22,7 +22,7 @@ def test_every_attack_for_machines(capsys):
 def test_every_defence_for_machines(capsys):
     print_defences(as_json=True)
     rows = [(row["name"], row["protects"]) for row in json.loads(capsys.readouterr().out)]
-    expected = [(name, "updates and states") for name in DEFENCES]
+    expected = [(name, "updates, states and caches") for name in DEFENCES]
     expected += [(name, "vectors") for name in ("signs", "cut", "rotate", "private")]
     expected += [(name, "services") for name in ORACLE_DEFENCES]
     assert rows == expected

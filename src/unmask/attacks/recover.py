@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unmask.arguments import require_count
+from unmask.arguments import require_count, require_token_ids
 from unmask.attacks.gradients.lora.attack import reads_adapters_alone
 from unmask.attacks.gradients.pairs.attack import PairAttack
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
@@ -25,6 +25,7 @@ from unmask.attacks.queries.query_run import QueryRun
 from unmask.attacks.run import Progress, silent
 from unmask.attacks.table import DEFAULT, Attack, Secret, parse_attack
 from unmask.errors import InputError
+from unmask.evidence.caches import CacheEvidence
 from unmask.evidence.gradients import GradientEvidence
 from unmask.evidence.ledger import BudgetSpent, Ledger
 from unmask.evidence.oracles import Oracle, OracleEvidence
@@ -35,42 +36,55 @@ from unmask.linalg.relu import ReluNetwork
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.load import require_model
+from unmask.models.pooling import prefix_tokens
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
-_CHANNELS = {GradientEvidence: "gradients", HiddenEvidence: "outputs", VectorEvidence: "vectors"}
+TextEvidence = GradientEvidence | HiddenEvidence | CacheEvidence | VectorEvidence
 AttackChoice = str | Callable[..., Recovery[Any]] | None
 
+_CHANNEL_OF = {
+    GradientEvidence: "gradients",
+    HiddenEvidence: "outputs",
+    CacheEvidence: "caches",
+    VectorEvidence: "vectors",
+}
 _NUM_NEW = 4  # questions to a service whose answers were kept from an earlier run
 _ADDED = 20  # times what the oracle adds to an answer
 _CHANGED = 0.1  # of an answer: another layer is off by the order of one
 
 
 def recover_text(
-    evidence: GradientEvidence | HiddenEvidence | VectorEvidence,
+    evidence: TextEvidence,
     model: Model | EncoderDecoder,
     *,
     attack: AttackChoice = None,
+    known_beginning: str | Sequence[int] | None = None,
     progress: Progress = silent,
     effort: int = 1,
     seed: int = 0,
 ) -> Recovery[RecoveredTexts]:
-    """Recover the texts behind an update, hidden states or embeddings, of decoders, encoders and (updates) both in one.
+    """Recover the texts behind an update, hidden states, a cache or embeddings.
+
+    Models are decoders, encoders and (updates) both in one.
 
     The model must be the one that the client started from, or that the service runs; evidence of another one is
     refused. `attack`: a name of the table of attacks, with settings if it has any ('dager:rank_margin=0'), or an
-    attack; by default the one that fits. `effort`: how often the search for an encoder's texts is started anew while
-    some are missing.
+    attack; by default the one that fits. `known_beginning`: what every text begins with, as text or token ids (a chat
+    template, a system prompt), where states or caches of decoders, or vectors, are read. `effort`: how often the search
+    for an encoder's texts is started anew while some are missing; of vectors how many texts an attempt may embed.
     """
     if isinstance(model, EncoderDecoder):
         return _recover_pairs(evidence, model, attack, progress, seed)
     require_model(model)
     require_count("effort", effort)
-    channel = next((name for kind, name in _CHANNELS.items() if isinstance(evidence, kind)), None)
-    if channel is None:
+    if not isinstance(evidence, TextEvidence):
         raise InputError(
-            f"texts can be recovered from gradients, hidden states or vectors, got {type(evidence).__name__}; "
+            f"texts can be recovered from gradients, hidden states, caches or vectors, got {type(evidence).__name__}; "
             "for one attention layer use recover_inputs"
         )
+    if known_beginning is not None:
+        evidence = _with_beginning(evidence, model, known_beginning)
+    channel = _CHANNEL_OF[type(evidence)]
     usual = choose_attack(evidence, model)
     secrets = Secret.TEXTS, Secret.TOKENS
     run = _choose(attack, usual, channel, *secrets, causal=model.causal, seed=seed, effort=effort)
@@ -78,8 +92,28 @@ def recover_text(
     return run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), progress)
 
 
+def _with_beginning(evidence: TextEvidence, model: Model, beginning: str | Sequence[int]) -> TextEvidence:
+    """The evidence with the tokens that its texts begin with; a token that closes texts is left out."""
+    if isinstance(evidence, VectorEvidence):
+        prefix = prefix_tokens(model, beginning) if isinstance(beginning, str) else tuple(beginning)
+        tokens = require_token_ids("known_beginning", prefix)
+        return replace(evidence, recipe=replace(evidence.recipe, prefix=tokens))
+    by_position = isinstance(evidence, CacheEvidence) or (
+        isinstance(evidence, HiddenEvidence) and evidence.site in (Site.STREAM, Site.FINAL_NORM)
+    )
+    if isinstance(evidence, GradientEvidence) or not by_position or not model.causal:
+        raise InputError(
+            "a known beginning helps where states or a cache of a decoder are read position by position, or vectors"
+        )
+    tokens = model.encode(beginning) if isinstance(beginning, str) else beginning
+    frame = model.frame_tokens
+    if isinstance(beginning, str) and frame is not None and list(tokens)[-1:] == [frame[1]]:
+        tokens = tokens[:-1]
+    return replace(evidence, known_beginning=require_token_ids("known_beginning", tokens))
+
+
 def _recover_pairs(
-    evidence: GradientEvidence | HiddenEvidence | VectorEvidence,
+    evidence: TextEvidence,
     model: EncoderDecoder,
     attack: AttackChoice,
     progress: Progress,
@@ -95,7 +129,7 @@ def _recover_pairs(
     return run(evidence.to(model.device), model, progress)
 
 
-def choose_attack(evidence: GradientEvidence | HiddenEvidence | VectorEvidence, model: Model) -> str:
+def choose_attack(evidence: TextEvidence, model: Model) -> str:
     """The name of the attack for this kind of evidence, site and model."""
     if isinstance(evidence, VectorEvidence):
         return "embedding"
@@ -103,6 +137,8 @@ def choose_attack(evidence: GradientEvidence | HiddenEvidence | VectorEvidence, 
         if model.causal:
             return "lora" if reads_adapters_alone(evidence, model) else "decoder"
         return "encoder"
+    if isinstance(evidence, CacheEvidence):
+        return "cache"
     if evidence.site is Site.ATTENTION:
         return "first-attention"
     if evidence.site is Site.MEAN:

@@ -14,7 +14,7 @@
     defences = ["none", "noise:sigma=1e-3", ["clip:norm=1", "int8"]]
     seeds = [0, 1, 2]
 
-`[[outputs]]` and `[[queries]]` are written alike; `docs/plans.md` lists what each may hold.
+`[[outputs]]`, `[[caches]]` and `[[queries]]` are written alike; `docs/plans.md` lists what each may hold.
 """
 
 from __future__ import annotations

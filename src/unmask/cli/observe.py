@@ -8,6 +8,7 @@ import typer
 
 from unmask.audit.cases.data import read_pairs, read_texts
 from unmask.cli.options import (
+    CacheStorageName,
     DefenceOption,
     DeviceOption,
     DtypeName,
@@ -16,6 +17,7 @@ from unmask.cli.options import (
     ModelOption,
     OutOption,
     PaddingOption,
+    PartsName,
     PoolingOption,
     PrefixOption,
     Side,
@@ -145,6 +147,65 @@ def observe_hidden_command(
             evidence = defend_states(evidence, step, generator)
         evidence.save(out)
     print_observation(out, f"states of {len(texts)} texts after {evidence.layer} blocks ({place})", json)
+
+
+@observe.command("cache")
+def observe_cache_command(
+    model: ModelOption,
+    text: TextOption,
+    out: OutOption,
+    layer: Annotated[int, typer.Option("--layer", "-l", min=0, help="The block whose cache is seen.")] = 0,
+    parts: Annotated[PartsName, typer.Option(help="What is seen of it.")] = PartsName.both,
+    heads: Annotated[
+        list[int] | None,
+        typer.Option("--head", min=0, help="A key/value head that is seen; repeatable; by default all."),
+    ] = None,
+    first_position: Annotated[int, typer.Option(min=0, help="Where the page that is seen begins.")] = 0,
+    num_positions: Annotated[int | None, typer.Option(min=1, help="How many positions it has. All by default.")] = None,
+    storage: Annotated[
+        CacheStorageName | None,
+        typer.Option(help="Type that the cache is stored in; int8 has a scale a token and head."),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
+    defence: DefenceOption = None,
+    dtype: DtypeOption = DtypeName.float32,
+    device: DeviceOption = "cpu",
+    seed: Annotated[int, typer.Option(help="Seeds defences.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Make a dump of a cache of keys and values, as a serving stack keeps it.
+
+    Example: [bold]unmask observe cache -m smollm2-135m -t texts.txt -l 15 --storage int8 -o cache.safetensors[/bold]
+
+    Another: [bold]… -l 0 --parts keys --head 0 --first-position 16 --num-positions 16 --defence cloak[/bold]
+    """
+    import torch
+
+    from unmask.defences import defend_states, parse_defence
+    from unmask.protocols import observe_cache
+    from unmask.terminal import print_observation, working
+
+    defences = [parse_defence(part) for part in defence or ()]
+    texts = read_texts(text_file(text), batch_size)
+    with working("loading the model"):
+        loaded = load(model, dtype, device)
+    with working(f"filling the cache with {len(texts)} texts"):
+        evidence = observe_cache(
+            loaded,
+            texts,
+            layer=layer,
+            parts=parts.value,
+            heads=heads or None,
+            first_position=first_position,
+            num_positions=num_positions,
+            dtype=storage.value if storage else None,
+        )
+        generator = torch.Generator().manual_seed(seed)
+        for step in defences:
+            evidence = defend_states(evidence, step, generator)
+        evidence.save(out)
+    what = " and ".join(evidence.parts)
+    print_observation(out, f"{what} of block {layer} for {len(texts)} texts ({evidence.mask.shape[1]} positions)", json)
 
 
 @observe.command("vectors")

@@ -51,6 +51,24 @@ class PoolingName(StrEnum):
     weighted_mean = "weighted-mean"
 
 
+class PartsName(StrEnum):
+    """What is seen of a cache."""
+
+    both = "both"
+    keys = "keys"
+    values = "values"
+
+
+class CacheStorageName(StrEnum):
+    """Types that a cache is stored in."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float8 = "float8_e4m3fn"
+    int8 = "int8"
+
+
 class StorageName(StrEnum):
     """Types in which a store keeps vectors."""
 
@@ -95,6 +113,16 @@ PaddingOption = Annotated[Side, typer.Option(help="Side on which shorter texts a
 def text_file(path: Path) -> Path:
     """The file of `--text`, `-` being standard input."""
     return Path("/dev/stdin") if str(path) == "-" else path
+
+
+def read_option(value: str | None) -> str | None:
+    """The text of an option, or of the file that @FILE names."""
+    if value is None or not value.startswith("@"):
+        return value
+    path = Path(value[1:])
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; write the text itself, or @FILE for a file that holds it")
+    return path.read_text(encoding="utf-8")
 
 
 def load(name: str, dtype: DtypeName, device: str) -> Model:

@@ -16,6 +16,7 @@ from unmask.cli.options import (
     JsonOption,
     ModelOption,
     load,
+    read_option,
     refuse_unprintable,
 )
 from unmask.cli.output_layer import recover_output_layer_command
@@ -29,9 +30,13 @@ recover.command("output-layer")(recover_output_layer_command)
 
 @recover.command("text")
 def recover_text_command(
-    evidence: Annotated[Path, typer.Argument(help="Evidence file: gradients, hidden states or vectors.")],
+    evidence: Annotated[Path, typer.Argument(help="Evidence file: gradients, hidden states, a cache or vectors.")],
     model: ModelOption,
     attack: AttackOption = None,
+    known_beginning: Annotated[
+        str | None,
+        typer.Option(help="What every text begins with, as a chat template; @FILE reads it. For states and caches."),
+    ] = None,
     device: DeviceOption = "cpu",
     effort: Annotated[
         int, typer.Option(min=1, help="How often to start the search for an encoder's texts, while some are missing.")
@@ -39,23 +44,26 @@ def recover_text_command(
     seed: Annotated[int, typer.Option(help="Seeds the attack's random probes.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Recover texts from an update, hidden states or embeddings. Exit code 3: it could not tell, which is not 'safe'.
+    """Recover texts from an update, states, a cache or embeddings. Exit code 3: it could not tell, which is not 'safe'.
 
     Example: [bold]unmask recover text update.safetensors -m smollm2-135m[/bold]
 
     Another: [bold]unmask recover text states.safetensors -m smollm2-135m --attack stack --json[/bold]
 
     Embeddings: [bold]unmask recover text vectors.safetensors -m minilm-l6[/bold]
+    A third: [bold]unmask recover text cache.safetensors -m smollm2-135m --known-beginning @template.txt[/bold]
     """
     from unmask.attacks.recover import recover_text
     from unmask.evidence import load_evidence
     from unmask.terminal import print_text_recovery, progress_bar, working
 
-    seen = load_evidence(evidence)
+    seen, beginning = load_evidence(evidence), read_option(known_beginning)
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)
     with progress_bar() as progress:
-        recovery = recover_text(seen, loaded, attack=attack, progress=progress, effort=effort, seed=seed)
+        recovery = recover_text(
+            seen, loaded, attack=attack, known_beginning=beginning, progress=progress, effort=effort, seed=seed
+        )
     print_text_recovery(recovery, loaded, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
 

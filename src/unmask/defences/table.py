@@ -1,7 +1,8 @@
-"""The table of defences of updates and hidden states, by name, as in `noise:sigma=1e-4,relative=true`.
+"""The table of defences of updates, hidden states and caches, by name, as in `noise:sigma=1e-4,relative=true`.
 
 On hidden states each token's row is one tensor: 'int8' has a scale for each token, relative noise is relative to each
-token's own state, 'clip' bounds the norm of all states together. Secure aggregation has no line here: it needs several
+token's own state, 'clip' bounds the norm of all states together. On caches each token's keys and values of one head
+are one tensor; 'cloak' is for caches alone. Secure aggregation has no line here: it needs several
 clients (`--clients`).
 """
 
@@ -9,16 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 
 from unmask.defences.clip import clip_norm
+from unmask.defences.cloak import cloak_cache
 from unmask.defences.noise import add_gaussian_noise, add_laplace_noise
 from unmask.defences.prune import keep_largest, keep_random
 from unmask.defences.quantise import quantise_bf16, quantise_fp8, quantise_fp16, quantise_int8
 from unmask.defences.tensorwise import AnyTensors
 from unmask.defences.withhold import withhold
+from unmask.evidence.caches import CacheEvidence
 from unmask.evidence.outputs import HiddenEvidence
 from unmask.specs import Kind, Spec, flag, names, number
 
@@ -87,7 +90,15 @@ DEFENCES: Mapping[str, Kind] = {
         lambda evidence, generator, pattern: withhold(evidence, pattern),
         (_PATTERN,),
     ),
+    "cloak": Kind(
+        "cloak",
+        "of caches alone: each head's keys and values are mixed by a secret matrix that the server keeps",
+        lambda evidence, generator: cloak_cache(evidence, generator),
+    ),
 }
+
+
+AnyStates = TypeVar("AnyStates", HiddenEvidence, CacheEvidence)
 
 
 class Defence(Spec):
@@ -107,6 +118,6 @@ def parse_defence(text: str) -> Defence:
     return Defence.parse(text)
 
 
-def defend_states(evidence: HiddenEvidence, defence: Defence, generator: torch.Generator) -> HiddenEvidence:
-    """The states as a service hands them out behind a defence; padding stays zero."""
+def defend_states(evidence: AnyStates, defence: Defence, generator: torch.Generator) -> AnyStates:
+    """The states as a service hands them out, or the cache as it keeps it, behind a defence; padding stays zero."""
     return defence(evidence, generator)

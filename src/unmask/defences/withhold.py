@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from unmask.defences.tensorwise import AnyTensors
 from unmask.errors import InputError
+from unmask.evidence.caches import CacheEvidence
 from unmask.evidence.outputs import HiddenEvidence
 from unmask.evidence.vectors import VectorEvidence
 
@@ -19,7 +20,7 @@ def withhold(evidence: AnyTensors, patterns: Sequence[str]) -> AnyTensors:
     """
     if isinstance(patterns, str) or not patterns or not all(patterns):
         raise InputError(f"withhold needs a list of parts of names, none of them empty, got {patterns!r}")
-    if isinstance(evidence, (HiddenEvidence, VectorEvidence)):
+    if isinstance(evidence, HiddenEvidence | CacheEvidence | VectorEvidence):
         raise InputError("states have no names, so none can be withheld; choose a defence that changes values")
     tensors = evidence.named_tensors()
     names = list(tensors)

@@ -1,5 +1,6 @@
 """What the adversary sees, with the side knowledge stated, and how it is kept on disk."""
 
+from unmask.evidence.caches import CacheEvidence
 from unmask.evidence.files import load_evidence
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.evidence.ledger import Ledger
@@ -9,6 +10,7 @@ from unmask.evidence.vectors import VectorEvidence
 
 __all__ = [
     "AttentionEvidence",
+    "CacheEvidence",
     "FunctionOracle",
     "GradientEvidence",
     "HiddenEvidence",

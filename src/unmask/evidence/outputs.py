@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.arguments import require_count, require_member
+from unmask.arguments import require_count, require_member, require_token_ids
 from unmask.errors import EvidenceError
 from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
 from unmask.models.adapter import Model
@@ -33,7 +33,8 @@ class Site(Enum):
 class HiddenEvidence:
     """States of padded texts, taken at a site of a known model.
 
-    Side knowledge of the adversary: `compute_dtype`, the precision in which the service runs its model.
+    Side knowledge of the adversary: `compute_dtype`, the precision in which the service runs its model, and
+    `known_beginning`, tokens that every text begins with (a chat template, a system prompt).
     """
 
     states: States
@@ -42,8 +43,11 @@ class HiddenEvidence:
     model_fingerprint: str
     site: Site = Site.STREAM
     compute_dtype: torch.dtype = torch.float32
+    known_beginning: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        known = require_token_ids("known_beginning", self.known_beginning, EvidenceError)
+        object.__setattr__(self, "known_beginning", known)
         object.__setattr__(self, "site", require_member(Site, "site", self.site, EvidenceError))
         object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
         require_count("layer", self.layer, least=0, error=EvidenceError)
@@ -61,6 +65,8 @@ class HiddenEvidence:
                 f"these states were made with a model of fingerprint {self.model_fingerprint[:12]}, but the model "
                 f"given has {model.fingerprint()[:12]}; load the weights that produced them"
             )
+        if max(self.known_beginning, default=0) >= model.vocab_size:
+            raise EvidenceError(f"known_beginning holds tokens beyond the vocabulary of {model.vocab_size}")
         last = model.num_blocks - (self.site is Site.ATTENTION)
         width = model.final_width if self.site is Site.FINAL_NORM else model.width
         if self.states.shape[2] != width or not 0 <= self.layer <= last:
@@ -93,6 +99,7 @@ class HiddenEvidence:
             "model_fingerprint": self.model_fingerprint,
             "site": self.site.value,
             "compute_dtype": str(self.compute_dtype).removeprefix("torch."),
+            "known_beginning": list(self.known_beginning),
         }
         return write(path, "hidden", tensors, header)
 
@@ -137,6 +144,7 @@ def _read_hidden(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> Hidde
         str(header["model_fingerprint"]),
         Site(header.get("site", Site.STREAM.value)),
         named_dtype(header.get("compute_dtype", "float32")),
+        tuple(int(token) for token in header.get("known_beginning", ())),
     )
 
 

@@ -1,5 +1,6 @@
 """How a client makes what the adversary sees. The secret's side of the fence: attacks never import from here."""
 
+from unmask.protocols.caches import observe_cache
 from unmask.protocols.dpsgd import PrivateUpdate, epsilon_spent, observe_dpsgd
 from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
@@ -10,6 +11,7 @@ from unmask.protocols.vectors import observe_vectors
 __all__ = [
     "PrivateUpdate",
     "epsilon_spent",
+    "observe_cache",
     "observe_dpsgd",
     "observe_fedavg",
     "observe_gradients",

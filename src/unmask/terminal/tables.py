@@ -39,7 +39,7 @@ def print_attacks(as_json: bool) -> None:
 def print_defences(as_json: bool) -> None:
     """Every defence with what it protects."""
     of_vectors = {name: kind for name, kind in VECTOR_DEFENCES.items() if name not in DEFENCES}
-    tables = (("updates and states", DEFENCES), ("vectors", of_vectors), ("services", ORACLE_DEFENCES))
+    tables = (("updates, states and caches", DEFENCES), ("vectors", of_vectors), ("services", ORACLE_DEFENCES))
     rows = [
         {
             "name": name,

@@ -138,6 +138,18 @@ class BlockStep:
 def pull_back(
     function: Callable[[Tensor], Tensor], at: Float[Tensor, "1 d"], matrix: Float[Tensor, "m p"]
 ) -> Float[Tensor, "m d"]:
-    """M·J of a function of one row: a vector–Jacobian product for each row of M, all in one batch."""
-    _, pull = vjp(function, at)  # type: ignore[misc]
-    return vmap(lambda row: pull(row[None])[0][0])(matrix).detach()
+    """M·J of a function of one row: a vector–Jacobian product for each row of M, all in one batch.
+
+    Functions that torch.func cannot take (Bloom's activation) are pulled back row by row.
+    """
+    try:
+        _, pull = vjp(function, at)  # type: ignore[misc]
+        return vmap(lambda row: pull(row[None])[0][0])(matrix).detach()
+    except RuntimeError as error:
+        if "setup_context" not in str(error):
+            raise
+    with torch.enable_grad():
+        start = at.detach().clone().requires_grad_()
+        end = function(start)
+        rows = [torch.autograd.grad(end, start, row[None], retain_graph=True)[0][0] for row in matrix]
+    return torch.stack(rows)

@@ -10,6 +10,7 @@ Notation: variances are of one coordinate of a state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,23 +39,45 @@ class StateNoise:
         return _relative(self.variances, states)
 
 
-def measure_rounding(states: Float[Tensor, "n d"], computing_error: float) -> StateNoise:
-    """The rounding of a text's states."""
-    stored = torch.stack([_stored_variance(row) for row in states])
+def measure_rounding(
+    states: Float[Tensor, "n d"],
+    computing_error: float,
+    weights: Float[Tensor, "n d"] | None = None,
+    widths: tuple[int, ...] = (),
+) -> StateNoise:
+    """The rounding of a text's states.
+
+    Parts of `widths` are stored each with a scale of its own; with `weights` the noise is that of weighted states.
+    """
+    parts = [states] if not widths else states.split(widths, dim=1)
+    stored = torch.stack([torch.stack([_stored_variance(row) for row in part]) for part in parts], 1)
+    shares = torch.tensor([part.shape[1] for part in parts], device=states.device) / states.shape[1]
+    if weights is not None:
+        first = [part[:, 0] for part in (weights.split(widths, dim=1) if widths else [weights])]  # the same in a part
+        stored = stored * torch.stack(first, 1).square()
+        states = states * weights
     computed = (computing_error * states.norm(dim=1)).square() / states.shape[1]
-    variances = stored + computed
+    variances = (stored * shares.to(stored)).sum(1) + computed
     return StateNoise(variances, _ROUNDING.get(states.dtype, 1e-4) + _SPREAD * _relative(variances, states))
 
 
-def computing_error(model: Model, dtype: torch.dtype, layer: int) -> float:
-    """How far states of a layer are off where the model runs in `dtype`: the largest relative error of a sample."""
+def computing_error(
+    model: Model, dtype: torch.dtype, layer: int, read: Callable[[Model, Tensor], Tensor] | None = None
+) -> float:
+    """How far states of a layer are off where the model runs in `dtype`: the largest relative error of a sample.
+
+    `read`: what is seen of the stream, (batch, length, d) → (batch, length, m).
+    """
     if dtype in _ROUNDING:
         return 0.0
     generator = torch.Generator().manual_seed(0)
     few = torch.randint(0, model.vocab_size, _SAMPLE, generator=generator).to(model.device)
     with torch.no_grad():
-        coarse = model.to(dtype=dtype).hidden_states(few, num_blocks=layer)[layer].to(model.dtype)
-        fine = model.hidden_states(few, num_blocks=layer)[layer]
+        coarse, fine = (
+            (stream if read is None else read(each, stream)).to(model.dtype)
+            for each in (model.to(dtype=dtype), model)
+            for stream in each.hidden_states(few, num_blocks=layer)[layer:]
+        )
     return float(((coarse - fine).norm(dim=2) / fine.norm(dim=2)).max())
 
 
@@ -65,22 +88,28 @@ def _relative(variances: Float[Tensor, " n"], states: Float[Tensor, "n d"]) -> F
 def _stored_variance(row: Float[Tensor, " d"]) -> Tensor:
     """The mean variance of a state's rounding: on an even grid, on float8's with its own scale, or in few digits."""
     values = row.double()
-    step = even_step(values) if bool(values.any()) else None
-    if step is not None:
-        return row.new_tensor(step**2 / 12)
+    step = (even_step(values) or _int8_step(values)) if bool(values.any()) else None
     spacing = _float8_spacing(values)
-    if spacing is not None:
-        return spacing.square().mean().to(row) / 12
+    if step is not None or spacing is not None:
+        # Small numbers of float8 lie on an even grid too, and few levels are numbers of float8: the coarser one holds.
+        even = 0.0 if step is None else step**2 / 12
+        return row.new_tensor(max(even, 0.0 if spacing is None else float(spacing.square().mean()) / 12))
     variance = storage_variance(row[None])
     return row.new_zeros(()) if variance is None else variance.mean().to(row)
 
 
+def _int8_step(values: Float[Tensor, " d"]) -> float | None:
+    """The step of a grid whose 127th level is the largest value: few values need not have neighbours on it."""
+    step = float(values.abs().max()) / 127
+    return step if float((values / step - (values / step).round()).abs().max()) <= _ON_GRID else None
+
+
 def _float8_spacing(values: Float[Tensor, " d"]) -> Float[Tensor, " d"] | None:
-    """Distances of neighbouring float8 numbers (e4m3) at each value, the largest value being 448."""
-    scale = values.abs().max() / torch.finfo(torch.float8_e4m3fn).max
-    scaled = values / scale if float(scale) > 0 else values
-    rounded = scaled.float().to(torch.float8_e4m3fn).double()
-    if float((scaled - rounded).abs().max()) > _ON_GRID * 2.0**-9:
-        return None
-    exponents = rounded.abs().clamp_min(2.0**-6).log2().floor()
-    return 2 ** (exponents - 3) * scale
+    """Distances of neighbouring float8 numbers (e4m3) at each value; the largest is 448, or there is no scale."""
+    for scale in (float(values.abs().max()) / torch.finfo(torch.float8_e4m3fn).max, 1.0):
+        scaled = values / scale if scale > 0 else values
+        rounded = scaled.float().to(torch.float8_e4m3fn).double()
+        if float((scaled - rounded).abs().max()) <= _ON_GRID * 2.0**-9:
+            exponents = rounded.abs().clamp_min(2.0**-6).log2().floor()
+            return 2 ** (exponents - 3) * scale
+    return None

@@ -55,6 +55,8 @@ def audit_gradients(case: Case, context: WorkerContext) -> Finding:
 def find_fault(spec: Spec) -> str | None:
     """What does not go together in a case."""
     protocol = parse_protocol(spec["protocol"]).name
+    if any(parse_defence(text).name == "cloak" for text in spec["defences"]):
+        return "the defence 'cloak' is one of caches, and has no meaning for updates"
     if spec["clients"] > spec["batch_size"]:
         return f"{spec['clients']} clients cannot share a batch of {spec['batch_size']} texts"
     if spec["clients"] > 1 and protocol == "dpsgd":

@@ -41,8 +41,10 @@ def audit_outputs(case: Case, context: WorkerContext) -> Finding:
 
 def find_fault(spec: Spec) -> str | None:
     """A defence that states do not have."""
-    withheld = [text for text in spec["defences"] if parse_defence(text).name == "withhold"]
-    return f"the defence '{withheld[0]}' has no meaning for states, which have no names" if withheld else None
+    names = {parse_defence(text).name: text for text in spec["defences"]}
+    if "withhold" in names:
+        return f"the defence '{names['withhold']}' has no meaning for states, which have no names"
+    return "the defence 'cloak' is one of caches, and has no meaning for states" if "cloak" in names else None
 
 
 def find_model_fault(spec: Spec, model: Outline) -> str | None:

@@ -24,8 +24,7 @@ def text_of(*tokens: ReadToken, length: int | None = None, noise: float = 0.0) -
 
 @pytest.fixture
 def claim(tiny_gpt2):
-    evidence = observe_hidden(tiny_gpt2, [[5, 17]], layer=1)
-    return lambda *texts: claim_prompts(texts, tiny_gpt2, evidence, Run())
+    return lambda *texts: claim_prompts(texts, tiny_gpt2, ("states",), Run())
 
 
 def test_all_certain_texts_are_recovered(claim):

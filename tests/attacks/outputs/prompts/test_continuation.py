@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation
+from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM
 from unmask.models import Model
 
 TEXT = [5, 17, 99, 17, 250, 8]
@@ -27,7 +28,8 @@ def states(model: Model, tokens: list[int], normed: bool = False) -> list[Tensor
 
 
 def begun(model: Model, tokens: list[int], normed: bool = False) -> Continuation:
-    text = Continuation.start(model, LAYER, middle_layer=MIDDLE, normed=normed)
+    readout = FINAL_NORM if normed else STREAM
+    text = Continuation.start(model, LAYER, middle_layer=MIDDLE, readout=readout)
     return text.advance(text.run(torch.tensor(tokens))[1], len(tokens)) if tokens else text
 
 
@@ -82,7 +84,7 @@ def test_the_jacobian_is_that_of_autograd(model, normed):
         positions, mask = torch.arange(4)[None], torch.ones(1, 4, dtype=torch.bool)
         for block in range(MIDDLE, LAYER):
             rows = model.block_forward(block, rows, positions, mask)
-        return text.read(rows[0])[-1]
+        return text.readout(model, rows[0], positions[0])[-1]
 
     assert close(state, rest(middle))
     assert close(ours, torch.func.jacrev(rest)(middle))

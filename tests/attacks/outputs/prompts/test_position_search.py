@@ -36,7 +36,9 @@ def find(model: Model, state: torch.Tensor | None = None, scores=None, settings=
     facts = {"tolerance": 1e-4, "noise_variance": 0.0, "confirm": False, "against_all": False, "noisy": False, **seen}
     even = torch.zeros(model.vocab_size)
     order = even if scores is None else scores
-    return find_token(Observation(state, **facts), text, templates, order, even, settings or SearchSettings())
+    return find_token(
+        Observation(state, torch.ones_like(state), **facts), text, templates, order, even, settings or SearchSettings()
+    )
 
 
 def test_the_token_is_found_even_where_the_table_ranks_it_last(model):

@@ -8,6 +8,7 @@ import torch
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText, ReadToken
+from unmask.attacks.outputs.prompts.readouts import STREAM
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.run import silent
 from unmask.models import Model
@@ -22,7 +23,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def reader_of(model: Model) -> PromptReader:
-    return PromptReader(model, LAYER, False, templates_for(model, LAYER), SearchSettings(), 0.0, equal_tokens(model))
+    return PromptReader(model, LAYER, STREAM, templates_for(model, LAYER), SearchSettings(), 0.0, equal_tokens(model))
 
 
 @torch.no_grad()
@@ -53,7 +54,7 @@ def test_it_stops_where_no_token_agrees(model):
 def test_a_state_that_is_a_little_off_is_not_skipped(model, monkeypatch):
     """Every guess is right. Those around it agree; it does not, and once positions have agreed, noise is no excuse."""
     right = torch.nn.functional.one_hot(torch.tensor(TEXT), model.vocab_size).float()
-    monkeypatch.setattr(PromptReader, "_scores", lambda self, states, features, where: right[where])
+    monkeypatch.setattr(PromptReader, "_scores", lambda self, text, where: right[where])
     states = states_of(model).clone()
     states[2] *= 1.01  # inside of the first window of guesses
     read = reader_of(model).read(states, 0, 0, silent)

@@ -29,7 +29,9 @@ from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_states
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
-from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText
+from unmask.attacks.outputs.prompts.reader import PromptReader
+from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM
+from unmask.attacks.outputs.prompts.seen_text import Beginning, ReadText
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.outputs.state_noise import computing_error
 from unmask.attacks.run import Progress, Run, silent
@@ -54,15 +56,15 @@ class PromptAttack:
             return refuse_states(run, evidence, model, "causal")
         if why := model.problem_at(evidence.states.shape[1]):
             return claim_nothing(run, Status.NOT_APPLICABLE, why, ("states",))
-        normed = evidence.site is Site.FINAL_NORM
-        if normed and model.final_width != model.width:
+        readout = FINAL_NORM if evidence.site is Site.FINAL_NORM else STREAM
+        if readout == FINAL_NORM and model.final_width != model.width:
             why = f"this model's last hidden states are projected to {model.final_width} of {model.width} entries"
             return claim_nothing(run, Status.NOT_APPLICABLE, why, ("states",))
-        templates = templates_for(model, evidence.layer, normed, progress)
+        templates = templates_for(model, evidence.layer, readout, progress)
         reader = PromptReader(
             model=model,
             layer=evidence.layer,
-            normed=normed,
+            readout=readout,
             templates=templates,
             settings=SearchSettings(self.first, self.refined, self.max_linearisations, self.max_candidates),
             computing_error=computing_error(model, evidence.compute_dtype, evidence.layer),
@@ -71,8 +73,10 @@ class PromptAttack:
         texts: list[ReadText] = []
         pairs = zip(evidence.states, evidence.mask, strict=True)
         for number, (states, mask) in enumerate((states, mask) for states, mask in pairs if mask.any()):
-            texts.append(reader.read(_real(states, mask, model), int(mask.int().argmax()), number, progress))
-        return claim_prompts(texts, model, evidence, run)
+            position = int(mask.int().argmax())
+            beginning = Beginning(evidence.known_beginning, position)
+            texts.append(reader.read(_real(states, mask, model), position, number, progress, beginning))
+        return claim_prompts(texts, model, ("states",), run)
 
 
 def _real(states: Float[Tensor, "length d"], mask: Tensor, model: Model) -> Float[Tensor, "n d"]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
 from unmask.attacks.outputs.prompts.position_search import LOUDEST
-from unmask.attacks.outputs.prompts.reader import ReadText
+from unmask.attacks.outputs.prompts.seen_text import BeginningStatus, ReadText
 from unmask.attacks.run import Run
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
@@ -19,10 +19,8 @@ _CLAIM = (
 )
 
 
-def claim_prompts(
-    texts: Sequence[ReadText], model: Model, evidence: HiddenEvidence, run: Run
-) -> Recovery[RecoveredTexts]:
-    """The recovery of a batch, certain texts first."""
+def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...], run: Run) -> Recovery[RecoveredTexts]:
+    """The recovery of a batch, certain texts first. Tokens that were given are part of texts, and not recovered."""
     recovered = sorted(
         (_as_recovered_text(text, model) for text in texts if text.tokens), key=lambda text: not text.certain
     )
@@ -33,10 +31,10 @@ def claim_prompts(
     return Recovery(
         value=RecoveredTexts(tuple(recovered), frozenset(token.token for token in certain_tokens), classes),
         status=status,
-        reason=_reason(texts, evidence),
+        reason=_reason(texts),
         certificate=_certificate(texts) if status.conclusive else Certificate.none("no token is alone with its state"),
         cost=run.cost(candidates=sum(text.num_candidates for text in texts)),
-        used=("states",),
+        used=used,
     )
 
 
@@ -48,22 +46,22 @@ def refuse_states(run: Run, evidence: HiddenEvidence, model: Model, needed: str)
 
 
 def _as_recovered_text(text: ReadText, model: Model) -> RecoveredText:
-    tokens = tuple(token.token for token in text.tokens)
+    tokens = (*text.given, *(token.token for token in text.tokens))
     worst = max(token.distance for token in text.tokens)
     ambiguities = tuple(
-        equal_tokens_ambiguity(model, position, token.equals)
-        for position, token in enumerate(text.tokens)
+        equal_tokens_ambiguity(model, position, token.equals, are_equal=not token.rivals)
+        for position, token in enumerate(text.tokens, start=len(text.given))
         if token.equals and text.proven
     )
-    return RecoveredText(tokens, model.decode(tokens), text.certain, worst, ambiguities=ambiguities)
+    given = len(text.given)
+    return RecoveredText(tokens, model.decode(tokens), text.certain, worst, ambiguities=ambiguities, num_given=given)
 
 
 def _status(texts: Sequence[ReadText]) -> Status:
-    if texts and all(text.certain for text in texts):
-        return Status.RECOVERED
-    if any(token.certain for text in texts for token in text.tokens):
-        return Status.PARTIAL
-    return Status.NOT_IDENTIFIABLE if any(text.proven for text in texts) else Status.NOTHING_FOUND
+    if not any(token.certain for text in texts for token in text.tokens):
+        is_open = any(text.proven and text.tokens for text in texts)
+        return Status.NOT_IDENTIFIABLE if is_open else Status.NOTHING_FOUND
+    return Status.RECOVERED if all(text.certain for text in texts) else Status.PARTIAL
 
 
 def _certificate(texts: Sequence[ReadText]) -> Certificate:
@@ -78,21 +76,31 @@ def _certificate(texts: Sequence[ReadText]) -> Certificate:
     return Certificate(_CLAIM, worst.distance, worst.tolerance, min(refused, default=None), details)
 
 
-def _reason(texts: Sequence[ReadText], evidence: HiddenEvidence) -> str:
-    num_certain = sum(text.certain for text in texts)
+def _reason(texts: Sequence[ReadText]) -> str:
+    num_certain = sum(text.certain and bool(text.tokens) for text in texts)
     noise = max((text.noise for text in texts), default=0.0)
     parts = [f"{num_certain} of {len(texts)} texts read to the end, every token proven by its own state"]
-    stopped = [(number, text) for number, text in enumerate(texts, start=1) if len(text.tokens) < text.length]
+    parts += _about_beginnings(texts)
+    stopped = [(number, text) for number, text in enumerate(texts, start=1) if text.num_known < text.length]
     if stopped:
         number, text = stopped[0]
         parts.append(
-            f"text {number} ends after {len(text.tokens)} of {text.length} tokens, as none of the tokens that "
+            f"text {number} ends after {text.num_known} of {text.length} tokens, as none of the tokens that "
             "were tested agrees with the next state"
         )
     open_texts = sum(text.proven and not text.certain for text in texts)
     if open_texts:
-        parts.append(f"{open_texts} more are proven up to tokens with equal embeddings, which no state tells apart")
-    doubtful = sum(not token.proven for text in texts for token in text.tokens)
+        coarse = any(token.rivals for text in texts for token in text.tokens)
+        why = "that what is seen is too coarse for" if coarse else "with equal embeddings, which no state tells apart"
+        parts.append(f"{open_texts} more are proven up to tokens {why}")
+    guessed = sum(token.is_guess for text in texts for token in text.tokens)
+    if guessed:
+        parts.append(
+            f"{guessed} tokens are guesses from their own state alone: the tokens before this page are not known, and "
+            "states depend on them, so that nothing could be recomputed; a known beginning that reaches to the page "
+            "would help"
+        )
+    doubtful = sum(not token.proven and not token.is_guess for text in texts for token in text.tokens)
     if doubtful:
         parts.append(f"{doubtful} tokens are the closest that were tested, but noise leaves doubt")
     if noise > LOUDEST:
@@ -100,3 +108,16 @@ def _reason(texts: Sequence[ReadText], evidence: HiddenEvidence) -> str:
     elif noise > 0:
         parts.append(f"the states are rounded or noisy, by {noise:.1%} of their norm")
     return "; ".join(parts) + "."
+
+
+def _about_beginnings(texts: Sequence[ReadText]) -> list[str]:
+    """What became of the known beginning."""
+    given = sum(len(text.given) for text in texts)
+    sentences = (
+        [f"{given} of their tokens were given and agree with their states, and are not counted"] if given else []
+    )
+    bad = (BeginningStatus.WRONG, BeginningStatus.TOO_SHORT, BeginningStatus.UNSEEN)
+    for status in bad:
+        if number := sum(text.beginning is status for text in texts):
+            sentences.append(f"of {number} texts: {status.value[0].lower()}{status.value[1:-1]}")
+    return sentences

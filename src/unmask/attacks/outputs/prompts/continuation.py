@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.block_step import BlockStep, Prefix, pull_back
+from unmask.attacks.outputs.prompts.readouts import STREAM, Readout
 from unmask.models.adapter import Model
 
 
@@ -25,7 +26,7 @@ class Trial:
 
     tokens: Int[Tensor, " k"]
     middle: Float[Tensor, "k d"]
-    states: Float[Tensor, "k d"]
+    states: Float[Tensor, "k m"]
     keys: tuple[Float[Tensor, "k g e"], ...]
     values: tuple[Float[Tensor, "k g e"], ...]
 
@@ -40,23 +41,23 @@ class Trial:
 class Continuation:
     """What is known of a text, ready for its next token.
 
-    `position` is that of the next token; `normed` says that states are seen behind the model's final norm.
+    `position` is that of the next token; `readout` says what is seen of the stream.
     """
 
     model: Model
     position: int
     middle_layer: int
-    normed: bool
+    readout: Readout
     num_known: int
     prefixes: tuple[Prefix, ...]  # one a block: their number is the layer
 
     @classmethod
     def start(
-        cls, model: Model, layer: int, *, position: int = 0, middle_layer: int = 0, normed: bool = False
+        cls, model: Model, layer: int, *, position: int = 0, middle_layer: int = 0, readout: Readout = STREAM
     ) -> Continuation:
         """Nothing is known yet."""
         prefixes = tuple(Prefix.empty(model, block) for block in range(layer))
-        return cls(model, position, middle_layer, normed, 0, prefixes)
+        return cls(model, position, middle_layer, readout, 0, prefixes)
 
     @torch.no_grad()
     def trial(self, tokens: Int[Tensor, " k"]) -> Trial:
@@ -69,7 +70,8 @@ class Continuation:
             keys.append(stepped.keys)
             values.append(stepped.values)
             middle = x if block + 1 == self.middle_layer else middle
-        return Trial(tokens, middle, self.read(x), tuple(keys), tuple(values))
+        seen = self.readout(self.model, x, torch.full_like(tokens, self.position))
+        return Trial(tokens, middle, seen, tuple(keys), tuple(values))
 
     def accept(self, trial: Trial, index: int) -> Continuation:
         """The text with one of the candidates behind it."""
@@ -79,7 +81,7 @@ class Continuation:
         return replace(self, position=self.position + 1, num_known=self.num_known + 1, prefixes=prefixes)
 
     @torch.no_grad()
-    def run(self, tokens: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n d"], tuple[Prefix, ...]]:
+    def run(self, tokens: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n m"], tuple[Prefix, ...]]:
         """The states of a guess for the next n positions at once, and the prefixes with all of them behind."""
         positions = self.position + torch.arange(len(tokens), device=tokens.device)
         x, prefixes = self.model.embed(tokens, positions), []
@@ -91,7 +93,7 @@ class Continuation:
             mixed = self.model.mix(block, queries[None], longer.keys[None], longer.values[None], allowed[None])[0]
             x = self.model.after_mlp(block, self.model.after_attention(block, x, mixed))
             prefixes.append(longer)
-        return self.read(x), tuple(prefixes)
+        return self.readout(self.model, x, positions), tuple(prefixes)
 
     def advance(self, prefixes: tuple[Prefix, ...], num_tokens: int) -> Continuation:
         """The text with the first `num_tokens` of a guess behind it."""
@@ -102,18 +104,17 @@ class Continuation:
         known = self.num_known + num_tokens
         return replace(self, position=self.position + num_tokens, num_known=known, prefixes=kept)
 
-    def read(self, stream: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
-        """What is seen of the stream that leaves the last of the blocks."""
-        return self.model.final_norm(stream) if self.normed else stream
-
-    def jacobian(self, middle: Float[Tensor, " d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+    def jacobian(self, middle: Float[Tensor, " d"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m d"]]:
         """The state that a stream in the middle leads to, and its derivative ∂h/∂x: the product of the blocks'."""
         x, jacobian = middle[None], torch.eye(len(middle), dtype=middle.dtype, device=middle.device)
         for block in range(self.middle_layer, len(self.prefixes)):
             step = BlockStep(self.model, block, self.position, self.prefixes[block])
             jacobian = step.jacobian(x[0]) @ jacobian
             x = step(x)
-        if self.normed:
-            jacobian = pull_back(self.read, x, torch.eye(len(middle)).to(middle)) @ jacobian
+        where = torch.tensor([self.position], device=middle.device)
         with torch.no_grad():
-            return self.read(x)[0], jacobian
+            state = self.readout(self.model, x, where)[0]
+        if self.readout != STREAM:
+            every = torch.eye(len(state), dtype=state.dtype, device=state.device)
+            jacobian = pull_back(lambda rows: self.readout(self.model, rows, where), x, every) @ jacobian
+        return state, jacobian

@@ -53,7 +53,7 @@ def settle_class(
     Without noise a token is told from the closest one by a distance ten times as large; with noise by likelihood.
     """
     trial = text.trial(torch.tensor(members, device=seen.state.device))
-    distances = (trial.states - seen.state).norm(dim=1) / seen.state.norm()
+    distances = seen.distances(trial.states)
     best = int(distances.argmin())
     least = float(distances[best])
     if found.noise > 0:
@@ -73,9 +73,11 @@ def settle_class(
     return chosen, classes if len(classes) > 1 else ()
 
 
-def equal_tokens_ambiguity(model: Model, position: int, tokens: Sequence[int]) -> Ambiguity:
-    """What is said of a position at which one of several tokens stands."""
+def equal_tokens_ambiguity(model: Model, position: int, tokens: Sequence[int], are_equal: bool = True) -> Ambiguity:
+    """What is said of a position at which one of several tokens stands; `are_equal`: whatever is seen of them."""
     names = ", ".join(repr(model.decode([token])) for token in tokens[:_NAMED])
     more = f" and {len(tokens) - _NAMED} more" if len(tokens) > _NAMED else ""
-    reason = f"token {position + 1} is one of {names}{more}: their embeddings are equal, and no state tells which"
+    why = "their embeddings are equal, and no state tells which"
+    why = why if are_equal else "they agree equally well with what is seen, which is too narrow or too coarse to tell"
+    reason = f"token {position + 1} is one of {names}{more}: {why}"
     return Ambiguity(AmbiguityKind.EQUAL_TOKENS, reason, position, tuple(tokens))

@@ -41,14 +41,27 @@ _LARGEST_BATCH = 2048
 
 @dataclass(frozen=True)
 class Observation:
-    """What is seen at a position: the state, the noise in it, and how far a true candidate's state may be off."""
+    """What is seen at a position: the state, the noise in it, and how far a true candidate's state may be off.
 
-    state: Float[Tensor, " d"]
+    `state` has its `weights` on it (readouts.py); a candidate's state gets them where it is compared.
+    """
+
+    state: Float[Tensor, " m"]
+    weights: Float[Tensor, " m"]
     tolerance: float  # on the relative distance
     noise_variance: float  # of a coordinate
     confirm: bool  # rounding is so strong that the runner-up must be beaten by likelihood
     against_all: bool  # and with it every other token of the vocabulary
     noisy: bool | None  # whether noise was established at earlier positions of the text; None: there are none
+
+    def distances(self, states: Float[Tensor, "k m"]) -> Float[Tensor, " k"]:
+        """How far candidates' states are from the one seen, by its norm."""
+        return (states * self.weights - self.state).norm(dim=1) / self.state.norm()
+
+    def is_beaten(self, distance: float, other: float) -> bool:
+        """Whether a token at one distance beats one at another, by likelihood; without noise, by being closer."""
+        gain = (other**2 - distance**2) * float(self.state.square().sum()) / 2
+        return gain > 0 and gain >= CLEAR * self.noise_variance
 
 
 @dataclass(frozen=True)
@@ -72,8 +85,8 @@ class TestedTokens:
     num_jacobians: int = 0
 
     @classmethod
-    def none(cls, like: Tensor) -> TestedTokens:
-        """Nothing was tested yet."""
+    def none(cls, like: Float[Tensor, " d"]) -> TestedTokens:
+        """Nothing was tested yet; `like` a stream in the middle."""
         return cls(torch.zeros(0, dtype=torch.long, device=like.device), like.new_zeros(0), torch.zeros_like(like))
 
     def add(self, trial: Trial, distances: Float[Tensor, " k"], offsets: Float[Tensor, " d"]) -> None:
@@ -134,6 +147,7 @@ class FoundToken:
     continuation: Continuation
     num_candidates: int
     num_jacobians: int
+    rivals: tuple[int, ...] = ()  # tested tokens that rounding does not exclude
 
 
 def find_token(
@@ -146,7 +160,8 @@ def find_token(
     equal: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
 ) -> FoundToken:
     """Test candidates until one is accepted or none is left; tokens that are `equal` do not compete."""
-    search = _Search(seen, text, templates, prior, TestedTokens.none(seen.state), equal)
+    nothing = TestedTokens.none(templates.in_context.middle.shift)
+    search = _Search(seen, text, templates, prior, nothing, equal)
     scores, batch = first_scores.clone(), settings.first
     limit = min(settings.max_candidates or len(scores), len(scores))
     while len(search.tested) < limit:
@@ -189,14 +204,15 @@ class _Search:
         """Run candidates and compare."""
         self.white = None  # it was that of the closest candidate so far
         trial = self.text.trial(tokens)
-        distances = (trial.states - self.seen.state).norm(dim=1) / self.seen.state.norm()
+        distances = self.seen.distances(trial.states)
         self.tested.add(trial, distances, (trial.middle - self.table.means(tokens)).sum(0))
 
     def linearise(self) -> LocalMap:
         """The linear map at the closest candidate."""
         assert self.tested.best is not None
         middle = self.tested.best.middle[0]
-        self.near = LocalMap(middle, *self.text.jacobian(middle))
+        state, jacobian = self.text.jacobian(middle)
+        self.near = LocalMap(middle, state * self.seen.weights, jacobian * self.seen.weights[:, None])
         self.near_token, self.white = self.tested.token, None
         self.tested.num_jacobians += 1
         return self.near
@@ -254,4 +270,12 @@ class _Search:
             continuation=self.text.accept(self.tested.best, 0),
             num_candidates=len(self.tested),
             num_jacobians=self.tested.num_jacobians,
+            rivals=self._rivals(),
         )
+
+    def _rivals(self) -> tuple[int, ...]:
+        """Tokens that agree as well, up to what rounding may do, and are not of the closest one's class."""
+        close = [self.seen.is_beaten(self.tested.distance, distance) for distance in self.tested.distances.tolist()]
+        own = self.equal.get(self.tested.token, (self.tested.token,))
+        pairs = zip(self.tested.tokens.tolist(), close, strict=True)
+        return tuple(token for token, beaten in pairs if not beaten and token not in own)

@@ -37,8 +37,8 @@ class LocalMap:
     """h(x) ≈ state + jacobian·(x − point)."""
 
     point: Float[Tensor, " d"]
-    state: Float[Tensor, " d"]
-    jacobian: Float[Tensor, "d d"]
+    state: Float[Tensor, " m"]
+    jacobian: Float[Tensor, "m d"]
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,29 @@
 
 The guess for a position is the likeliest token by the table of the layer seen and the model's own prediction; a whole
 window of guesses is tested in one pass, and the window grows while it holds and shrinks when it does not.
+
+Where a stream is seen, the blocks behind it predict every next token at once. A cache has no stream: the model reads
+the tokens that are known, and predicts one token ahead.
+
+What is narrow or coarse may not tell tokens apart that lie close to each other. There the nearest ones by the table are
+tested beside the one that agrees; those that agree as well are reported as open. A first token hardly changes its own
+row in deep blocks, but it changes the next one: of coarse rows it is proven only together with that.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, settle_class
+from unmask.attacks.outputs.prompts.first_pair import find_first_again
 from unmask.attacks.outputs.prompts.position_search import (
+    LOUDEST,
     FoundToken,
     Observation,
     SearchSettings,
@@ -23,74 +32,33 @@ from unmask.attacks.outputs.prompts.position_search import (
     find_token,
 )
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric, posterior
+from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, Readout
+from unmask.attacks.outputs.prompts.rivals import settle_rivals
+from unmask.attacks.outputs.prompts.seen_text import (
+    Beginning,
+    BeginningStatus,
+    ReadText,
+    ReadToken,
+    SeenText,
+    TextProgress,
+    begin,
+)
 from unmask.attacks.outputs.prompts.templates import Templates
-from unmask.attacks.outputs.state_noise import StateNoise, measure_rounding
+from unmask.attacks.outputs.state_noise import measure_rounding
 from unmask.attacks.run import Progress
 from unmask.models.adapter import Model
 
+__all__ = ["PromptReader", "ReadText", "ReadToken"]
 _WIDEST_WINDOW = 16
 _CONFIRM = 0.02  # noise of more than this share: a token must also win by likelihood
 _SURPRISE = 0.1  # the prior's share for what the model does not expect
-
-
-@dataclass(frozen=True)
-class ReadToken:
-    """A token and how its recomputed state compares with the one seen.
-
-    `proven`: its state agrees, and so do those of all tokens before it. `equals` are all tokens that the state leaves
-    open, this one included, where it is not alone.
-    """
-
-    token: int
-    proven: bool
-    distance: float
-    tolerance: float
-    runner_up: float | None = None  # the closest candidate that was refused
-    equals: tuple[int, ...] = ()
-
-    @property
-    def certain(self) -> bool:
-        """Whether this token stands here, and no other one."""
-        return self.proven and not self.equals
-
-
-@dataclass(frozen=True)
-class ReadText:
-    """The tokens as far as they could be read, and what it cost."""
-
-    tokens: tuple[ReadToken, ...]
-    length: int
-    noise: float  # by the norm of its state, the strongest of all positions
-    num_candidates: int
-    num_jacobians: int
-
-    @property
-    def proven(self) -> bool:
-        """Whether every position was read and proven, up to tokens that no state tells apart."""
-        return len(self.tokens) == self.length and all(token.proven for token in self.tokens)
-
-    @property
-    def certain(self) -> bool:
-        """Whether this is the text, and no other one."""
-        return self.proven and all(token.certain for token in self.tokens)
-
-
-@dataclass
-class _Progress:
-    """A text while it is read."""
-
-    continuation: Continuation
-    tokens: list[ReadToken]
-    noise: list[float] = field(default_factory=list)
-    num_candidates: int = 0
-    num_jacobians: int = 0
-    is_noisy: bool = False
-    window: int = 4
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether every token so far is."""
-        return all(token.proven for token in self.tokens)
+_CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
+_NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
+_FINE = 5e-4  # above this a first token, which hardly changes its own row, must be borne out by the next row
+_BEFORE_PAIRS = 256  # second tokens that are tested before the first one is doubted
+_NEIGHBOURS, _FIRST_NEIGHBOURS = 16, 64
+_BY_CHANCE = 1e-3  # wrong tokens that may agree by chance; where more do, every token is tested
+_CONFIRM_NEAR = 0.1  # the same as _CONFIRM where neighbours are tested in any case
 
 
 @dataclass(frozen=True)
@@ -99,7 +67,7 @@ class PromptReader:
 
     model: Model
     layer: int
-    normed: bool
+    readout: Readout
     templates: Templates
     settings: SearchSettings
     computing_error: float
@@ -116,102 +84,218 @@ class PromptReader:
         return direct_metric(self.templates.alone.seen)
 
     @torch.no_grad()
-    def read(self, states: Float[Tensor, "n d"], position: int, number: int, progress: Progress) -> ReadText:
+    def read(
+        self,
+        states: Float[Tensor, "n m"],
+        position: int,
+        number: int,
+        progress: Progress,
+        beginning: Beginning | None = None,
+    ) -> ReadText:
         """Read one text; it stops where no token agrees, as all later states depend on that one."""
-        noise = measure_rounding(states, self.computing_error)
-        start = Continuation.start(
-            self.model, self.layer, position=position, middle_layer=self.templates.middle_layer, normed=self.normed
-        )
-        text = _Progress(start, [])
-        prior = self._prior(states, position)
-        while len(text.tokens) < len(states):
-            progress(f"reading text {number + 1}", len(text.tokens), len(states))
-            if not (self._guess_ahead(text, states, noise, prior) or self._search(text, states, noise, prior)):
+        seen = self.see(states, position)
+        text, status = self._begin(seen, Beginning(position=position) if beginning is None else beginning)
+        while text.done < len(states):
+            progress(f"reading text {number + 1}", text.done, len(states))
+            if not (self._guess_ahead(text) or self._search(text) or self._first_again(text)):
                 break
-        return ReadText(
-            tuple(text.tokens), len(states), max(text.noise, default=0.0), text.num_candidates, text.num_jacobians
-        )
+        settle_rivals(text)
+        if text.needs_next and len(text.tokens) == 1:
+            text.tokens = [replace(text.tokens[0], proven=False)]
+        noise = max(text.noise, default=0.0)
+        costs = text.num_candidates, text.num_jacobians
+        return ReadText(tuple(text.tokens), len(states), noise, *costs, text.given, status)
 
-    def _prior(self, states: Float[Tensor, "n d"], position: int) -> Float[Tensor, "n d"] | None:
-        """What the model makes of the states: the rows that its output layer reads, each about the next token."""
+    @torch.no_grad()
+    def guess(self, states: Float[Tensor, "n m"], position: int) -> ReadText:
+        """The likeliest token at each position by the table alone: nothing is recomputed, nothing is proven."""
+        seen = self.see(states, position)
+        best = self.metric.scores(seen.aligned @ self.metric.whiten.T).argmax(1)
+        tokens = tuple(ReadToken(int(token), False, float("inf"), 0.0) for token in best)
+        return ReadText(tokens, len(states), 0.0, 0, 0, (), BeginningStatus.NONE)
+
+    def see(self, states: Float[Tensor, "n m"], position: int) -> SeenText:
+        """What rows say, with their noise."""
+        positions = position + torch.arange(len(states), device=states.device)
+        weights, widths = self.readout.weights(self.model, states), self.readout.split(self.model, states.shape[1])
+        noise = measure_rounding(states, self.computing_error, weights, widths)
+        aligned = self.readout.align(self.model, states, positions)
+        return SeenText(states, aligned, weights, states * weights, position, noise)
+
+    def _begin(self, seen: SeenText, beginning: Beginning) -> tuple[TextProgress, BeginningStatus]:
+        middle = self.templates.middle_layer
+        start = Continuation.start(
+            self.model, self.layer, position=seen.position, middle_layer=middle, readout=self.readout
+        )
+        begun = begin(seen, start, self.templates, beginning)
+        text = TextProgress(seen, begun.continuation, begun.continuation, begun.given, *self._predictions(seen))
+        if not self.readout.is_stream and self.layer and text.features is not None:
+            where = beginning.position if begun.continuation.num_known else seen.position
+            text.predictor = Continuation.start(self.model, self.model.num_blocks, position=where, readout=FINAL_NORM)
+            text.unpredicted = list(beginning.tokens[: begun.continuation.num_known])
+        if begun.noise is not None:
+            text.is_noisy = True
+            text.noise.append(begun.noise)
+        return text, begun.status
+
+    def _predictions(self, seen: SeenText) -> tuple[Float[Tensor, "n d"] | None, Bool[Tensor, " n"]]:
+        """What the output layer reads before each row, as far as the states themselves tell."""
+        length, device = len(seen), seen.stored.device
+        is_predicted = torch.zeros(length, dtype=torch.bool, device=device)
         if self.model.unembedding is None:
-            return None
-        x, positions = states[None], position + torch.arange(len(states), device=states.device)[None]
+            return None, is_predicted
+        if not self.readout.is_stream:
+            return seen.stored.new_zeros(length, self.model.final_width), is_predicted
+        x, positions = seen.stored[None], seen.position + torch.arange(length, device=device)[None]
         mask = torch.ones_like(positions, dtype=torch.bool)
         for block in range(self.layer, self.model.num_blocks):
             x = self.model.block_forward(block, x, positions, mask)
-        return x[0] if self.normed else self.model.final_norm(x[0])
+        rows = x[0] if self.readout == FINAL_NORM else self.model.final_norm(x[0])
+        is_predicted[1:] = True
+        return rows.roll(1, 0), is_predicted
 
-    def _log_prior(self, features: Tensor | None, where: Int[Tensor, " k"]) -> Float[Tensor, "k vocab"]:
-        """log of the model's prediction for some positions, mixed with even chances."""
+    def _log_prior(self, text: TextProgress, where: Int[Tensor, " k"]) -> Float[Tensor, "k vocab"]:
+        """The model's prediction at some rows, mixed with an even chance for every token."""
         size = self.model.vocab_size
         even = torch.full((len(where), size), 1.0, device=where.device).mul_(_SURPRISE / size)
         unembedding = self.model.unembedding
-        if features is None or unembedding is None:
+        if text.features is None or unembedding is None:
             return even.log()
-        known = where > 0
-        said = (features[where[known] - 1] @ unembedding[:size].T).softmax(-1)
+        known = text.is_predicted[where]
+        said = (text.features[where[known]] @ unembedding[:size].T).softmax(-1)
         even[known, : said.shape[1]] += (1 - _SURPRISE) * said.to(even)
         return even.log()
 
-    def _scores(self, states: Tensor, features: Tensor | None, where: Int[Tensor, " k"]) -> Float[Tensor, "k vocab"]:
-        metric = self.metric if bool((where > 0).all()) else self.first_metric
-        return posterior(metric.scores(states[where] @ metric.whiten.T), self._log_prior(features, where))
+    def _metric_at(self, text: TextProgress) -> Metric:
+        """The table of the next row: a text's first token has one of its own."""
+        return self.metric if text.continuation.num_known else self.first_metric
 
-    def _guess_ahead(self, text: _Progress, states: Tensor, noise: StateNoise, features: Tensor | None) -> bool:
+    def _scores(self, text: TextProgress, where: Int[Tensor, " k"]) -> Float[Tensor, "k vocab"]:
+        metric = self._metric_at(text)
+        return posterior(metric.scores(text.seen.aligned[where] @ metric.whiten.T), self._log_prior(text, where))
+
+    def _is_crowded(self, text: TextProgress, rows: slice) -> bool:
+        """Whether neighbours of the right token may agree as well."""
+        if self.readout.is_stream:
+            return False
+        narrow = text.seen.stored.shape[1] < _NARROW * self.model.width
+        wide_tolerance = bool((text.seen.noise.tolerances[rows] > _CROWDED).any())
+        return narrow or wide_tolerance or text.continuation.num_known == 0
+
+    def _guess_ahead(self, text: TextProgress) -> bool:
         """Test a window of guesses at once and keep those that agree; False if the first one does not.
 
         It ends before a token that has others like it: which of them agrees best is for the search to say.
         """
-        done = len(text.tokens)
-        if done == 0 or text.is_noisy or bool((noise.relative(states)[done : done + text.window] > _CONFIRM).any()):
+        done, seen = text.done, text.seen
+        window = slice(done, min(done + text.window, len(seen)))
+        if text.continuation.num_known == 0 or text.is_noisy or self._is_crowded(text, window):
             return False
-        where = torch.arange(done, min(done + text.window, len(states)), device=states.device)
-        guess = self._scores(states, features, where).argmax(1)
+        if bool((seen.noise.relative(seen.states)[window] > _CONFIRM).any()):
+            return False
+        where = torch.arange(window.start, window.stop, device=seen.states.device)
+        guess = self._scores(text, where).argmax(1)
         alone = [int(token) not in self.equal for token in guess]
         if False in alone:
             where, guess = where[: alone.index(False)], guess[: alone.index(False)]
         if not len(guess):
             return False
-        seen, prefixes = text.continuation.run(guess)
-        distances = (seen - states[where]).norm(dim=1) / states[where].norm(dim=1)
-        held = int((distances <= noise.tolerances[where]).int().cumprod(0).sum())
+        rows, prefixes = text.continuation.run(guess)
+        distances = seen.distances(rows, done)
+        held = int((distances <= seen.noise.tolerances[where]).int().cumprod(0).sum())
         text.num_candidates += len(where)
         text.continuation = text.continuation.advance(prefixes, held)
+        proven = text.is_proven
         for token, distance, index in zip(guess[:held], distances[:held], where[:held], strict=True):
-            tolerance = float(noise.tolerances[index])
-            text.tokens.append(ReadToken(int(token), text.is_proven, float(distance), tolerance))
+            text.add(ReadToken(int(token), proven, float(distance), float(seen.noise.tolerances[index])))
         text.window = min(2 * text.window, _WIDEST_WINDOW) if held == len(where) else max(1, held)
         return held > 0
 
-    def _search(self, text: _Progress, states: Tensor, noise: StateNoise, features: Tensor | None) -> bool:
+    def _search(self, text: TextProgress) -> bool:
         """Find the token of the next position; False if none agrees and the text ends there."""
-        index = len(text.tokens)
-        where = torch.tensor([index], device=states.device)
-        relative = float(noise.relative(states)[index])
+        index, seen, is_first = text.done, text.seen, text.continuation.num_known == 0
+        where = torch.tensor([index], device=seen.states.device)
+        relative = float(seen.noise.relative(seen.states)[index])
+        tolerance = float(seen.noise.tolerances[index])
+        loud = _CONFIRM if self.readout.is_stream else _CONFIRM_NEAR
+        by_chance = not self.readout.is_stream and self._chance(seen.states.shape[1], tolerance) > _BY_CHANCE
         sighting = Observation(
-            state=states[index],
-            tolerance=float(noise.tolerances[index]),
-            noise_variance=float(noise.variances[index]),
-            confirm=relative > (_CONFIRM if index else 0),
-            against_all=index == 0 and relative > _CONFIRM,
-            noisy=text.is_noisy if text.tokens else None,
+            state=seen.states[index],
+            weights=seen.weights[index],
+            tolerance=tolerance,
+            noise_variance=float(seen.noise.variances[index]),
+            confirm=by_chance or relative > (0 if is_first else loud),
+            against_all=by_chance or (is_first and relative > loud),
+            noisy=text.is_noisy if index else None,
         )
-        prior = self._log_prior(features, where)[0]
-        first = self._scores(states, features, where)[0]
-        found = find_token(sighting, text.continuation, self.templates, first, prior, self.settings, self.equal)
+        found = self._find(text, sighting, where)
         equals: tuple[int, ...] = ()
-        if found.token in self.equal and found.standing is not TokenStatus.NONE_AGREES:
-            found, equals = settle_class(sighting, text.continuation, found, self.equal[found.token])
+        members = self._members(text, found.token, index)
+        if len(members) > 1 and found.standing is not TokenStatus.NONE_AGREES:
+            found, equals = settle_class(sighting, text.continuation, found, members)
+        rivals = set() if self.readout.is_stream else {*found.rivals, *equals} - set(self.equal.get(found.token, ()))
+        rivals -= {found.token}
+        if is_first and self.layer and not self.readout.is_stream and tolerance > _FINE:
+            text.needs_next = found.num_candidates < self.model.vocab_size
         text.num_candidates += found.num_candidates
         text.num_jacobians += found.num_jacobians
         text.noise.append(found.noise)
-        text.is_noisy |= found.standing in (TokenStatus.WHITE, TokenStatus.IN_DOUBT)
+        agrees = bool(rivals) and found.distance <= sighting.tolerance and found.noise <= LOUDEST
+        text.is_noisy |= found.standing in (TokenStatus.WHITE, TokenStatus.IN_DOUBT) and not agrees
         if found.standing is TokenStatus.NONE_AGREES:
             return False
         text.continuation = found.continuation
-        text.tokens.append(_read_token(found, sighting, text.is_proven, equals))
+        token = _read_token(found, sighting, text.is_proven, equals)
+        text.add(replace(token, rivals=tuple(sorted(rivals)), stands=found.standing.is_proven or agrees))
         return True
+
+    def _first_again(self, text: TextProgress) -> bool:
+        """Where nothing agrees behind a first token that its own row hardly tells: look for both together, once.
+
+        If that fails, all second tokens are tested behind the first one that was taken.
+        """
+        if not text.may_try_again:
+            return False
+        text.is_second_try = True
+        scores = self._scores(text, torch.tensor([1], device=text.seen.states.device))[0]
+        if text.predictor is not None:  # it has read the token that was taken
+            text.predictor = Continuation.start(
+                self.model, self.model.num_blocks, position=text.seen.position, readout=FINAL_NORM
+            )
+            text.is_predicted[1] = False
+        return find_first_again(text, scores, self.equal) or self._search(text)
+
+    def _find(self, text: TextProgress, sighting: Observation, where: Int[Tensor, " 1"]) -> FoundToken:
+        """The closest token. In the lower half of the model its own prediction is asked for only if it is needed."""
+
+        def search(settings: SearchSettings) -> FoundToken:
+            prior, first = self._log_prior(text, where)[0], self._scores(text, where)[0]
+            return find_token(sighting, text.continuation, self.templates, first, prior, settings, self.equal)
+
+        num_candidates = 0
+        if text.predictor is not None and not sighting.confirm and 2 * self.layer <= self.model.num_blocks:
+            found = search(replace(self.settings, max_candidates=self.settings.first))
+            if found.standing is TokenStatus.AGREES:
+                return found
+            num_candidates = found.num_candidates
+        text.predict_next()
+        few = min(_BEFORE_PAIRS, self.settings.max_candidates or _BEFORE_PAIRS)
+        found = search(replace(self.settings, max_candidates=few) if text.may_try_again else self.settings)
+        return replace(found, num_candidates=found.num_candidates + num_candidates)
+
+    def _chance(self, width: int, tolerance: float) -> float:
+        """How many wrong tokens are expected to agree by chance: a quarter of the numbers count as independent."""
+        return self.model.vocab_size * min(1.0, tolerance) ** (width / 4)
+
+    def _members(self, text: TextProgress, token: int, index: int) -> tuple[int, ...]:
+        """Tokens that may agree as well as the one that was found, itself included."""
+        members = set(self.equal.get(token, (token,)))
+        if self._is_crowded(text, slice(index, index + 1)):
+            metric = self._metric_at(text)
+            number = min(_NEIGHBOURS if text.continuation.num_known else _FIRST_NEIGHBOURS, len(metric.rows))
+            near = metric.scores(metric.rows[token][None])[0].topk(number).indices
+            members |= set(near.tolist())
+        return tuple(sorted(members))
 
 
 def _read_token(found: FoundToken, seen: Observation, behind_proven: bool, equals: tuple[int, ...]) -> ReadToken:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.continuation import Continuation
+from unmask.attacks.outputs.prompts.readouts import STREAM, Readout
 from unmask.attacks.run import Progress, silent
 from unmask.models.adapter import Model
 from unmask.shapes import TokenBatch
@@ -40,15 +41,15 @@ class TokenStates:
     """h | v ~ N(features[v]·slope + shift, covariance) after some number of blocks."""
 
     features: Float[Tensor, "vocab d"]
-    slope: Float[Tensor, "d d"]
-    shift: Float[Tensor, " d"]
-    covariance: Float[Tensor, "d d"]
+    slope: Float[Tensor, "d m"]
+    shift: Float[Tensor, " m"]
+    covariance: Float[Tensor, "m m"]
 
-    def means(self, tokens: Int[Tensor, " k"]) -> Float[Tensor, "k d"]:
+    def means(self, tokens: Int[Tensor, " k"]) -> Float[Tensor, "k m"]:
         """The expected states of some tokens."""
         return self.features[tokens] @ self.slope + self.shift
 
-    def spread(self) -> Float[Tensor, "d d"]:
+    def spread(self) -> Float[Tensor, "m m"]:
         """The covariance of states of any token: between tokens and around them."""
         return self.slope.T @ torch.cov(self.features.T) @ self.slope + self.covariance
 
@@ -76,26 +77,28 @@ def middle_layer_of(model: Model, layer: int) -> int:
     return min(model.num_blocks // 3, layer // 2)
 
 
-def templates_for(model: Model, layer: int, normed: bool = False, progress: Progress = silent) -> Templates:
-    """The templates of a layer, fitted once and kept while the model lives."""
-    return compute_once(model, ("templates", layer, normed), lambda: measure_templates(model, layer, normed, progress))
+def templates_for(model: Model, layer: int, readout: Readout = STREAM, progress: Progress = silent) -> Templates:
+    """The templates of what is seen of a layer, fitted once and kept while the model lives."""
+    key = "templates", layer, readout
+    return compute_once(model, key, lambda: measure_templates(model, layer, readout, progress))
 
 
 @torch.no_grad()
-def measure_templates(model: Model, layer: int, normed: bool = False, progress: Progress = silent) -> Templates:
+def measure_templates(model: Model, layer: int, readout: Readout = STREAM, progress: Progress = silent) -> Templates:
     """Scan the vocabulary through one block, and fit both layers in and without context."""
     middle = middle_layer_of(model, layer)
     features = compute_once(model, "token features", lambda: compute_token_features(model, progress))
     lone = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))[: _LONE_SHARE * model.width]
-    alone = Continuation.start(model, layer, middle_layer=middle, normed=normed).trial(lone.to(model.device))
+    alone = Continuation.start(model, layer, middle_layer=middle, readout=readout).trial(lone.to(model.device))
     progress("writing text to calibrate with", 0, 1)
     tokens = compute_once(model, "calibration tokens", lambda: calibration_tokens(model))
     progress("calibrating", 0, 1)
     states = model.hidden_states(tokens, num_blocks=layer)
-    seen = model.final_norm(states[layer]) if normed else states[layer]
     used = tokens[:, _FIRST_USED:].flatten()
+    streams = states[layer][:, _FIRST_USED:].flatten(0, 1)
+    seen = torch.cat([readout(model, rows, torch.zeros_like(used[: len(rows)])) for rows in streams.split(_CHUNK)])
     in_context = Tables(
-        fit_states(features, used, seen[:, _FIRST_USED:].flatten(0, 1)),
+        fit_states(features, used, seen),
         fit_states(features, used, states[middle][:, _FIRST_USED:].flatten(0, 1)),
     )
     without = Tables(
@@ -118,7 +121,7 @@ def compute_token_features(model: Model, progress: Progress = silent) -> Float[T
 
 
 def fit_states(
-    features: Float[Tensor, "vocab d"], tokens: Int[Tensor, " n"], states: Float[Tensor, "n d"]
+    features: Float[Tensor, "vocab d"], tokens: Int[Tensor, " n"], states: Float[Tensor, "n m"]
 ) -> TokenStates:
     """Ridge regression of states on features, in float64, each feature in units of its deviation."""
     x, y = features[tokens].double(), states.double()

@@ -1,0 +1,1 @@
+"""Texts from the keys and values that a serving stack keeps."""

@@ -1,0 +1,109 @@
+"""Exact prompts from a decoder's cache: one block's keys and values, position by position.
+
+    s_i = [k_i ; v_i] of block l;   for each position: guess tokens by [k_i·M_i⁻¹ ; v_i], test them by s_i
+
+Keys and values of block l at position i are a function of tokens 0 … i, like the stream that they are made from, so the
+reader of hidden states (prompts/attack.py) reads them: what is seen of the stream is another function of it
+(prompts/readouts.py). A service keeps fewer numbers than the stream has (384 of SmolLM2's 576), or only some heads of
+them, and stores them coarsely; where these do not tell tokens apart, those that are left are reported as open.
+
+Block 0's keys and values depend on a token and its position alone, so any page of them is read. Deeper blocks need all
+earlier tokens: a page without them is guessed by the table and nothing is claimed, unless a known beginning holds them.
+
+Notation: l the block, k keys after rotary, v values, M_i what position i does to keys.
+Limits: causal models whose cache holds what the softmax reads (no compressed caches); weights known.
+Cost: as for hidden states; the model reads each text once more, for its own predictions.
+Source: ours; arXiv 2508.09442 reads caches by collision, and proposes KV-Cloak against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.attacks.claims import claim_nothing
+from unmask.attacks.outputs.prompts.claim import claim_prompts
+from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
+from unmask.attacks.outputs.prompts.position_search import SearchSettings
+from unmask.attacks.outputs.prompts.reader import PromptReader
+from unmask.attacks.outputs.prompts.readouts import CacheReadout
+from unmask.attacks.outputs.prompts.seen_text import Beginning, BeginningStatus, ReadText
+from unmask.attacks.outputs.prompts.templates import templates_for
+from unmask.attacks.outputs.state_noise import computing_error
+from unmask.attacks.run import Progress, Run, silent
+from unmask.evidence.caches import CacheEvidence
+from unmask.models.adapter import Model
+from unmask.recovery import Aim, RecoveredTexts, Recovery, Status
+
+_LOST = (BeginningStatus.WRONG, BeginningStatus.TOO_SHORT, BeginningStatus.NONE)
+
+
+@dataclass(frozen=True)
+class CacheAttack:
+    """Settings: candidates tested first, after each linearisation, and at most at a position (None: all tokens)."""
+
+    first: int = 8
+    refined: int = 16
+    max_linearisations: int = 8
+    max_candidates: int | None = None
+
+    def __call__(self, evidence: CacheEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:
+        """Read every text of the cache."""
+        run, used = Run(progress=progress), tuple(evidence.parts)
+        end = evidence.first_position + evidence.mask.shape[1]
+        if not model.causal:
+            why = "a cache is kept by causal models, and this one reads every position at once"
+        else:
+            why = model.problem_at(end)
+        readout = CacheReadout(evidence.layer, evidence.heads, evidence.keys is not None, evidence.values is not None)
+        positions = torch.arange(evidence.first_position, end)
+        if why := why or readout.problem(model, positions):
+            return claim_nothing(run, Status.NOT_APPLICABLE, why, used)
+        reader = PromptReader(
+            model=model,
+            layer=evidence.layer,
+            readout=readout,
+            templates=templates_for(model, evidence.layer, readout, progress),
+            settings=SearchSettings(self.first, self.refined, self.max_linearisations, self.max_candidates),
+            computing_error=_computing_error(model, evidence, readout),
+            equal=equal_tokens(model),
+        )
+        texts = [
+            _read(evidence, reader, row, number, progress)
+            for number, row in enumerate(evidence.mask.any(1).nonzero()[:, 0].tolist())
+        ]
+        recovery = claim_prompts(texts, model, used, run)
+        if all(token.is_guess for text in texts for token in text.tokens):
+            return replace(recovery, looked_for=frozenset({Aim.TOKENS}))
+        return recovery
+
+
+def _read(evidence: CacheEvidence, reader: PromptReader, row: int, number: int, progress: Progress) -> ReadText:
+    """One text; behind tokens that are not known it is guessed."""
+    mask = evidence.mask[row]
+    rows = [part[row][mask].flatten(1) for part in evidence.parts.values()]
+    states = torch.cat(rows, 1).to(device=reader.model.device, dtype=reader.model.dtype)
+    position = evidence.first_position + int(mask.int().argmax())
+    start = 0 if evidence.first_position else position
+    beginning = Beginning(evidence.known_beginning, start)
+    if evidence.first_position == 0 or evidence.layer == 0:
+        return reader.read(states, position, number, progress, beginning)
+    text = reader.read(states, position, number, progress, beginning) if evidence.known_beginning else None
+    if text is None or text.beginning in _LOST:
+        guessed = reader.guess(states, position)
+        return replace(guessed, beginning=BeginningStatus.NONE if text is None else text.beginning)
+    return text
+
+
+def _computing_error(model: Model, evidence: CacheEvidence, readout: CacheReadout) -> float:
+    """How far keys and values are off where the service runs its model in another precision, heads by their norms."""
+
+    def read(each: Model, streams: Float[Tensor, "batch length d"]) -> Float[Tensor, "batch length m"]:
+        positions = torch.arange(streams.shape[1], device=streams.device).expand(streams.shape[:2])
+        seen = readout(each, streams, positions).float()
+        return (seen.flatten(0, 1) * readout.weights(each, seen.flatten(0, 1))).unflatten(0, seen.shape[:2])
+
+    return computing_error(model, evidence.compute_dtype, evidence.layer, read)

@@ -1,0 +1,75 @@
+"""Tokens that one position leaves open, told apart by all positions behind it.
+
+Rounding may leave several tokens open at a position, above all at the first one, where states hardly depend on the
+token. But every later state depends on it too, each with a rounding of its own. So the text is run again with a rival
+in that place, and the likelihoods of all rows behind it are multiplied:
+
+    gain = Σ_rows (‖s_rival − s‖² − ‖s_best − s‖²) / (2σ²)  ≥  12
+
+The token is proven if every rival loses so, and open with those that do not.
+
+Notation: s a row as it is compared, σ² the variance of its rounding (state_noise.py).
+Limits: needs rounding whose size is known, and a text of which every other token agrees up to there.
+Cost: a rival is one pass of the text through l blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.attacks.outputs.prompts.position_search import CLEAR
+from unmask.attacks.outputs.prompts.seen_text import TextProgress
+
+_MOST = 64  # rivals of a position; where there are more, it stays open
+
+
+def settle_rivals(text: TextProgress) -> None:
+    """Decide what can be decided; then tokens behind a settled one are proven if their own states agree."""
+    if not any(token.rivals for token in text.tokens):
+        return
+    chosen = [token.token for token in text.tokens]
+    squares = _squares(text, chosen)
+    settled, behind = [], True
+    for index, token in enumerate(text.tokens):
+        left = _left_open(text, chosen, squares, index, token.rivals) if token.rivals else ()
+        proven = behind and token.stands and (not left or token.proven)
+        equals = tuple(sorted({token.token, *left})) if left else _without(token.equals, token.rivals)
+        settled.append(replace(token, proven=proven, equals=equals, rivals=left))
+        behind = proven
+    text.tokens = settled
+
+
+def _without(equals: tuple[int, ...], rivals: Sequence[int]) -> tuple[int, ...]:
+    """A class without rivals that lost; a token alone is no class."""
+    kept = tuple(token for token in equals if token not in rivals)
+    return kept if len(kept) > 1 else ()
+
+
+def _left_open(
+    text: TextProgress, chosen: Sequence[int], squares: Float[Tensor, " n"], index: int, rivals: Sequence[int]
+) -> tuple[int, ...]:
+    """Rivals that no row from theirs on excludes."""
+    if len(rivals) > _MOST:
+        return tuple(rivals)
+    left = []
+    for rival in rivals:
+        text.num_candidates += len(chosen) - index
+        gain = _squares(text, [*chosen[:index], rival, *chosen[index + 1 :]])[index:] - squares[index:]
+        if not float(gain.sum()) >= CLEAR:
+            left.append(rival)
+    return tuple(left)
+
+
+def _squares(text: TextProgress, tokens: Sequence[int]) -> Float[Tensor, " n"]:
+    """‖s(tokens) − s‖²/(2σ²) of every row; infinite rows of no rounding stay out, as they tell nothing here."""
+    first = len(text.given)
+    rows, _ = text.start.run(torch.tensor(tokens, device=text.seen.states.device))
+    part = slice(first, first + len(tokens))
+    off = (text.seen.distances(rows, first) * text.seen.states[part].norm(dim=1)).double().square()
+    variances = text.seen.noise.variances[part].double()
+    return torch.where(variances > 0, off / (2 * variances).clamp_min(1e-300), 0.0)

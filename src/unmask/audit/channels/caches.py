@@ -1,0 +1,67 @@
+"""Caches of keys and values: a prompt is read once, and whoever gets hold of the cache reads it again."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from unmask.attacks.recover import recover_text
+from unmask.attacks.table import Secret
+from unmask.audit.cases.case import Case
+from unmask.audit.channels import axes
+from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext
+from unmask.audit.channels.outputs import read_layer
+from unmask.audit.channels.text_scores import text_result
+from unmask.audit.findings.finding import Finding
+from unmask.audit.findings.result import finding_of
+from unmask.defences.table import defend_states, parse_defence
+from unmask.models.outline import Outline
+from unmask.protocols.caches import PARTS, STORAGES, observe_cache
+
+
+def audit_caches(case: Case, context: WorkerContext) -> Finding:
+    """A user's prompts, the cache that a service keeps of them, and the prompts that it gives away."""
+    model = context.model(case["model"], case["dtype"])
+    texts, others = context.data[case["data"]["name"]].draw(case["batch_size"], case["seed"])
+    layer = model.num_blocks - 1 if case["layer"] == "last" else case["layer"]
+    cache = observe_cache(model, texts, layer=layer, parts=case["part"], dtype=case["storage"])
+    generator = torch.Generator().manual_seed(case.seed)
+    defences = [parse_defence(text) for text in case["defences"]]
+    cache = functools.reduce(lambda seen, defence: defend_states(seen, defence, generator), defences, cache)
+    recovery = recover_text(cache, model, attack=case["attack"], progress=context.progress)
+    return finding_of(case, model, recovery, text_result(recovery, texts, others, model))
+
+
+def find_fault(spec: Spec) -> str | None:
+    """A defence that caches do not have."""
+    withheld = [text for text in spec["defences"] if parse_defence(text).name == "withhold"]
+    return f"the defence '{withheld[0]}' has no meaning for caches: choose `parts` instead" if withheld else None
+
+
+def find_model_fault(spec: Spec, model: Outline) -> str | None:
+    """A block that the model lacks, or a model that keeps no cache."""
+    if not model.causal:
+        return f"'{spec['model']}' keeps no cache: it is no causal model"
+    if spec["layer"] == "last" or int(spec["layer"]) < model.num_blocks:
+        return None
+    return f"block {spec['layer']} is one that '{spec['model']}' lacks: it must lie in 0…{model.num_blocks - 1}"
+
+
+CACHES = ChannelAudit(
+    axes={
+        "models": axes.MODELS,
+        "dtypes": axes.DTYPES,
+        "data": axes.DATA,
+        "batch_sizes": axes.Axis("batch_size", axes.whole_number(1), (1,)),
+        "layers": axes.Axis("layer", read_layer, ("last",)),
+        "parts": axes.Axis("part", axes.one_of(*PARTS), ("both",)),
+        "storages": axes.Axis("storage", axes.one_of(*STORAGES), ("float32",)),
+        "defences": axes.DEFENCES,
+        "attacks": axes.Axis("attack", axes.attack_axis("caches", Secret.TEXTS, Secret.TOKENS), (axes.DEFAULT,)),
+        "seeds": axes.SEEDS,
+    },
+    run=audit_caches,
+    find_fault=find_fault,
+    find_model_fault=find_model_fault,
+)

@@ -1,0 +1,177 @@
+"""A serving stack's cache: keys and values that one block keeps, of all heads or some, of all positions or a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from unmask.arguments import require_count, require_token_ids
+from unmask.errors import EvidenceError, InputError
+from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
+from unmask.models.adapter import Model
+from unmask.models.caches import read_cache
+from unmask.models.load import require_model
+from unmask.shapes import MaskBatch
+
+_PARTS = ("keys", "values")
+
+
+@dataclass(frozen=True)
+class CacheEvidence:
+    """Keys (as scores read them: after rotary) and values of block `layer`, or one of the two.
+
+    `heads` are the key/value heads that are seen. Column j is at position `first_position` + j; where that is not 0,
+    only a page of the cache is seen. Side knowledge of the adversary: `compute_dtype`, the precision in which the
+    service runs its model, and `known_beginning`, tokens that every text begins with, from position 0 on.
+    """
+
+    keys: Float[Tensor, "batch length g e"] | None
+    values: Float[Tensor, "batch length g e"] | None
+    mask: MaskBatch
+    layer: int
+    heads: tuple[int, ...]
+    model_fingerprint: str
+    first_position: int = 0
+    compute_dtype: torch.dtype = torch.float32
+    known_beginning: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
+        known = require_token_ids("known_beginning", self.known_beginning, EvidenceError)
+        object.__setattr__(self, "known_beginning", known)
+        object.__setattr__(self, "heads", require_token_ids("heads", self.heads, EvidenceError))
+        require_count("layer", self.layer, least=0, error=EvidenceError)
+        require_count("first_position", self.first_position, least=0, error=EvidenceError)
+        if not self.parts:
+            raise EvidenceError("a cache must hold keys, values or both, got neither")
+        for name, tensor in require_floats(self.parts).items():
+            object.__setattr__(self, name, tensor)
+            if tensor.ndim != 4 or tensor.shape[:2] != self.mask.shape or tensor.shape[2] != len(self.heads):
+                raise EvidenceError(
+                    f"{name} must be (batch, length, heads, width) for a mask of {tuple(self.mask.shape)} and "
+                    f"{len(self.heads)} heads, got {tuple(tensor.shape)}; transformers keeps (batch, heads, length, "
+                    "width): use CacheEvidence.of"
+                )
+        if len(set(self.heads)) != len(self.heads):
+            raise EvidenceError(f"heads must be different ones, got {self.heads}")
+
+    @property
+    def parts(self) -> Mapping[str, Tensor]:
+        """What is seen, by name: 'keys', 'values' or both."""
+        seen = {"keys": self.keys, "values": self.values}
+        return {name: tensor for name, tensor in seen.items() if tensor is not None}
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        cache: Any,
+        *,
+        layer: int,
+        heads: Sequence[int] | None = None,
+        mask: MaskBatch | None = None,
+        first_position: int = 0,
+        **side_knowledge: Any,
+    ) -> CacheEvidence:
+        """Wrap a cache of transformers, or 'keys' and/or 'values' of one block, each (batch, heads, length, width).
+
+        Integers must have been multiplied with their scales. `heads` names those that the tensors hold, in order; a
+        whole cache is cut to them. Cut left padding off, if the service counts positions from a text's first token.
+        """
+        require_model(model, EvidenceError)
+        if isinstance(cache, Mapping):
+            unknown = sorted(set(cache) - set(_PARTS))
+            if unknown:
+                raise EvidenceError(f"a cache's tensors are 'keys' and 'values', got {unknown}; rename them")
+            seen = {name: torch.as_tensor(part).transpose(1, 2) for name, part in cache.items() if part is not None}
+        else:
+            try:
+                seen = dict(zip(_PARTS, read_cache(cache, layer), strict=True))
+            except InputError as error:
+                raise EvidenceError(str(error)) from None
+        width = next((part.shape[2] for part in seen.values()), 0)
+        chosen = tuple(range(width)) if heads is None else tuple(heads)
+        if len(chosen) < width and max(chosen, default=0) < width:
+            seen = {name: part[:, :, list(chosen)] for name, part in seen.items()}
+        some = next(iter(seen.values()), torch.zeros(0, 0))
+        known = torch.ones(some.shape[:2], dtype=torch.bool) if mask is None else mask
+        side_knowledge.setdefault("compute_dtype", model.dtype)
+        keys, values = (None if name not in seen else seen[name].detach().clone() for name in _PARTS)
+        evidence = cls(keys, values, known, layer, chosen, model.fingerprint(), first_position, **side_knowledge)
+        evidence.check(model)
+        return evidence
+
+    def check(self, model: Model) -> None:
+        """Refuse a cache of another model, of a block that it lacks, or of other heads."""
+        if self.model_fingerprint != model.fingerprint():
+            raise EvidenceError(
+                f"this cache was made with a model of fingerprint {self.model_fingerprint[:12]}, but the model given "
+                f"has {model.fingerprint()[:12]}; load the weights that produced it"
+            )
+        if self.layer >= model.num_blocks:
+            raise EvidenceError(f"block {self.layer} is one that this model lacks: it has 0…{model.num_blocks - 1}")
+        if max(self.known_beginning, default=0) >= model.vocab_size:
+            raise EvidenceError(f"known_beginning holds tokens beyond the vocabulary of {model.vocab_size}")
+        layout = model.layout.blocks[self.layer].layout
+        widths = {"keys": layout.head_width, "values": layout.value_width}
+        for name, part in self.parts.items():
+            if part.shape[3] != widths[name] or max(self.heads) >= layout.num_key_value_heads:
+                raise EvidenceError(
+                    f"{name} of heads {self.heads} with width {part.shape[3]} do not fit block {self.layer}, whose "
+                    f"{layout.num_key_value_heads} key/value heads have {name} of width {widths[name]}"
+                )
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """Each head's keys and values of each token, as defences change them: one scale a token and head."""
+        return {
+            f"{text:06d}/{column:06d}/{head:04d}/{name}": part[text, column, head]
+            for name, part in self.parts.items()
+            for text, column in self.mask.nonzero().tolist()
+            for head in range(part.shape[2])
+        }
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> CacheEvidence:
+        """The same cache with these rows; padding is zero."""
+        parts = {name: torch.zeros_like(part) for name, part in self.parts.items()}
+        for name, row in tensors.items():
+            text, column, head, part = name.split("/")
+            parts[part][int(text), int(column), int(head)] = row
+        return replace(self, keys=parts.get("keys"), values=parts.get("values"))
+
+    def to(self, device: str | torch.device) -> CacheEvidence:
+        """The same cache on another device."""
+        moved = {name: part.to(device) for name, part in self.parts.items()}
+        return replace(self, keys=moved.get("keys"), values=moved.get("values"), mask=self.mask.to(device))
+
+    def save(self, path: str | Path) -> Path:
+        """Write to a safetensors file."""
+        header = {
+            "layer": self.layer,
+            "heads": list(self.heads),
+            "first_position": self.first_position,
+            "model_fingerprint": self.model_fingerprint,
+            "compute_dtype": str(self.compute_dtype).removeprefix("torch."),
+            "known_beginning": list(self.known_beginning),
+        }
+        return write(path, "cache", {**self.parts, "mask": self.mask}, header)
+
+
+@reads("cache")
+def _read_cache(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> CacheEvidence:
+    return CacheEvidence(
+        tensors.get("keys"),
+        tensors.get("values"),
+        tensors["mask"],
+        int(header["layer"]),
+        tuple(int(head) for head in header["heads"]),
+        str(header["model_fingerprint"]),
+        int(header["first_position"]),
+        named_dtype(header["compute_dtype"]),
+        tuple(int(token) for token in header["known_beginning"]),
+    )

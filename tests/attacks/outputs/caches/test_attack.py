@@ -1,0 +1,176 @@
+"""Prompts from cached keys and values: exact with whatever is seen, open where it does not tell, silent on noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.contracts.models import stranger
+from tests.models.families import DECODERS, build
+
+import unmask
+from unmask.attacks.outputs.caches.attack import CacheAttack
+from unmask.errors import InputError
+from unmask.evidence import CacheEvidence
+from unmask.models import Model, adapt
+from unmask.protocols import observe_cache
+from unmask.recovery import Aim, Status
+
+TEXTS = [(5, 17, 99, 17, 250, 8, 3), (400, 3, 8, 21), (44, 45, 46, 47, 48, 49, 50, 51)]
+
+
+@pytest.fixture(params=["tiny_gpt2", "tiny_llama"])
+def model(request: pytest.FixtureRequest) -> Model:
+    return request.getfixturevalue(request.param)
+
+
+def certain(recovery) -> set[tuple[int, ...]]:
+    return {text.tokens for text in recovery.value.certain}
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("parts", ["both", "keys", "values"])
+def test_every_prompt_is_read(model, layer, parts):
+    recovery = CacheAttack()(observe_cache(model, TEXTS, layer=layer, parts=parts), model)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert certain(recovery) == set(TEXTS)
+    assert recovery.used == (("keys", "values") if parts == "both" else (parts,))
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "float8_e4m3fn", "int8"])
+def test_coarse_storage_protects_nothing(tiny_llama, storage):
+    recovery = CacheAttack()(observe_cache(tiny_llama, TEXTS, layer=2, dtype=storage), tiny_llama)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert certain(recovery) == set(TEXTS)
+
+
+def test_one_head_of_two_is_enough(tiny_llama):
+    recovery = CacheAttack()(observe_cache(tiny_llama, TEXTS, layer=1, heads=[1]), tiny_llama)
+    assert certain(recovery) == set(TEXTS)
+
+
+@pytest.mark.parametrize("levels", [3, 1])
+def test_what_is_too_coarse_is_open_and_never_false(tiny_llama, levels):
+    """One head's values, 16 numbers on a few levels: three are just enough; with one, nothing may be certain."""
+    evidence = observe_cache(tiny_llama, TEXTS, layer=1, heads=[0], parts="values")
+    scale = evidence.values.abs().amax(3, keepdim=True) / levels
+    coarse = replace(evidence, values=torch.nan_to_num((evidence.values / scale).round() * scale))
+    recovery = CacheAttack()(coarse, tiny_llama)
+    assert certain(recovery) <= set(TEXTS)
+    assert (recovery.status is Status.RECOVERED) <= (levels == 3)
+    assert recovery.value.token_set <= {token for text in TEXTS for token in text}
+
+
+def test_any_page_of_the_first_block_is_read(model):
+    evidence = observe_cache(model, TEXTS, layer=0, first_position=2, num_positions=3)
+    recovery = CacheAttack()(evidence, model)
+    assert recovery.status is Status.RECOVERED
+    assert certain(recovery) == {text[2:5] for text in TEXTS}
+
+
+def test_a_page_of_a_deeper_block_is_guessed_and_nothing_is_claimed(model):
+    recovery = CacheAttack()(observe_cache(model, TEXTS, layer=2, first_position=2), model)
+    assert recovery.status is Status.NOTHING_FOUND
+    assert recovery.looked_for == {Aim.TOKENS}
+    assert not recovery.certificate.holds
+    assert not recovery.value.token_set
+    assert "guesses" in recovery.reason
+    assert [len(text.tokens) for text in recovery.value.texts] == [len(text) - 2 for text in TEXTS]
+
+
+def test_a_known_beginning_opens_the_page(model):
+    texts = [(7, 9, *text) for text in TEXTS]
+    evidence = observe_cache(model, texts, layer=2, first_position=2)
+    recovery = CacheAttack()(replace(evidence, known_beginning=(7, 9)), model)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert certain(recovery) == set(TEXTS)
+    for wrong in ((7,), (9, 7)):  # too short, and one that is not it
+        missed = CacheAttack()(replace(evidence, known_beginning=wrong), model)
+        assert missed.status is Status.NOTHING_FOUND
+        assert not missed.value.token_set
+
+
+@pytest.mark.parametrize("name", ["GPTNeoX", "Bloom", "Falcon with ALiBi", "OPT", "Gemma2", "Phi"])
+def test_other_positions_and_heads(name):
+    """Partial rotary, ALiBi, one key head for all, learned positions, capped scores."""
+    model = adapt(build(name))
+    texts = [[token % model.vocab_size for token in text] for text in TEXTS]
+    recovery = CacheAttack()(observe_cache(model, texts, layer=model.num_blocks - 1), model)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+
+
+def test_a_compressed_cache_is_refused():
+    model = adapt(build("DeepseekV3"))
+    recovery = CacheAttack()(observe_cache(model, [[5, 6, 7]], layer=1), model)
+    assert recovery.status is Status.NOT_APPLICABLE
+    assert "compressed" in recovery.reason
+
+
+def test_encoders_keep_no_cache(tiny_bert):
+    evidence = CacheEvidence(torch.zeros(1, 2, 4, 16), None, torch.ones(1, 2).bool(), 0, (0, 1, 2, 3), "model")
+    assert CacheAttack()(evidence, tiny_bert).status is Status.NOT_APPLICABLE
+
+
+def spoiled(evidence: CacheEvidence, model: Model) -> dict[str, CacheEvidence]:
+    generator = torch.Generator().manual_seed(3)
+    noise = {name: torch.randn(part.shape, generator=generator) for name, part in evidence.parts.items()}
+    order = torch.tensor([1, 2, 3, 0])
+    foreign = observe_cache(stranger(model, seed=3), [text[:4] for text in TEXTS], layer=evidence.layer)
+    return {
+        "noise": replace(evidence, **noise),
+        "positions": replace(evidence, **{name: part[:, order] for name, part in evidence.parts.items()}),
+        "weights": replace(foreign, model_fingerprint=evidence.model_fingerprint),
+        "cloak": unmask.defend_states(evidence, unmask.parse_defence("cloak"), generator),
+    }
+
+
+@pytest.mark.parametrize("storage", [None, "int8"])
+def test_caches_that_say_nothing_yield_nothing(model, storage):
+    evidence = observe_cache(model, [text[:4] for text in TEXTS], layer=1, dtype=storage)
+    for name, other in spoiled(evidence, model).items():
+        recovery = CacheAttack()(other, model)
+        assert recovery.status is not Status.RECOVERED, name
+        assert not recovery.value.certain, name
+        assert not recovery.value.token_set, name
+
+
+def test_a_service_in_bfloat16_is_read(tiny_llama):
+    coarse = tiny_llama.to(dtype=torch.bfloat16)
+    recovery = unmask.recover_text(observe_cache(coarse, TEXTS, layer=1), tiny_llama)
+    assert certain(recovery) <= set(TEXTS)
+    assert {text.tokens for text in recovery.value.texts} == set(TEXTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["float32", "int8"])
+def test_smollm2_gives_its_prompts_away(smollm2, storage):
+    texts = [
+        "The meeting was moved to Friday, and nobody told me why.",
+        "Her password is correct horse battery staple.",
+    ]
+    for layer in (0, 15):
+        recovery = unmask.recover_text(observe_cache(smollm2, texts, layer=layer, dtype=storage), smollm2)
+        assert recovery.status is Status.RECOVERED, recovery.reason
+        assert {text.text for text in recovery.value.certain} == set(texts)
+
+
+# No attention in block 0, compressed caches; a window that has moved on is refused when it is observed.
+NOT_READ = frozenset({"DeepseekV3", "MiniCPM3", "Qwen3Next"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_family_gives_its_prompts_away(name):
+    model = adapt(build(name))
+    texts = [[token % model.vocab_size for token in text] for text in TEXTS]
+    refused = []
+    for layer, storage in ((0, None), (model.num_blocks - 1, None), (model.num_blocks - 1, "int8")):
+        try:
+            evidence = observe_cache(model, texts, layer=layer, dtype=storage)
+        except InputError:
+            refused.append(layer)
+            continue
+        status = CacheAttack()(evidence, model).status
+        assert status is (Status.NOT_APPLICABLE if name in NOT_READ else Status.RECOVERED), (layer, storage)
+    assert refused == ([0] if name in ("Gemma3 with a window", "GptOss", "Qwen3Next") else [])
