@@ -473,6 +473,7 @@ RECIPES: tuple[Recipe, ...] = (
     texts("first-attention", "llama", LLAMA, ("attention", 0)),
     texts("first-attention", "bert", BERT, ("attention", 0)),
     texts("pooled", "llama", LLAMA, ("mean", 0), BATCH[:1], status=PART),
+    Vectors(name="embedding", on="bert", model_name=BERT, seen="mean", texts=SHORT, settings={"max_texts": 3000}),
     texts("stack", "gpt2", GPT2, (STREAM, 1), SHORT),
     *(LayerInput(name="attention", on=f"layer {seed}", seed=seed) for seed in range(2)),
     LayerInput(name="attention", on="causal layer", causal=True),

@@ -102,14 +102,12 @@ def _with_beginning(evidence: TextEvidence, model: Model, beginning: str | Seque
         isinstance(evidence, HiddenEvidence) and evidence.site in (Site.STREAM, Site.FINAL_NORM)
     )
     if isinstance(evidence, GradientEvidence) or not by_position or not model.causal:
-        raise InputError(
-            "a known beginning helps where states or a cache of a decoder are read position by position, or vectors"
-        )
-    tokens = model.encode(beginning) if isinstance(beginning, str) else beginning
+        raise InputError("a known beginning helps where vectors, or states or a cache of a decoder are read")
+    given = model.encode(beginning) if isinstance(beginning, str) else beginning
     frame = model.frame_tokens
-    if isinstance(beginning, str) and frame is not None and list(tokens)[-1:] == [frame[1]]:
-        tokens = tokens[:-1]
-    return replace(evidence, known_beginning=require_token_ids("known_beginning", tokens))
+    if isinstance(beginning, str) and frame is not None and list(given)[-1:] == [frame[1]]:
+        given = given[:-1]
+    return replace(evidence, known_beginning=require_token_ids("known_beginning", given))
 
 
 def _recover_pairs(
