@@ -42,14 +42,23 @@ def sign_centroids(width: int) -> Centroids:
 
 def has_code(vectors: Float[Tensor, "n k"], code: Int[Tensor, "1 m"], centroids: Centroids) -> Bool[Tensor, " n"]:
     """Whether a code's centroids are the nearest ones of every part of a vector, or as near as the nearest."""
-    return torch.cat([_has_code(some, code, centroids) for some in _split(vectors, centroids)])
+    return differing_parts(vectors, code, centroids) == 0
 
 
-def _has_code(vectors: Float[Tensor, "n k"], code: Int[Tensor, "1 m"], centroids: Centroids) -> Bool[Tensor, " n"]:
+def differing_parts(
+    vectors: Float[Tensor, "n k"], code: Int[Tensor, "1 m"], centroids: Centroids
+) -> Float[Tensor, " n"]:
+    """The share of a vector's parts that are nearer to another centroid than to the code's."""
+    return torch.cat([_differing_parts(some, code, centroids) for some in _split(vectors, centroids)])
+
+
+def _differing_parts(
+    vectors: Float[Tensor, "n k"], code: Int[Tensor, "1 m"], centroids: Centroids
+) -> Float[Tensor, " n"]:
     distances = _distances(vectors, centroids)
     own = distances.gather(2, code.expand(len(vectors), -1)[..., None])[..., 0]
     least = distances.min(2).values
-    return (own <= least + _TIE * least.clamp_min(torch.finfo(least.dtype).eps)).all(1)
+    return (own > least + _TIE * least.clamp_min(torch.finfo(least.dtype).eps)).double().mean(1)
 
 
 def _split(vectors: Float[Tensor, "n k"], centroids: Centroids) -> Sequence[Tensor]:

@@ -86,16 +86,25 @@ def _relative(variances: Float[Tensor, " n"], states: Float[Tensor, "n d"]) -> F
 
 
 def _stored_variance(row: Float[Tensor, " d"]) -> Tensor:
-    """The mean variance of a state's rounding: on an even grid, on float8's with its own scale, or in few digits."""
+    """The mean variance of a state's rounding."""
+    spacing = stored_spacing(row)
+    return row.new_zeros(()) if spacing is None else spacing.square().mean().to(row) / 12
+
+
+def stored_spacing(row: Float[Tensor, " d"]) -> Float[Tensor, " d"] | None:
+    """Distances of neighbouring levels at each number: of an even grid, float8's with its own scale, or few digits.
+
+    None for ordinary floats.
+    """
     values = row.double()
     step = (even_step(values) or _int8_step(values)) if bool(values.any()) else None
     spacing = _float8_spacing(values)
     if step is not None or spacing is not None:
         # Small numbers of float8 lie on an even grid too, and few levels are numbers of float8: the coarser one holds.
-        even = 0.0 if step is None else step**2 / 12
-        return row.new_tensor(max(even, 0.0 if spacing is None else float(spacing.square().mean()) / 12))
+        even = torch.full_like(values, step or 0.0)
+        return even if spacing is None or float(even.norm()) >= float(spacing.norm()) else spacing
     variance = storage_variance(row[None])
-    return row.new_zeros(()) if variance is None else variance.mean().to(row)
+    return None if variance is None else (12 * variance[0]).sqrt()
 
 
 def _int8_step(values: Float[Tensor, " d"]) -> float | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from filelock import FileLock
+from safetensors.torch import load_file, save_file
 
 from unmask.attacks.outputs.vectors.effects_cache import read_sentences
 from unmask.attacks.outputs.vectors.embedder import Embedder
@@ -17,5 +19,11 @@ def embedder(minilm: Model) -> Embedder:
 
 
 @pytest.fixture(scope="session")
-def effects(embedder: Embedder) -> InsertionEffects:
-    return fit_insertion_effects(embedder, read_sentences(embedder.model), FitSettings(contexts=1500))
+def effects(embedder: Embedder, tmp_path_factory: pytest.TempPathFactory) -> InsertionEffects:
+    """Fitted once, whichever of the test processes comes first."""
+    path = tmp_path_factory.getbasetemp().parent / "effects.safetensors"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            made = fit_insertion_effects(embedder, read_sentences(embedder.model), FitSettings(contexts=1000))
+            save_file({name: tensor.contiguous() for name, tensor in vars(made).items()}, path)
+        return InsertionEffects(**load_file(path))

@@ -19,10 +19,10 @@ FAR = replace(GOOD, distance=0.3, excess=0.3, rejected=None)
     [
         ([GOOD, GOOD], Status.RECOVERED, 2),
         ([FAR, GOOD], Status.PARTIAL, 1),
-        ([FAR], Status.BUDGET_EXHAUSTED, 0),
+        ([FAR], Status.NOTHING_FOUND, 0),
         ([replace(GOOD, others=((5, 7),))], Status.NOT_IDENTIFIABLE, 0),
         ([replace(GOOD, tells_apart=False)], Status.NOT_IDENTIFIABLE, 0),
-        ([replace(FAR, tokens=())], Status.BUDGET_EXHAUSTED, 0),
+        ([replace(FAR, tokens=())], Status.NOTHING_FOUND, 0),
     ],
 )
 def test_statuses(tiny_bert, read, status, num_certain):

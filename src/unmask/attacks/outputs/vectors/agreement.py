@@ -20,10 +20,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.outputs.state_noise import stored_spacing
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.evidence.vectors import VectorEvidence
-from unmask.linalg.coarse import Coarseness, storage_of, storage_variance
-from unmask.linalg.product_codes import product_codes
+from unmask.linalg.coarse import Coarseness, storage_of
+from unmask.linalg.product_codes import differing_parts, product_codes
 from unmask.models.adapter import Model
 
 _ROUNDING = 1e-5  # of a vector's length: float32 is off by 1e-6
@@ -49,8 +50,9 @@ class StoredVector:
         if self.centroids is None:
             off = ((found - self.vector).abs() - self.half_steps).clamp_min(0).norm(dim=1)
             return off / self.vector.norm().clamp_min(torch.finfo(off.dtype).tiny)
-        codes = product_codes(torch.cat([self.vector[None], found]) - self._offset, self.centroids.to(found))
-        return (codes[1:] != codes[:1]).double().mean(1)
+        centroids = self.centroids.to(found)
+        code = product_codes(self.vector[None] - self._offset, centroids)
+        return differing_parts(found - self._offset, code, centroids)
 
     @property
     def _offset(self) -> Tensor:
@@ -87,8 +89,8 @@ def _half_steps(vector: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
     """How far each number may be off, as the values show; of numbers that are missing nothing is known."""
     if storage_of(vector).kind is Coarseness.THINNED:
         return torch.where(vector == 0, torch.inf, 0.0)
-    variance = storage_variance(vector)
-    return torch.zeros_like(vector) if variance is None else (3 * variance).sqrt()
+    spacing = stored_spacing(vector)
+    return torch.zeros_like(vector) if spacing is None else spacing / 2
 
 
 def _count_bits(vector: Float[Tensor, " d"], half_steps: Float[Tensor, " d"], tolerance: float) -> float:

@@ -86,7 +86,7 @@ def _status(read: Sequence[ReadVector]) -> Status:
         return Status.RECOVERED
     if any(each.certain for each in read):
         return Status.PARTIAL
-    return Status.NOT_IDENTIFIABLE if any(each.agrees for each in read) else Status.BUDGET_EXHAUSTED
+    return Status.NOT_IDENTIFIABLE if any(each.agrees for each in read) else Status.NOTHING_FOUND
 
 
 def _reason(read: Sequence[ReadVector]) -> str:

@@ -47,7 +47,7 @@ class Embedder:
 
     @torch.no_grad()
     def _embed(self, texts: TextBatch, body: torch.nn.Module) -> Float[Tensor, "k d"]:
-        """Texts of one length go through together, so that nothing is padded."""
+        """Texts of one length go through together, so that nothing is padded; one without any token is zero."""
         lengths = texts.lengths
         order = lengths.argsort()
         parts, start = [], 0
@@ -55,7 +55,10 @@ class Embedder:
             rows = texts.tokens[order[start : start + count], :length]
             start += count
             at_once = max(1, _TOKENS_AT_ONCE.get(rows.device.type, 4096) // (length + 2))
-            parts += [self._pool(part, body) for part in rows.split(at_once)] if count else []
+            if count and not length and not any(self.frame):
+                parts.append(torch.zeros(count, self.recipe.width(self.model), device=rows.device))
+            elif count:
+                parts += [self._pool(part, body) for part in rows.split(at_once)]
         found = torch.cat(parts)
         return torch.empty_like(found).index_copy_(0, order, found)
 
