@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unmask.attacks.outputs.vectors.edits import TextBatch
 from unmask.models.adapter import Model
@@ -14,6 +15,8 @@ from unmask.models.fingerprint import copy_module
 from unmask.models.inputs import no_cache
 from unmask.models.pooling import EmbeddingRecipe
 
+# cuDNN's attention is compiled for every new shape of a batch, and every batch of a search has a new one.
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 262_144}
 
 
@@ -65,7 +68,8 @@ class Embedder:
     def _pool(self, tokens: Tensor, body: torch.nn.Module) -> Tensor:
         opening, closing = (tokens.new_tensor(end).expand(len(tokens), -1) for end in self.frame)
         framed = torch.cat([opening, tokens, closing], 1)
-        states = body(input_ids=framed, **no_cache(body)).last_hidden_state
+        with sdpa_kernel(KERNELS):
+            states = body(input_ids=framed, **no_cache(body)).last_hidden_state
         return self.recipe.pool(states.float(), torch.ones_like(framed, dtype=torch.bool))
 
 

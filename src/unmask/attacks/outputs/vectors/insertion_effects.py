@@ -29,7 +29,7 @@ from unmask.models.adapter import Model
 _RIDGE = 1e-2  # in units of the mean square of a feature
 _LONGEST = 20  # tokens of a piece of a sentence
 _COMMON = 0.5  # share of insertions whose token is one of the sentences'
-_AT_ONCE = 2048
+_AT_ONCE = {"cpu": 2048, "cuda": 65_536}
 _ZIPF = 0.4  # share of Zipf's law in the prior
 _LEAST = 1e-13  # of a token that no text should hold
 
@@ -107,10 +107,10 @@ def _features(embedder: Embedder, progress: Progress) -> Float[Tensor, "vocab f"
 
 
 def _embed_all(embedder: Embedder, texts: TextBatch, stage: str, progress: Progress) -> Float[Tensor, "k d"]:
-    parts = []
-    for start in range(0, len(texts), _AT_ONCE):
+    parts, at_once = [], _AT_ONCE.get(texts.tokens.device.type, 2048)
+    for start in range(0, len(texts), at_once):
         progress(stage, start, len(texts))
-        parts.append(embedder(texts[slice(start, start + _AT_ONCE)]))
+        parts.append(embedder(texts[slice(start, start + at_once)]))
     return torch.cat(parts)
 
 

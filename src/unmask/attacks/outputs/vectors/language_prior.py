@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 
 from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.vectors.edits import EMPTY, TextBatch, squeeze
+from unmask.attacks.outputs.vectors.embedder import KERNELS
 from unmask.errors import UnmaskError
 from unmask.models.adapter import Model
 from unmask.models.fingerprint import copy_module
@@ -117,7 +119,8 @@ class LanguagePrior:
         return self.next_tokens(texts).add_(log_prior.exp()).mul_(0.5).log_()
 
     def _states(self, tokens: Tensor) -> Tensor:
-        return self.body(input_ids=tokens, **no_cache(self.body)).last_hidden_state
+        with sdpa_kernel(KERNELS):
+            return self.body(input_ids=tokens, **no_cache(self.body)).last_hidden_state
 
     def _at_once(self, texts: TextBatch) -> int:
         budget = _TOKENS_AT_ONCE.get(texts.tokens.device.type, 1024)

@@ -34,6 +34,9 @@ class ProposalSettings:
     insertions: int = 8
     first_words: int = 200
     repetitions: int = 60  # divided by the length, three at least
+    common: int = (
+        8  # of the most frequent tokens, whatever their score; times the width, where it is not the first time
+    )
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,14 @@ class Proposer:
         for part in torch.arange(len(texts), device=vectors.device).split(max(1, _CELLS // num_cells)):
             some = texts[part]
             here = None if local is None else local[part]
-            edits = self._insertions(some, seen[part], vectors[part], self.settings.insertions * width, here)
+            edits = self._insertions(some, seen[part], vectors[part], width, here)
             if int(some.lengths.max()):
-                count = self.settings.exchanges * width
-                edits = edits.concatenate(self._exchanges(some, seen[part], without[part], count, here))
+                edits = edits.concatenate(self._exchanges(some, seen[part], without[part], width, here))
             found.append(edits)
         return Edits(*(torch.cat([getattr(e, name) for e in found]) for name in ("slots", "values", "valid")))
 
-    def _exchanges(self, texts: TextBatch, seen: Tensor, without: Tensor, count: int, local: Tensor | None) -> Edits:
+    def _exchanges(self, texts: TextBatch, seen: Tensor, without: Tensor, width: int, local: Tensor | None) -> Edits:
+        count = self.settings.exchanges * width
         tokens, mask, (num, length) = texts.tokens.clamp_min(0), texts.mask, texts.tokens.shape
         residuals = (seen[:, None] - without).flatten(0, 1)
         lengths = texts.lengths.clamp_min(1).repeat_interleave(length)
@@ -108,14 +111,16 @@ class Proposer:
         own = scores.gather(2, whole).masked_fill(~mask[:, None, :], -torch.inf)  # its own tokens once more
         best = own.topk(min(length, max(3, self.settings.repetitions // length)), dim=2)
         copies = whole.gather(2, best.indices)
-        twice = (copies[..., None] == likely[..., None, :]).any(-1) | best.values.isinf()
-        twice |= (copies[..., None] == copies[..., None, :]).tril(-1).any(-1)
-        values = torch.cat([likely, copies], 2)
-        valid = torch.cat([torch.ones_like(likely, dtype=torch.bool), ~twice], 2) & mask[..., None]
+        common = self._common(width).expand(num, length, -1)
+        values = torch.cat([likely, copies, common], 2)
+        valid = torch.ones_like(values, dtype=torch.bool)
+        valid[..., count : count + copies.shape[2]] = best.values.isfinite()
+        valid &= mask[..., None] & (values != tokens[..., None]) & ~_repeats(values)
         slots = (2 * torch.arange(length, device=tokens.device)[:, None] + 1).expand_as(values)
         return Edits(slots.flatten(1), values.flatten(1), valid.flatten(1))
 
-    def _insertions(self, texts: TextBatch, seen: Tensor, vectors: Tensor, count: int, local: Tensor | None) -> Edits:
+    def _insertions(self, texts: TextBatch, seen: Tensor, vectors: Tensor, width: int, local: Tensor | None) -> Edits:
+        count = self.settings.insertions * width
         longer, log_prior = texts.lengths + 1, self.effects.log_prior
         scores = self.scores(seen - vectors, vectors, longer)
         if not int(texts.lengths.max()):
@@ -123,10 +128,11 @@ class Proposer:
         gaps = torch.arange(texts.tokens.shape[1] + 1, device=scores.device)
         anywhere = count if local is None else max(2, count // 4)
         likely = (scores + log_prior).topk(anywhere, dim=1).indices
-        shape = len(likely), len(gaps), anywhere
+        likely = torch.cat([likely, self._common(width).expand(len(likely), -1)], 1)
+        shape = len(likely), len(gaps), likely.shape[1]
         slots, values = (2 * gaps)[:, None].expand(shape).flatten(1), likely[:, None, :].expand(shape).flatten(1)
-        valid = (gaps < longer[:, None])[..., None].expand(shape).flatten(1)
-        found = Edits(slots, values, valid)
+        valid = (gaps < longer[:, None])[..., None] & ~_repeats(likely)[:, None]
+        found = Edits(slots, values, valid.flatten(1))
         if local is None:
             return found
         fits = (scores[:, None] + local).masked_fill((gaps >= longer[:, None])[..., None], -torch.inf)
@@ -134,6 +140,10 @@ class Proposer:
         slots, values = 2 * (best.indices // len(log_prior)), best.indices % len(log_prior)
         repeated = (values[:, :, None] == likely[:, None]).any(2)
         return found.concatenate(Edits(slots, values, best.values.isfinite() & ~repeated))
+
+    def _common(self, width: int) -> Int[Tensor, " k"]:
+        """The most frequent tokens, where the first edits were in vain: their effects are small and hard to foresee."""
+        return self.effects.log_prior.topk(self.settings.common * width if width > 1 else 0).indices
 
     def scores(
         self, residuals: Float[Tensor, "k d"], vectors: Float[Tensor, "k d"], lengths: Int[Tensor, " k"]
@@ -148,3 +158,11 @@ class Proposer:
         size *= (r * residuals).sum(1, keepdim=True)
         cosine = along.clamp_min(0).square_() / size.clamp_min(torch.finfo(size.dtype).tiny)
         return torch.log1p(-cosine.clamp_max(1 - 1e-6)).mul_(-_SHARE_OF_WIDTH * residuals.shape[1])
+
+
+def _repeats(values: Int[Tensor, "*n k"]) -> Bool[Tensor, "*n k"]:
+    """Whether the same value stands earlier in its row."""
+    order = values.argsort(-1, stable=True)
+    ordered = values.gather(-1, order)
+    same = torch.nn.functional.pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))
+    return torch.zeros_like(same).scatter(-1, order, same)
