@@ -48,15 +48,18 @@ def read_sentences(model: Model) -> list[tuple[int, ...]]:
         generator = torch.Generator().manual_seed(0)
         rows = torch.randint(0, model.vocab_size, _RANDOM, generator=generator).tolist()
         return [tuple(row[: 3 + number % (_RANDOM[1] - 2)]) for number, row in enumerate(rows)]
-    text = files("unmask.attacks.outputs.vectors").joinpath("sentences.txt").read_text(encoding="utf-8")
     opening, closing = special_frame(model)
-    framed = (model.encode(line) for line in text.splitlines() if line)
+    framed = (model.encode(line) for line in _sentences().splitlines() if line)
     tokens = (tuple(line[len(opening) : len(line) - len(closing)]) for line in framed)
     return [line for line in tokens if len(line) in _LENGTHS]
 
 
+def _sentences() -> str:
+    return files("unmask.attacks.outputs.vectors").joinpath("sentences.txt").read_text(encoding="utf-8")
+
+
 def _path(embedder: Embedder, settings: FitSettings) -> Path:
-    named = f"{embedder.model.fingerprint()} {embedder.recipe} {settings} {_VERSION}"
+    named = f"{embedder.model.fingerprint()} {embedder.recipe} {settings} {_VERSION} {_sentences()}"
     return cache_folder().parent / "effects" / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.safetensors"
 
 

@@ -34,9 +34,7 @@ class ProposalSettings:
     insertions: int = 8
     first_words: int = 200
     repetitions: int = 60  # divided by the length, three at least
-    common: int = (
-        8  # of the most frequent tokens, whatever their score; times the width, where it is not the first time
-    )
+    common: int = 8  # of the most frequent tokens, times the width, where the first edits were in vain
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ class Proposer:
 
 def _repeats(values: Int[Tensor, "*n k"]) -> Bool[Tensor, "*n k"]:
     """Whether the same value stands earlier in its row."""
-    order = values.argsort(-1, stable=True)
+    order = values.argsort(dim=-1, stable=True)
     ordered = values.gather(-1, order)
     same = torch.nn.functional.pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))
     return torch.zeros_like(same).scatter(-1, order, same)
