@@ -47,6 +47,11 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "prompts": "texts from hidden states of an encoder, layer by layer",
             "pooled": "bags of words from means of states",
         },
+        "outputs.vectors": {
+            "vectors": "texts from stored embeddings: lengths and storage types",
+            "vector-control": "random, foreign, mixed and shuffled vectors: nothing may be claimed",
+            "vector-rate": "texts embedded a second by the search, beside the model alone",
+        },
         "outputs.vectors_utility": {
             "vectors-utility": "stored embeddings behind defences: neighbours that stay, texts that are recovered",
         },

@@ -63,8 +63,7 @@ CHANNELS: Mapping[str, Channel] = {
             "Hidden states, and the model's weights.",
             "The texts that were sent in.",
             (
-                "All positions of a text must be seen; from the last state alone, or from a mean, no exact text "
-                "follows.",
+                "All positions of a text must be seen; one vector for a text is the channel of vectors.",
                 "A first token that noise hides ends the reading.",
                 "The weights must be known.",
                 _NEVER_SAFE,

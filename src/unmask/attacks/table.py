@@ -306,3 +306,5 @@ def _settings_of(attack: Callable[..., Any]) -> Iterator[Setting]:
             yield whole_number(field.name, least, 2**63 - 1, default=default)
         elif parts == [float]:
             yield number(field.name, "a number from 0 on", lambda x: 0 <= x < math.inf, default=default)
+        elif parts == [str]:
+            yield Setting(field.name, "a name", str, default=default)
