@@ -100,3 +100,10 @@ def test_numbers_of_a_certificate_say_what_they_count():
     assert terminal.describe_numbers(of_tokens) == "stated: 0.18 tokens, tolerance: 0.71 tokens"
     of_distances = Certificate("all are right", 1e-6, 1e-3, rejected=0.1)
     assert terminal.describe_numbers(of_distances) == "worst accepted 1.0e-06, tolerance 1.0e-03, best refused 1.0e-01"
+
+
+def test_a_text_names_the_vector_that_it_was_read_from(model, capsys):
+    terminal.print_text_recovery(recovery_of(RecoveredText((5, 6), "a text", True, 0.0, row=41)), model, json=False)
+    said = capsys.readouterr().out
+    assert "vector" in said
+    assert "41" in said

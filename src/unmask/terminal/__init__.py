@@ -165,9 +165,11 @@ def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: 
     console = Console()
     print_summary(console, recovery)
     if recovery.value.texts:
-        table = Table("", "text", "tokens", "times")
+        has_rows = any(text.row is not None for text in recovery.value.texts)
+        table = Table("", "text", "tokens", "vector" if has_rows else "times")
         for text in recovery.value.texts:
-            table.add_row(_mark(text), _render(text), str(len(text.tokens)), str(text.count))
+            last = text.count if text.row is None else text.row
+            table.add_row(_mark(text), _render(text), str(len(text.tokens)), str(last))
         console.print(table)
     elif recovery.value.token_set:
         words = " · ".join(printable(model.decode([token])) for token in sorted(recovery.value.token_set)[:200])
