@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from unmask.attacks.outputs.vectors.candidate_edits import deletions
 from unmask.attacks.outputs.vectors.edits import TextBatch
-from unmask.attacks.outputs.vectors.proposals import ProposalSettings, Proposer, deletions
+from unmask.attacks.outputs.vectors.proposals import ProposalSettings, Proposer
 
 SENTENCE = "The children built a small boat behind the school."
 
@@ -22,7 +23,7 @@ def propose(proposer, embedder, text, whole):
     without = embedder(TextBatch.of(shorter))[None]
     assert removed.valid.all()
     edits = proposer(batch, embedder(TextBatch.of([whole])), embedder(batch), without)
-    return set(zip(edits.slots[0].tolist(), edits.values[0].tolist(), strict=True))
+    return set(zip(edits.slots[0, :, 0].tolist(), edits.values[0, :, 0].tolist(), strict=True))
 
 
 def test_a_missing_token_is_proposed_in_every_gap(proposer, embedder):
@@ -44,5 +45,12 @@ def test_a_wrong_token_is_exchanged_for_the_right_one(proposer, embedder):
     assert found >= len(whole) - 2
 
 
-def test_one_token_is_never_taken_out():
-    assert not deletions(TextBatch.of([(5,)])).valid.any()
+def test_frequent_tokens_are_tested_where_likely_ones_were_in_vain(proposer, embedder):
+    text = tuple(embedder.model.encode(SENTENCE)[1:-1])
+    batch, without = TextBatch.of([text]), embedder(TextBatch.of([text[1:]])).expand(1, len(text), -1)
+    vector = embedder(batch)
+    frequent = set(proposer.effects.log_prior.topk(16).indices.tolist())
+    for width, missing in ((1, True), (4, False)):
+        edits = proposer(batch, vector.flip(1), vector, without, width)
+        tested = set(edits.values[0, :, 0][edits.valid[0]].tolist())
+        assert bool(frequent - tested) is missing

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from unmask.attacks.outputs.vectors.candidate_edits import Edits
 from unmask.attacks.outputs.vectors.edits import EMPTY
-from unmask.attacks.outputs.vectors.proposals import Edits
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,12 @@ def combine_edits(
     """Sets of the edits of each text that leave least of its residual."""
     left = (residuals[:, None] - effects).square().sum(2).masked_fill(~edits.valid, torch.inf)
     best = left.topk(min(settings.edits, left.shape[1]), dim=1, largest=False)
-    pick = lambda x: x.gather(1, best.indices)  # noqa: E731
-    slots, values, valid = pick(edits.slots), pick(edits.values), best.values.isfinite()
+    two = best.indices[..., None].expand(-1, -1, 2)
+    slots, values, valid = edits.slots.gather(1, two), edits.values.gather(1, two), best.values.isfinite()
     D = effects.gather(1, best.indices[..., None].expand(-1, -1, effects.shape[2]))
     gram, along = D @ D.mT, (D @ residuals[..., None])[..., 0]
-    clash = (slots[:, :, None] == slots[:, None, :]) | ~valid[:, :, None] | ~valid[:, None, :]
+    same = (slots[:, :, None, :, None] == slots[:, None, :, None, :]) & (slots >= 0)[:, :, None, :, None]
+    clash = same.any(-1).any(-1) | ~valid[:, :, None] | ~valid[:, None, :]
     num = slots.shape[1]
     gain = 2 * along - gram.diagonal(dim1=1, dim2=2)  # by which one edit lessens ‖r‖²
     pairs = (gain[:, :, None] + gain[:, None, :] - 2 * gram).masked_fill(clash, -torch.inf)
@@ -77,9 +78,10 @@ def combine_edits(
         kept.append(gains.isfinite())
     width = max(part.shape[2] for part in found)
     padded = torch.cat([torch.nn.functional.pad(p, (0, width - p.shape[2]), value=EMPTY) for p in found], 1)
-    flat, missing = padded.clamp_min(0).flatten(1), padded < 0
-    chosen_slots = slots.gather(1, flat).view_as(padded).masked_fill(missing, EMPTY)
-    return EditSets(chosen_slots, values.gather(1, flat).view_as(padded), torch.cat(kept, 1))
+    flat, missing = padded.clamp_min(0).flatten(1)[..., None].expand(-1, -1, 2), (padded < 0)[..., None]
+    shape = (*padded.shape, 2)
+    chosen_slots = slots.gather(1, flat).view(shape).masked_fill(missing, EMPTY)
+    return EditSets(chosen_slots.flatten(2), values.gather(1, flat).view(shape).flatten(2), torch.cat(kept, 1))
 
 
 def _rows(matrix: Tensor, index: Int[Tensor, "c s m"]) -> Tensor:

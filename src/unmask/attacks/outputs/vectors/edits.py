@@ -79,22 +79,19 @@ def concatenate(batches: list[TextBatch]) -> TextBatch:
 
 @lru_cache(maxsize=256)
 def rearrangements(length: int, longest: int, farthest: int) -> Int[Tensor, "k length"]:
-    """Orders of a text with one piece moved, or two tokens exchanged; as indices, none twice, not the text itself.
+    """Orders of a text with one piece moved; as indices, none twice, not the text itself.
 
-    Pieces of up to `longest` tokens go up to `farthest` places; halves are exchanged, with and without the last token.
+    Pieces of 2 to `longest` tokens go up to `farthest` places; halves are exchanged, with and without the last token.
     """
     own = tuple(range(length))
     found = set()
-    for size in range(1, min(longest, length - 1) + 1):
+    for size in range(2, min(longest, length - 1) + 1):
         for start in range(length - size + 1):
             rest, piece = own[:start] + own[start + size :], own[start : start + size]
             for place in range(max(0, start - farthest), min(len(rest), start + farthest) + 1):
                 found.add(rest[:place] + piece + rest[place:])
     for cut in range(1, length):
         found |= {own[cut:] + own[:cut], own[cut:-1] + own[:cut] + own[-1:]}
-    for i in range(length):
-        for j in range(i + 1, min(length, i + 2 * farthest)):
-            found.add((*own[:i], j, *own[i + 1 : j], i, *own[j + 1 :]))
     found.discard(own)
     return torch.tensor(sorted(found), dtype=torch.long).view(-1, length)
 

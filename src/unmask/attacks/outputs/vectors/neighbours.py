@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from unmask.attacks.outputs.vectors.candidate_edits import Edits, deletions, moves
 from unmask.attacks.outputs.vectors.edits import TextBatch, concatenate, rearrangements
 from unmask.attacks.outputs.vectors.insertion_effects import InsertionEffects
-from unmask.attacks.outputs.vectors.proposals import Edits, deletions
 
 _FARTHEST = 4
 
@@ -21,13 +21,14 @@ def near_texts(text: tuple[int, ...], effects: InsertionEffects, num_tokens: int
     """Neighbours of one text, `num_tokens` tokens at every place; the text itself is not among them."""
     own = TextBatch.of([text], effects.rows.device)
     edits = [_exchanges(own, effects, num_tokens), _insertions(own, effects, num_tokens), deletions(own)]
+    edits.append(moves(own, own.lengths > 1, _FARTHEST))
     found = []
     for each in edits:
         columns = each.valid[0].nonzero()[:, 0]
         if len(columns):
-            slots, values = each.slots[0, columns, None], each.values[0, columns, None]
+            slots, values = each.slots[0, columns], each.values[0, columns]
             found.append(own.edit(torch.zeros_like(columns), slots, values))
-    if len(text) > 1:
+    if len(text) > 2:
         orders = rearrangements(len(text), 2, _FARTHEST).to(own.tokens.device)
         found.append(TextBatch(own.tokens[0][orders]))
     texts = concatenate(found)
@@ -41,7 +42,8 @@ def _exchanges(own: TextBatch, effects: InsertionEffects, num_tokens: int) -> Ed
     apart[torch.arange(len(tokens), device=tokens.device), tokens] = torch.inf
     values = apart.topk(num_tokens, dim=1, largest=False).indices
     slots = (2 * torch.arange(len(tokens), device=tokens.device)[:, None] + 1).expand_as(values)
-    return Edits(slots.reshape(1, -1), values.reshape(1, -1), torch.ones_like(values, dtype=torch.bool).reshape(1, -1))
+    slots, values = slots.reshape(1, -1), values.reshape(1, -1)
+    return Edits.of_one_slot(slots, values, torch.ones_like(values, dtype=torch.bool))
 
 
 def _insertions(own: TextBatch, effects: InsertionEffects, num_tokens: int) -> Edits:
@@ -51,4 +53,4 @@ def _insertions(own: TextBatch, effects: InsertionEffects, num_tokens: int) -> E
     gaps = torch.arange(length + 1, device=likely.device)
     slots = (2 * gaps)[:, None].expand(-1, len(likely)).reshape(1, -1)
     values = likely.expand(length + 1, -1).reshape(1, -1)
-    return Edits(slots, values, torch.ones_like(values, dtype=torch.bool))
+    return Edits.of_one_slot(slots, values, torch.ones_like(values, dtype=torch.bool))

@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.vectors.edits import EMPTY, TextBatch
+from unmask.attacks.outputs.vectors.candidate_edits import Edits
+from unmask.attacks.outputs.vectors.edits import TextBatch
 from unmask.attacks.outputs.vectors.insertion_effects import InsertionEffects
 
 _RIDGE = 0.05
@@ -35,26 +36,6 @@ class ProposalSettings:
     first_words: int = 200
     repetitions: int = 60  # divided by the length, three at least
     common: int = 8  # of the most frequent tokens, times the width, where the first edits were in vain
-
-
-@dataclass(frozen=True)
-class Edits:
-    """For each text a row of single edits."""
-
-    slots: Int[Tensor, "c k"]
-    values: Int[Tensor, "c k"]
-    valid: Bool[Tensor, "c k"]
-
-    def concatenate(self, other: Edits) -> Edits:
-        """Both side by side."""
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("slots", "values", "valid"))
-        return Edits(*(torch.cat(pair, 1) for pair in pairs))
-
-
-def deletions(texts: TextBatch) -> Edits:
-    """Every token taken out, of texts of more than one."""
-    slots = (2 * torch.arange(texts.tokens.shape[1], device=texts.tokens.device) + 1).expand_as(texts.tokens)
-    return Edits(slots, torch.full_like(slots, EMPTY), texts.mask & (texts.lengths > 1)[:, None])
 
 
 @dataclass
@@ -92,9 +73,9 @@ class Proposer:
             here = None if local is None else local[part]
             edits = self._insertions(some, seen[part], vectors[part], width, here)
             if int(some.lengths.max()):
-                edits = edits.concatenate(self._exchanges(some, seen[part], without[part], width, here))
+                edits = edits.beside(self._exchanges(some, seen[part], without[part], width, here))
             found.append(edits)
-        return Edits(*(torch.cat([getattr(e, name) for e in found]) for name in ("slots", "values", "valid")))
+        return found[0].above(*found[1:])
 
     def _exchanges(self, texts: TextBatch, seen: Tensor, without: Tensor, width: int, local: Tensor | None) -> Edits:
         count = self.settings.exchanges * width
@@ -115,7 +96,7 @@ class Proposer:
         valid[..., count : count + copies.shape[2]] = best.values.isfinite()
         valid &= mask[..., None] & (values != tokens[..., None]) & ~_repeats(values)
         slots = (2 * torch.arange(length, device=tokens.device)[:, None] + 1).expand_as(values)
-        return Edits(slots.flatten(1), values.flatten(1), valid.flatten(1))
+        return Edits.of_one_slot(slots.flatten(1), values.flatten(1), valid.flatten(1))
 
     def _insertions(self, texts: TextBatch, seen: Tensor, vectors: Tensor, width: int, local: Tensor | None) -> Edits:
         count = self.settings.insertions * width
@@ -130,14 +111,14 @@ class Proposer:
         shape = len(likely), len(gaps), likely.shape[1]
         slots, values = (2 * gaps)[:, None].expand(shape).flatten(1), likely[:, None, :].expand(shape).flatten(1)
         valid = (gaps < longer[:, None])[..., None] & ~_repeats(likely)[:, None]
-        found = Edits(slots, values, valid.flatten(1))
+        found = Edits.of_one_slot(slots, values, valid.flatten(1))
         if local is None:
             return found
         fits = (scores[:, None] + local).masked_fill((gaps >= longer[:, None])[..., None], -torch.inf)
         best = fits.flatten(1).topk(count * len(gaps) * 3 // 4, dim=1)
         slots, values = 2 * (best.indices // len(log_prior)), best.indices % len(log_prior)
         repeated = (values[:, :, None] == likely[:, None]).any(2)
-        return found.concatenate(Edits(slots, values, best.values.isfinite() & ~repeated))
+        return found.beside(Edits.of_one_slot(slots, values, best.values.isfinite() & ~repeated))
 
     def _common(self, width: int) -> Int[Tensor, " k"]:
         """The most frequent tokens, where the first edits were in vain: their effects are small and hard to foresee."""

@@ -3,7 +3,7 @@
     from the empty text:  take the most promising text that was not expanded yet
       1. test it without each of its tokens, and with the likeliest tokens exchanged and put in (proposals.py)
       2. test sets of these edits whose measured effects add up to what is missing (combinations.py)
-      3. where it is close, test it in other orders
+      3. where it is close, move tokens and pieces
       in vain: the closest text again, four times as wide; then another attempt, with another prior
     until the distance is at rounding
 
@@ -22,16 +22,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.vectors.attempts import Attempt, AttemptSettings
+from unmask.attacks.outputs.vectors.candidate_edits import Edits, deletions, moves
 from unmask.attacks.outputs.vectors.combinations import CombinationSettings, combine_edits
 from unmask.attacks.outputs.vectors.edits import TextBatch, TextHash, concatenate, first_of_each, rearrangements
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.attacks.outputs.vectors.language_prior import LanguagePrior
-from unmask.attacks.outputs.vectors.proposals import Edits, Proposer, deletions
+from unmask.attacks.outputs.vectors.proposals import Proposer
 
 _NUM_CLOSE = 64
 _NUM_EXACT = 4  # closest texts of an expansion that are measured exactly
 _NEAR = 0.5  # of the vector's length: at this distance other orders are tested
-_SHORT = 12  # tokens of a text of which any piece may go anywhere
+_SHORT = 12  # tokens of a text of which any token or piece may go anywhere
+_FARTHEST = 6  # places that a token of a longer text may go
 _LARGEST_EFFECTS = 2**28  # numbers: texts that are expanded together times their edits times the width
 
 
@@ -143,14 +145,17 @@ class TextSearch:
         if language is not None and int(texts.lengths.max()):
             local = language.log_next(texts, self.proposer.effects.log_prior)
         edits = self.proposer(texts, seen, vectors, without, width, local)
+        is_near = (seen - vectors).norm(dim=1) < _NEAR * seen.norm(dim=1)
+        if width == 1 and bool(is_near.any()):
+            longest = texts.tokens.shape[1]
+            edits = edits.beside(moves(texts, is_near, longest if longest <= _SHORT or language else _FARTHEST))
         changed, after = self._test_singly(texts, edits, vectors)
         effects = torch.cat([without, after], 1) - vectors[:, None]
-        sets = combine_edits(removed.concatenate(edits), effects, seen - vectors, self.combinations)
+        sets = combine_edits(removed.beside(edits), effects, seen - vectors, self.combinations)
         rows, columns = sets.valid.nonzero(as_tuple=True)
         together = [(rows, texts.edit(rows, sets.slots[rows, columns], sets.values[rows, columns]))]
         if width == 1:
-            is_near = (seen - vectors).norm(dim=1) < _NEAR * seen.norm(dim=1)
-            close = (is_near & (texts.lengths > 1)).nonzero()[:, 0].tolist()
+            close = (is_near & (texts.lengths > 2)).nonzero()[:, 0].tolist()
             together += [reorder(texts, row, language is not None) for row in close]
         combined = self._test_new(attempts, owners, together)
         for rows, tried, vectors_of in (shorter, changed, combined):
@@ -162,7 +167,7 @@ class TextSearch:
     def _test_singly(self, texts: TextBatch, edits: Edits, vectors: Tensor) -> tuple[Tried, Float[Tensor, "c k d"]]:
         """Make edits one by one: the texts with their vectors, and the vectors in the edits' places."""
         rows, columns = edits.valid.nonzero(as_tuple=True)
-        tried = texts.edit(rows, edits.slots[rows, columns, None], edits.values[rows, columns, None])
+        tried = texts.edit(rows, edits.slots[rows, columns], edits.values[rows, columns])
         found = vectors[:, None].repeat(1, edits.slots.shape[1], 1)
         after = self.embedder(tried) if len(rows) else vectors[:0]
         found[rows, columns] = after
@@ -202,11 +207,11 @@ Tried = tuple[Int[Tensor, " k"], TextBatch, Float[Tensor, "k d"]]  # rows that w
 
 
 def reorder(texts: TextBatch, row: int, widely: bool) -> tuple[Int[Tensor, " k"], TextBatch]:
-    """One of the texts in other orders."""
+    """One of the texts in other orders: pieces of several tokens moved."""
     length = int(texts.lengths[row])
     longest, farthest = (length // 2, length) if length <= _SHORT else (2, 4)
     if widely:
-        longest, farthest = min(8, max(1, length // 2)), length
+        longest, farthest = min(8, length // 2), length
     orders = rearrangements(length, longest, farthest).to(texts.tokens.device)
     own = texts.tokens[row, :length]
     return torch.full((len(orders),), row, device=own.device), TextBatch(own[orders])
