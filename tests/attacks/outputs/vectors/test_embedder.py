@@ -23,3 +23,11 @@ def test_vectors_are_those_of_the_recipe(tiny, pooling):
     assert torch.allclose(found, torch.cat(one_by_one), atol=1e-5)
     assert torch.equal(found, embedder.exact(TextBatch.of(TEXTS)))
     assert embedder.num_texts == len(TEXTS)
+
+
+def test_the_proof_is_in_the_models_own_precision(tiny_bert):
+    precise = Embedder(tiny_bert.to(dtype=torch.float64), EmbeddingRecipe())
+    texts = TextBatch.of(TEXTS)
+    assert precise.exact(texts).dtype is torch.float64
+    assert precise(texts).dtype is torch.float32
+    assert 0 < float((precise.exact(texts) - Embedder(tiny_bert, EmbeddingRecipe()).exact(texts)).abs().max()) < 1e-5

@@ -101,9 +101,7 @@ class _Reader:
     def read(self, stored: list[StoredVector], done: int, total: int, progress: Progress) -> list[ReadVector]:
         """Search some vectors together, and test what was found."""
         started, device = time.perf_counter(), self.model.device
-        searches = [
-            VectorSearch(each.vector.to(device, self.model.dtype), each.agrees, self.attempts) for each in stored
-        ]
+        searches = [VectorSearch(each.vector.to(device, torch.float32), each.agrees, self.attempts) for each in stored]
 
         def watch() -> bool:
             progress("reading vectors", done + sum(search.is_done for search in searches), total)

@@ -40,9 +40,9 @@ class Embedder:
         return self.body is self.model.body
 
     def __call__(self, texts: TextBatch) -> Float[Tensor, "k d"]:
-        """Vectors of texts of any lengths, by the fast copy."""
+        """Vectors of texts of any lengths, by the fast copy, in float32."""
         self.num_texts += len(texts)
-        return self._embed(texts, self.body)
+        return self._embed(texts, self.body).float()
 
     def exact(self, texts: TextBatch) -> Float[Tensor, "k d"]:
         """The same by the model itself, in its own precision."""
@@ -59,7 +59,9 @@ class Embedder:
             start += count
             at_once = max(1, _TOKENS_AT_ONCE.get(rows.device.type, 4096) // (length + 2))
             if count and not length and not any(self.frame):
-                parts.append(torch.zeros(count, self.recipe.width(self.model), device=rows.device))
+                parts.append(
+                    torch.zeros(count, self.recipe.width(self.model), device=rows.device, dtype=self.model.dtype)
+                )
             elif count:
                 parts += [self._pool(part, body) for part in rows.split(at_once)]
         found = torch.cat(parts)
@@ -70,7 +72,8 @@ class Embedder:
         framed = torch.cat([opening, tokens, closing], 1)
         with sdpa_kernel(KERNELS):
             states = body(input_ids=framed, **no_cache(body)).last_hidden_state
-        return self.recipe.pool(states.float(), torch.ones_like(framed, dtype=torch.bool))
+        precise = torch.promote_types(states.dtype, torch.float32)
+        return self.recipe.pool(states.to(precise), torch.ones_like(framed, dtype=torch.bool))
 
 
 def _fast_copy(model: Model) -> torch.nn.Module:
