@@ -11,28 +11,25 @@ PRIOR = torch.tensor([-1.0, -2.0, -3.0, -4.0])
 
 
 def begin(**settings) -> Attempt:
-    return Attempt(torch.tensor([1.0, 0.0]), AttemptSettings(**settings), TextHash(4), PRIOR)
+    return Attempt(torch.tensor([1.0, 0.0]), AttemptSettings(**settings), PRIOR)
+
+
+def add(attempt: Attempt, texts: list[tuple[int, ...]], distances: list[float]) -> None:
+    batch = TextBatch.of(texts)
+    attempt.add(batch, torch.tensor(distances), TextHash(4)(batch))
 
 
 def test_the_empty_text_comes_first_and_then_the_closest():
     attempt = begin()
     assert attempt.choose() == [(0, 1)]
-    attempt.add(TextBatch.of([(0,), (1,), (0, 1)]), torch.tensor([0.5, 0.2, 0.4]))
+    add(attempt, [(0,), (1,), (0, 1)], [0.5, 0.2, 0.4])
     ((row, width),) = attempt.choose()
     assert (attempt.texts.as_tuples()[row], width) == ((1,), 1)
 
 
-def test_a_text_is_kept_once():
-    attempt = begin()
-    attempt.add(TextBatch.of([(0,), (0,), (2, 1)]), torch.tensor([0.5, 0.5, 0.3]))
-    attempt.add(TextBatch.of([(2, 1)]), torch.tensor([0.3]))
-    assert sorted(attempt.texts.as_tuples()) == [(), (0,), (2, 1)]
-    assert attempt.num_texts == 4
-
-
 def test_rare_tokens_cost_something():
     attempt = begin(weight=0.1)
-    attempt.add(TextBatch.of([(3,), (0,)]), torch.tensor([0.50, 0.55]))
+    add(attempt, [(3,), (0,)], [0.50, 0.55])
     attempt.choose()
     attempt.widths.clear()
     ((row, _),) = attempt.choose()
@@ -41,7 +38,7 @@ def test_rare_tokens_cost_something():
 
 def test_in_vain_the_closest_text_is_expanded_again_and_wider():
     attempt = begin(widen_after=2)
-    attempt.add(TextBatch.of([(1,)]), torch.tensor([0.2]))
+    add(attempt, [(1,)], [0.2])
     attempt.choose()
     for _ in range(3):
         attempt.note_closest((1,), 0.2)
@@ -57,13 +54,13 @@ def test_it_ends_when_it_is_stuck_or_has_spent_its_budget():
         attempt.note_closest((1,), 0.2)
     assert attempt.has_ended
     other = begin(max_texts=1)
-    other.add(TextBatch.of([(1,)]), torch.tensor([0.2]))
+    other.num_texts = 1
     assert other.has_ended
 
 
 def test_a_language_model_changes_the_order():
     attempt = begin(weight=0.01, nats=0.0)
-    attempt.add(TextBatch.of([(0,), (1,)]), torch.tensor([0.30, 0.31]))
+    add(attempt, [(0,), (1,)], [0.30, 0.31])
     rows = attempt.unread()
     pairs = zip(attempt.hashes.tolist(), attempt.texts.as_tuples(), strict=True)
     losses = {h: 50.0 if text == (0,) else 1.0 for h, text in pairs}
@@ -76,6 +73,6 @@ def test_a_language_model_changes_the_order():
 def test_the_pool_stays_small_and_keeps_the_closest():
     attempt = begin(pool=4, shortlist=2)
     texts = [(a, b, c) for a in range(4) for b in range(4) for c in range(4)]
-    attempt.add(TextBatch.of(texts), torch.linspace(0.9, 0.1, len(texts)))
+    add(attempt, texts, torch.linspace(0.9, 0.1, len(texts)).tolist())
     assert len(attempt.texts) <= 8
     assert texts[-1] in attempt.texts.as_tuples()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from unmask.attacks.outputs.vectors.attempts import AttemptSettings
 from unmask.attacks.outputs.vectors.edits import TextBatch
 from unmask.attacks.outputs.vectors.proposals import Proposer
@@ -46,3 +48,14 @@ def test_orders_of_one_text():
     assert rows.unique().tolist() == [1]
     assert all(sorted(text) == [3, 4, 5, 6] for text in texts.as_tuples())
     assert (5, 6, 3, 4) in texts.as_tuples()
+
+
+def test_an_attempt_gets_every_text_once(embedder, effects):
+    search = TextSearch(embedder, Proposer(effects))
+    attempts = [search.begin(torch.ones(384), AttemptSettings()) for _ in range(2)]
+    texts = TextBatch.of([(5, 6), (7,), (5, 6), (5, 6)])
+    owners, distances = torch.tensor([0, 0, 0, 1]), torch.tensor([0.5, 0.4, 0.5, 0.5])
+    for _ in range(2):
+        search._record(attempts, owners, texts, distances)
+    assert [sorted(attempt.texts.as_tuples()) for attempt in attempts] == [[(), (5, 6), (7,)], [(), (5, 6)]]
+    assert [attempt.num_texts for attempt in attempts] == [6, 2]

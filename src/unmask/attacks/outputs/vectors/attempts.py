@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.vectors.edits import TextBatch, TextHash, concatenate, first_of_each
+from unmask.attacks.outputs.vectors.edits import TextBatch, concatenate
 
 _LANGUAGE_WEIGHT, _LANGUAGE_NATS = 0.002, 8.0  # of frequencies, where a language model has the last word
 
@@ -46,13 +46,12 @@ class Attempt:
 
     vector: Float[Tensor, " d"]
     settings: AttemptSettings
-    hash_of: TextHash
     log_prior: Float[Tensor, " vocab"]
+    salt: int = 0  # added to the numbers of its texts
     texts: TextBatch = field(init=False)
     distances: Float[Tensor, " pool"] = field(init=False)
     keys: Float[Tensor, " pool"] = field(init=False)
     hashes: Int[Tensor, " pool"] = field(init=False)
-    tested: Int[Tensor, " texts"] = field(init=False)  # hashes of everything that was embedded
     widths: dict[int, int] = field(default_factory=dict)  # of expanded texts, by their hashes
     losses: dict[int, float] = field(default_factory=dict)  # −log p of texts that were read, by their hashes
     best: tuple[int, ...] = ()
@@ -65,29 +64,21 @@ class Attempt:
     def __post_init__(self) -> None:
         self.texts = TextBatch(torch.full((1, 1), -1, device=self.vector.device))
         self.distances = self.vector.norm()[None]
-        self.keys, self.hashes = self.distances.clone(), self.hash_of(self.texts)
-        self.tested = self.hashes.clone()
+        self.keys = self.distances.clone()
+        self.hashes = torch.full_like(self.texts.tokens[:, 0], self.salt)
 
     @property
     def has_ended(self) -> bool:
         """Whether it is stuck, or its budget spent."""
         return self.num_stuck >= self.settings.patience or self.num_texts >= self.settings.max_texts
 
-    def add(self, texts: TextBatch, distances: Float[Tensor, " k"]) -> None:
-        """Texts that were embedded."""
-        self.num_texts += len(texts)
-        hashes, first = first_of_each(self.hash_of(texts))
-        is_new = ~torch.isin(hashes, self.tested)
-        self.tested = torch.cat([self.tested, hashes[is_new]])
-        texts, distances = texts[first[is_new]], distances[first[is_new]]
+    def add(self, texts: TextBatch, distances: Float[Tensor, " k"], hashes: Int[Tensor, " k"]) -> None:
+        """Different texts that were embedded for the first time."""
         prior = (self.log_prior[texts.tokens.clamp_min(0)] * texts.mask).sum(1)
         if self.settings.uses_language:
             keys = distances - _LANGUAGE_WEIGHT * (prior + _LANGUAGE_NATS * texts.lengths)
         else:
             keys = distances - self.settings.weight * prior
-        self._extend(texts, distances, keys, hashes[is_new])
-
-    def _extend(self, texts: TextBatch, distances: Tensor, keys: Tensor, hashes: Tensor) -> None:
         self.texts = concatenate([self.texts, texts])
         self.distances = torch.cat([self.distances, distances])
         self.keys, self.hashes = torch.cat([self.keys, keys]), torch.cat([self.hashes, hashes])

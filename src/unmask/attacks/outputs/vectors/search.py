@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.vectors.attempts import Attempt, AttemptSettings
@@ -29,7 +29,8 @@ from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.attacks.outputs.vectors.language_prior import LanguagePrior
 from unmask.attacks.outputs.vectors.proposals import Proposer
 
-_NUM_CLOSE = 64
+_NUM_CLOSE = 64  # texts that are compared with the one that was found
+_SALT = 0x1E3779B97F4A7C15  # an odd number: attempts number equal texts differently
 _NUM_EXACT = 4  # closest texts of an expansion that are measured exactly
 _NEAR = 0.5  # of the vector's length: at this distance other orders are tested
 _SHORT = 12  # tokens of a text of which any token or piece may go anywhere
@@ -82,13 +83,18 @@ class TextSearch:
     combinations: CombinationSettings = field(default_factory=CombinationSettings)
     language: Callable[[], LanguagePrior | None] = lambda: None
     hash_of: TextHash = field(init=False)
+    tested: Int[Tensor, " texts"] = field(init=False)  # numbers of all texts that attempts have tested
+    num_attempts: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.hash_of = TextHash(self.embedder.model.vocab_size, self.embedder.model.device)
+        device = self.embedder.model.device
+        self.hash_of = TextHash(self.embedder.model.vocab_size, device)
+        self.tested = torch.zeros(0, dtype=torch.long, device=device)
 
     @torch.no_grad()
     def run(self, searches: list[VectorSearch], go_on: Callable[[], bool] = lambda: True) -> None:
         """All searches to their ends, in one batch; `go_on` is asked after every expansion."""
+        self.tested = self.tested[:0]
         while active := [search for search in searches if not search.is_done]:
             for search in active:
                 if search.attempt is None:
@@ -106,7 +112,8 @@ class TextSearch:
         """An attempt; by frequencies of tokens where there is no language model to ask."""
         if settings.uses_language and self.language() is None:
             settings = replace(settings, nats=None)
-        return Attempt(vector, settings, self.hash_of, self.proposer.effects.log_prior)
+        self.num_attempts += 1
+        return Attempt(vector, settings, self.proposer.effects.log_prior, salt=_SALT * self.num_attempts)
 
     def expand(self, attempts: list[Attempt]) -> None:
         """Expand the most promising texts of all attempts; those with a language model apart from the others."""
@@ -157,12 +164,13 @@ class TextSearch:
         if width == 1:
             close = (is_near & (texts.lengths > 2)).nonzero()[:, 0].tolist()
             together += [reorder(texts, row, language is not None) for row in close]
-        combined = self._test_new(attempts, owners, together)
-        for rows, tried, vectors_of in (shorter, changed, combined):
-            distances = (seen[rows] - vectors_of).norm(dim=1)
-            for number in owners[rows].unique().tolist():
-                own = owners[rows] == number
-                attempts[number].add(tried[own], distances[own])
+        for rows, tried, found in (shorter, changed):
+            self._record(attempts, owners[rows], tried, (seen[rows] - found).norm(dim=1))
+        rows, tried = torch.cat([rows for rows, _ in together]), concatenate([batch for _, batch in together])
+        is_new = self._is_new(attempts, owners[rows], tried)
+        rows, tried = rows[is_new], tried[is_new]
+        if len(rows):
+            self._record(attempts, owners[rows], tried, (seen[rows] - self.embedder(tried)).norm(dim=1))
 
     def _test_singly(self, texts: TextBatch, edits: Edits, vectors: Tensor) -> tuple[Tried, Float[Tensor, "c k d"]]:
         """Make edits one by one: the texts with their vectors, and the vectors in the edits' places."""
@@ -173,24 +181,35 @@ class TextSearch:
         found[rows, columns] = after
         return (rows, tried, after), found
 
-    def _test_new(
-        self, attempts: list[Attempt], owners: Int[Tensor, " c"], batches: list[tuple[Int[Tensor, " k"], TextBatch]]
-    ) -> Tried:
-        """Embed what the attempts have not tested yet, each text once."""
-        rows, texts = torch.cat([rows for rows, _ in batches]), concatenate([batch for _, batch in batches])
-        hashes, of = self.hash_of(texts), owners[rows]
-        is_new = torch.zeros_like(hashes, dtype=torch.bool)
-        for number in of.unique().tolist():
-            own = (of == number).nonzero()[:, 0]
-            different, first = first_of_each(hashes[own])
-            is_new[own[first[~torch.isin(different, attempts[number].tested)]]] = True
-        is_new &= texts.lengths > 0
-        rows, texts = rows[is_new], texts[is_new]
-        return rows, texts, self.embedder(texts) if len(rows) else attempts[0].vector.new_zeros(0, self._width)
+    def _is_new(self, attempts: list[Attempt], owners: Int[Tensor, " k"], texts: TextBatch) -> Bool[Tensor, " k"]:
+        """Which texts their attempts have not tested yet; of equal ones the first."""
+        different, first = first_of_each(self._hash(attempts, owners, texts))
+        is_new = torch.zeros(len(texts), dtype=torch.bool, device=owners.device)
+        is_new[first[~torch.isin(different, self.tested)]] = True
+        return is_new & (texts.lengths > 0)
 
-    @property
-    def _width(self) -> int:
-        return self.proposer.effects.rows.shape[1]
+    def _record(
+        self, attempts: list[Attempt], owners: Int[Tensor, " k"], texts: TextBatch, distances: Float[Tensor, " k"]
+    ) -> None:
+        """Give each attempt the texts that it has not seen yet."""
+        if not len(owners):
+            return
+        for number, count in enumerate(torch.bincount(owners, minlength=len(attempts)).tolist()):
+            attempts[number].num_texts += count
+        new = self._is_new(attempts, owners, texts).nonzero()[:, 0]
+        new = new[owners[new].argsort(stable=True)]
+        hashes = self._hash(attempts, owners[new], texts[new])
+        self.tested = torch.cat([self.tested, hashes])
+        counts = torch.bincount(owners[new], minlength=len(attempts)).tolist()
+        parts = zip(texts.tokens[new].split(counts), distances[new].split(counts), hashes.split(counts), strict=True)
+        for attempt, (tokens, off, of) in zip(attempts, parts, strict=True):
+            if len(tokens):
+                attempt.add(TextBatch(tokens), off, of)
+
+    def _hash(self, attempts: list[Attempt], owners: Int[Tensor, " k"], texts: TextBatch) -> Int[Tensor, " k"]:
+        """Numbers of texts, others for every attempt."""
+        salts = torch.tensor([attempt.salt for attempt in attempts], device=owners.device)
+        return self.hash_of(texts) + salts[owners]
 
     def embed_closest(self, attempts: list[Attempt]) -> list[tuple[TextBatch, Float[Tensor, "k d"]]]:
         """The closest texts of each attempt with their exact vectors, all of them in one batch."""
