@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from unmask.attacks.outputs.vectors import language_prior
 from unmask.attacks.outputs.vectors.edits import TextBatch
 from unmask.attacks.outputs.vectors.language_prior import LanguagePrior, load_language
+from unmask.errors import UnmaskError
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,12 @@ def test_what_comes_next_is_expected_in_its_gap(prior, minilm):
     assert int(ranks.argmin()) == 4
 
 
-def test_no_language_model_is_no_error(minilm, tiny_bert):
+def test_no_language_model_is_no_error_but_a_wrong_one_is(minilm, tiny_bert, monkeypatch):
     assert load_language("none", minilm) is None
-    assert load_language("no-such-model", minilm) is None
     assert load_language("smollm2-135m", tiny_bert) is None  # without a tokenizer there is nothing to spell
+    with pytest.raises(UnmaskError, match="no-such-model"):
+        load_language("no-such-model", minilm)
+    with pytest.raises(UnmaskError, match="choose a decoder"):
+        load_language("minilm-l6", minilm)
+    monkeypatch.setattr(language_prior, "USUAL_LANGUAGE", "no-such-model")
+    assert load_language("no-such-model", minilm) is None

@@ -28,7 +28,7 @@ from unmask.attacks.outputs.vectors.claim import CLEAR, ReadVector, claim_texts
 from unmask.attacks.outputs.vectors.edits import TextBatch, concatenate
 from unmask.attacks.outputs.vectors.effects_cache import load_effects
 from unmask.attacks.outputs.vectors.embedder import Embedder
-from unmask.attacks.outputs.vectors.language_prior import load_language
+from unmask.attacks.outputs.vectors.language_prior import USUAL_LANGUAGE, load_language
 from unmask.attacks.outputs.vectors.neighbours import near_texts
 from unmask.attacks.outputs.vectors.proposals import Proposer
 from unmask.attacks.outputs.vectors.search import TextSearch, VectorSearch
@@ -62,7 +62,7 @@ class EmbeddingAttack:
     max_attempts: int = len(_ATTEMPTS)
     effort: int = 1
     seconds: float = 600.0
-    language: str = "smollm2-135m"
+    language: str = USUAL_LANGUAGE
 
     @torch.no_grad()
     def __call__(self, evidence: VectorEvidence, model: Model, progress: Progress = silent) -> Recovery[RecoveredTexts]:

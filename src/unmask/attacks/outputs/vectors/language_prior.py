@@ -23,12 +23,13 @@ from torch.nn.attention import sdpa_kernel
 from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.vectors.edits import EMPTY, TextBatch, squeeze
 from unmask.attacks.outputs.vectors.embedder import KERNELS
-from unmask.errors import UnmaskError
+from unmask.errors import InputError, UnmaskError
 from unmask.models.adapter import Model
 from unmask.models.fingerprint import copy_module
 from unmask.models.inputs import no_cache
 from unmask.models.load import load_model
 
+USUAL_LANGUAGE = "smollm2-135m"
 _LONGEST = 4  # tokens of the language model that one token may take
 _OF_SEVERAL = 0.02
 _GLUED = frozenset(".,!?;:)]}'’%-")
@@ -128,15 +129,23 @@ class LanguagePrior:
 
 
 def load_language(name: str, reader: Model) -> LanguagePrior | None:
-    """The prior of a model of the catalogue or a folder, for another model's tokens; None where there is none."""
+    """The prior of a model of the catalogue or a folder, for another model's tokens.
+
+    None for 'none', where the reader has no tokenizer, and where the usual one is not installed.
+    """
     if name == "none" or reader.tokenizer is None:
         return None
 
     def make() -> LanguagePrior | None:
         try:
-            return LanguagePrior.of(load_model(name, device=str(reader.device)), reader)
+            language = load_model(name, device=str(reader.device))
         except UnmaskError:
-            return None
+            if name == USUAL_LANGUAGE:
+                return None
+            raise
+        if not language.causal or language.unembedding is None:
+            raise InputError(f"a language model must write text, and '{name}' does not; choose a decoder, or 'none'")
+        return LanguagePrior.of(language, reader)
 
     return compute_once(reader, ("language prior", name), make)
 
