@@ -39,6 +39,7 @@ COMMANDS = (
         ("report",),
         ("observe", "gradients"),
         ("observe", "hidden"),
+        ("observe", "cache"),
         ("observe", "vectors"),
         ("wrap", "store"),
     ),

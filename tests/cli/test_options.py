@@ -7,10 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from unmask.cli.options import DtypeName, PartsName, Side, SiteName, StorageName, TaskName, load, read_option, text_file
+from unmask.cli.options import (
+    CacheStorageName,
+    DtypeName,
+    PartsName,
+    Side,
+    SiteName,
+    StorageName,
+    TaskName,
+    load,
+    read_option,
+    text_file,
+)
 from unmask.errors import InputError
 from unmask.evidence import Site, Task
-from unmask.protocols.caches import PARTS, STORAGES
+from unmask.protocols.caches import PARTS
+from unmask.protocols.caches import STORAGES as CACHE_STORAGES
+from unmask.protocols.vectors import STORAGES
 
 
 def test_names_on_the_command_line_are_those_of_the_library():
@@ -18,6 +31,7 @@ def test_names_on_the_command_line_are_those_of_the_library():
     assert {name.value.replace("-", "_") for name in SiteName} == {site.value for site in Site}
     assert all(isinstance(getattr(torch, name.value), torch.dtype) for name in DtypeName)
     assert {side.value for side in Side} == {"left", "right"}
+    assert {name.value for name in CacheStorageName} == set(CACHE_STORAGES)
     assert {name.value for name in StorageName} == set(STORAGES)
     assert {name.value for name in PartsName} == set(PARTS)
 

@@ -33,7 +33,8 @@ def test_only_what_cannot_be_guessed_must_be_given():
         channel: [name for name, axis in audit.axes.items() if not axis.default]
         for channel, audit in CHANNEL_AUDITS.items()
     }
-    assert required == {"gradients": ["models"], "outputs": ["models"], "vectors": ["models"], "queries": ["secrets"]}
+    of_models = {name: ["models"] for name in ("gradients", "outputs", "caches", "vectors")}
+    assert required == {**of_models, "queries": ["secrets"]}
 
 
 @pytest.mark.parametrize(

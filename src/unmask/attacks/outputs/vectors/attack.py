@@ -70,6 +70,7 @@ class EmbeddingAttack:
         run = Run(progress=progress)
         embedder = Embedder(model, evidence.recipe)
         effects = compute_once(model, ("insertion effects", evidence.recipe), lambda: load_effects(embedder, progress))
+        num_before = embedder.num_texts  # a fit, once a model, is no cost of this attack
         stored = stored_vectors(evidence, measure_computing_error(embedder, model, evidence.compute_dtype))
         reader = _Reader(
             TextSearch(embedder, Proposer(effects), language=lambda: load_language(self.language, model)),
@@ -80,7 +81,7 @@ class EmbeddingAttack:
         at_once, read = _AT_ONCE.get(model.device.type, 1), []
         for start in range(0, len(stored), at_once):
             read += reader.read(stored[start : start + at_once], start, len(stored), progress)
-        return claim_texts(read, model, embedder.num_texts, run)
+        return claim_texts(read, model, embedder.num_texts - num_before, run)
 
     def _attempts(self, model: Model) -> tuple[AttemptSettings, ...]:
         speaks = self.language != "none"
