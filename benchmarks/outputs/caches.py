@@ -14,7 +14,6 @@ row; --resume goes on behind the rows that are there.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +21,8 @@ from pathlib import Path
 
 import torch
 from machine import machine
-from outputs.prompts import markdown, tell, texts_of
+from outputs.prompts import tell, texts_of
+from outputs.rows import Row, measure_rows
 
 from unmask.attacks.outputs.prompts.readouts import STREAM, CacheReadout, Readout
 from unmask.attacks.outputs.prompts.templates import templates_for
@@ -51,17 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     print(machine(), flush=True)
     model = load_model(options.model, device=options.device)
-    kept = {name: value for name, value in vars(options).items() if name not in ("data", "out", "resume")}
-    kept["data"] = options.data and options.data.name
-    rows: list[dict] = json.loads(options.out.read_text())["rows"] if options.resume and options.out.exists() else []
-    for make, about in MODES[options.mode](model, options):
-        if any(about.items() <= row.items() for row in rows):
-            continue
-        rows.append({**about, **make()})
-        document = {"machine": machine(), "mode": options.mode, "arguments": kept, "rows": rows}
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
-        print(f"\n{rows[-1]}", flush=True)
-    print("\n" + markdown(rows))
+    measure_rows(MODES[options.mode](model, options), options)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -83,9 +73,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     known, _ = parser.parse_known_args(arguments)
     parser.set_defaults(out=RESULTS / f"outputs_{known.mode.replace('-', '_')}.json", **DEFAULTS[known.mode])
     return parser.parse_args(arguments)
-
-
-Row = tuple[Callable[[], dict], dict]
 
 
 def storages(model: Model, options: argparse.Namespace) -> Iterator[Row]:

@@ -12,17 +12,17 @@ the model, once a model, is not in the seconds. Every mode writes --out after ea
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from machine import machine
 from outputs.encoders import read_lines
-from outputs.prompts import markdown, tell
+from outputs.prompts import tell
+from outputs.rows import Row, measure_rows
 
 from unmask.attacks.outputs.vectors.attack import EmbeddingAttack
 from unmask.attacks.outputs.vectors.edits import TextBatch
@@ -37,7 +37,6 @@ RESULTS = Path(__file__).parents[1] / "results"
 LENGTHS = ("5-8", "9-16", "17-32")
 STORAGES = ("float32", "float16", "int8")
 CONTROLS = ("random", "other weights", "halves of two", "shuffled")
-Row = tuple[Callable[[], dict], dict]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,17 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     print(machine(), flush=True)
     model = load_model(options.model, device=options.device)
-    kept = {name: value for name, value in vars(options).items() if name not in ("data", "out", "resume")}
-    kept["data"] = options.data and options.data.name
-    rows: list[dict] = json.loads(options.out.read_text())["rows"] if options.resume and options.out.exists() else []
-    for make, about in MODES[options.mode](model, options):
-        if any(about.items() <= row.items() for row in rows):
-            continue
-        rows.append({**about, **make()})
-        document = {"machine": machine(), "mode": options.mode, "arguments": kept, "rows": rows}
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
-        print(f"\n{rows[-1]}", flush=True)
-    print("\n" + markdown(rows))
+    measure_rows(MODES[options.mode](model, options), options)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

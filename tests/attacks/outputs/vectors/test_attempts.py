@@ -41,17 +41,17 @@ def test_in_vain_the_closest_text_is_expanded_again_and_wider():
     add(attempt, [(1,)], [0.2])
     attempt.choose()
     for _ in range(3):
-        attempt.note_closest((1,), 0.2)
+        attempt.note_closest(0.2)
     ((row, width),) = attempt.choose()
     assert (attempt.texts.as_tuples()[row], width) == ((1,), 4)
 
 
 def test_it_ends_when_it_is_stuck_or_has_spent_its_budget():
     attempt = begin(patience=2, max_texts=3)
-    attempt.note_closest((1,), 0.2)
+    attempt.note_closest(0.2)
     assert not attempt.has_ended
     for _ in range(2):
-        attempt.note_closest((1,), 0.2)
+        attempt.note_closest(0.2)
     assert attempt.has_ended
     other = begin(max_texts=1)
     other.num_texts = 1

@@ -10,7 +10,7 @@ from unmask.attacks.outputs.vectors.claim import ReadVector, claim_texts
 from unmask.attacks.run import Run
 from unmask.recovery import Status
 
-GOOD = ReadVector((5, 6), 1e-6, 1e-6, 1e-5, 0.1, (), True, 100)
+GOOD = ReadVector((5, 6), 1e-6, 1e-6, 1e-5, 0.1, (), True)
 FAR = replace(GOOD, distance=0.3, excess=0.3, rejected=None)
 
 

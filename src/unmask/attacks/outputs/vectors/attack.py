@@ -115,7 +115,7 @@ class _Reader:
     def _prove(self, stored: StoredVector, search: VectorSearch) -> ReadVector:
         """The text's vector once more, in float64, and those of its neighbours."""
         if not search.text:
-            return ReadVector((), 1.0, 1.0, stored.tolerance, None, (), False, search.num_texts)
+            return ReadVector((), 1.0, 1.0, stored.tolerance, None, (), False)
         exact = self._embed(TextBatch.of([search.text], self.model.device))
         excess = float(stored.excess(exact)[0])
         distance = float((exact[0] - stored.vector).norm() / stored.vector.norm())
@@ -131,7 +131,6 @@ class _Reader:
             rejected=rejected,
             others=others,
             tells_apart=stored.tells_apart(len(search.text), self.model.vocab_size),
-            num_texts=search.num_texts,
         )
 
     def _compare_neighbours(

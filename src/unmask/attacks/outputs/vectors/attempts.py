@@ -54,7 +54,6 @@ class Attempt:
     hashes: Int[Tensor, " pool"] = field(init=False)
     widths: dict[int, int] = field(default_factory=dict)  # of expanded texts, by their hashes
     losses: dict[int, float] = field(default_factory=dict)  # −log p of texts that were read, by their hashes
-    best: tuple[int, ...] = ()
     distance: float = float("inf")
     best_key: float = float("inf")
     num_texts: int = 0
@@ -132,8 +131,8 @@ class Attempt:
             self.best_key, self.num_vain, self.num_stuck = float(keys.min()), 0, 0
         return rows[keys.argsort()].tolist()
 
-    def note_closest(self, text: tuple[int, ...], distance: float) -> None:
-        """The closest text after an expansion, and its exact distance."""
+    def note_closest(self, distance: float) -> None:
+        """The exact distance of the closest text after an expansion."""
         self.num_vain, self.num_stuck = self.num_vain + 1, self.num_stuck + 1
         if distance < self.distance:
-            self.best, self.distance, self.num_vain, self.num_stuck = text, distance, 0, 0
+            self.distance, self.num_vain, self.num_stuck = distance, 0, 0

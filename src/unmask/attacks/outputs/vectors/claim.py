@@ -30,7 +30,6 @@ class ReadVector:
     rejected: float | None  # the least excess of a neighbour
     others: tuple[tuple[int, ...], ...]  # texts that agree as well
     tells_apart: bool  # whether the vector's digits tell texts of this length apart
-    num_texts: int
 
     @property
     def agrees(self) -> bool:

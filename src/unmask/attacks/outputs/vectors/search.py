@@ -62,7 +62,7 @@ class VectorSearch:
         """The closest text after an expansion; the search, or an attempt, may end with it."""
         assert self.attempt is not None
         distance = float((self.vector - vector).norm())
-        self.attempt.note_closest(text, distance)
+        self.attempt.note_closest(distance)
         self.has_reached = bool(self.is_reached(vector[None])[0]) and bool(text)
         if distance < self.distance or self.has_reached:
             self.text, self.distance = text, distance
