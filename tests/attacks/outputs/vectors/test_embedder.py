@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unmask.attacks.outputs.vectors.edits import TextBatch
-from unmask.attacks.outputs.vectors.embedder import Embedder
+from unmask.attacks.outputs.vectors.embedder import Embedder, _group
 from unmask.models.pooling import EmbeddingRecipe, Pooling
 
 TEXTS = [(5, 6, 7), (8,), (9, 10, 11, 12), (13,)]
@@ -23,6 +23,22 @@ def test_vectors_are_those_of_the_recipe(tiny, pooling):
     assert torch.allclose(found, torch.cat(one_by_one), atol=1e-5)
     assert torch.equal(found, embedder.exact(TextBatch.of(TEXTS)))
     assert embedder.num_texts == len(TEXTS)
+
+
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_texts_of_nearly_one_length_may_go_together(tiny, pooling):
+    if tiny.problem:
+        pytest.skip(tiny.problem)
+    embedder, texts = Embedder(tiny, EmbeddingRecipe(pooling)), TextBatch.of([(5, 6, 7, 8, 9), (8, 9), (8, 9, 10, 11)])
+    if embedder._may_pad():
+        embedder.pads = True
+        assert torch.allclose(embedder(texts), embedder.exact(texts), atol=1e-5)
+        assert torch.allclose(embedder.precise(texts), embedder.exact(texts), atol=1e-5)
+
+
+def test_groups_of_lengths():
+    assert _group([0, 0, 3, 0, 1, 2, 1, 0, 0, 0, 4, 4, 2, 1], 1.2) == [(2, 3), (4, 1), (6, 3), (12, 10), (13, 1)]
+    assert _group([1, 2, 0, 3], 1.0) == [(0, 1), (1, 2), (3, 3)]
 
 
 def test_the_proof_is_in_the_models_own_precision(tiny_bert):

@@ -40,6 +40,15 @@ def test_losses_do_not_depend_on_padding(prior, minilm):
     assert torch.allclose(prior.log_losses(both)[:1], prior.log_losses(alone), atol=1e-3)
 
 
+def test_losses_of_tokens_add_up_and_show_the_odd_one(prior, minilm):
+    texts = tokens(minilm, "the children lawyer built a small boat.", "she left.")
+    losses = prior.token_losses(texts)
+    assert losses.shape == texts.tokens.shape
+    assert torch.allclose(losses.sum(1), prior.log_losses(texts))
+    assert int(losses[0].argmax()) == 2
+    assert not losses[1, 3:].any()
+
+
 def test_what_comes_next_is_expected_in_its_gap(prior, minilm):
     text = tokens(minilm, "the children go to bed")
     chances = prior.next_tokens(text)

@@ -7,7 +7,7 @@ import torch
 from unmask.attacks.outputs.vectors.attempts import AttemptSettings
 from unmask.attacks.outputs.vectors.edits import TextBatch
 from unmask.attacks.outputs.vectors.proposals import Proposer
-from unmask.attacks.outputs.vectors.search import TextSearch, VectorSearch, reorder
+from unmask.attacks.outputs.vectors.search import TextSearch, VectorSearch
 
 SENTENCES = ("The door was open.", "She left early.")
 
@@ -43,16 +43,35 @@ def test_whoever_watches_may_stop_it(embedder, effects):
     assert not searches[0].is_done
 
 
-def test_orders_of_one_text():
-    rows, texts = reorder(TextBatch.of([(1, 2), (3, 4, 5, 6)]), 1, widely=True)
-    assert rows.unique().tolist() == [1]
-    assert all(sorted(text) == [3, 4, 5, 6] for text in texts.as_tuples())
-    assert (5, 6, 3, 4) in texts.as_tuples()
+def test_an_attempt_may_begin_where_another_one_ended(embedder, effects):
+    text = tuple(embedder.model.encode("The old door of the house was open again.")[1:-1])
+    (search,) = begin(embedder, [text], AttemptSettings(dropped=0.3))
+    search.ends.by_distance[(*text[:3], text[1], *text[3:])] = 0.1
+    TextSearch(embedder, Proposer(effects)).run([search])
+    assert search.text == text
+    assert search.num_texts < 4000
+
+
+def test_vectors_wait_for_their_turn(embedder, effects):
+    searches = begin(embedder, [(2158, 2003), (2016, 2187)], AttemptSettings(max_texts=1))
+    steps = []
+    TextSearch(embedder, Proposer(effects)).run(
+        searches, lambda: bool(steps.append([s.is_done for s in searches])) or True, at_once=1
+    )
+    assert steps[0] == [True, False]
+    assert steps[-1] == [True, True]
+
+
+def test_there_may_be_any_number_of_attempts(embedder, effects):
+    (search,) = begin(embedder, [(2158, 2003, 2062)], *[AttemptSettings(max_texts=1)] * 12)
+    TextSearch(embedder, Proposer(effects)).run([search])
+    assert search.number == 12 or search.has_reached
 
 
 def test_an_attempt_gets_every_text_once(embedder, effects):
     search = TextSearch(embedder, Proposer(effects))
-    attempts = [search.begin(torch.ones(384), AttemptSettings()) for _ in range(2)]
+    vector = VectorSearch(torch.ones(384), lambda found: found[:, 0] > 2, [])
+    attempts = [search.begin(vector, AttemptSettings()) for _ in range(2)]
     texts = TextBatch.of([(5, 6), (7,), (5, 6), (5, 6)])
     owners, distances = torch.tensor([0, 0, 0, 1]), torch.tensor([0.5, 0.4, 0.5, 0.5])
     for _ in range(2):

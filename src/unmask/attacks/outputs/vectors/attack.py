@@ -1,15 +1,16 @@
 """The exact text behind a sentence embedding: proposed by fitted effects of tokens, proven by embedding it again.
 
     effects    how a vector moves when a token is put in, fitted once a model and kept on disk (insertion_effects.py)
-    search     from the empty text, best first, many vectors at once (search.py, attempts.py)
+    search     from the empty text, best first, many vectors at once; then again from the texts that it ended with,
+               without their doubtful tokens (search.py, attempts.py, restarts.py)
     proof      the text's vector, computed again, is the stored one to its last digit; no neighbour's is (agreement.py,
                neighbours.py)
 
 384 numbers hold far more than a sentence of some tokens. What limits the attack is the search and not the vector: long
-texts end as guesses with most of their words.
+texts that are not found end as guesses with most of their words.
 
-Limits: texts of up to about 16 tokens, and some longer ones on a GPU. Noise leaves guesses. Vectors that were rotated
-with a secret key, or come from an unknown model, give nothing.
+Limits: texts of up to about 16 tokens, and on a GPU half of those up to 32. Noise leaves guesses. Vectors that were
+rotated with a secret key, or come from an unknown model, give nothing.
 Cost: a minute or two to fit a model of MiniLM's size on two cores, once; then seconds for a text of 6 to 12 tokens.
 Source: ours. vec2text (arXiv 2310.06816) trains a corrector for every encoder and proves nothing.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from itertools import chain, cycle, islice
 
 import torch
 
@@ -37,29 +39,28 @@ from unmask.evidence.vectors import VectorEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery
 
-# One after the other: by frequencies of tokens, and with a language model (nats that a token may cost).
-_ATTEMPTS = (
-    AttemptSettings(0.004),
-    AttemptSettings(0.003, nats=2.0),
-    AttemptSettings(0.002),
-    AttemptSettings(0.0015, nats=2.0),
-    AttemptSettings(0.008),
-    AttemptSettings(0.005, nats=3.0),
-)
+_PLAIN, _LANGUAGE = AttemptSettings(0.004), AttemptSettings(0.003, nats=2.0)
+_AGAIN, _LANGUAGE_AGAIN = (replace(each, dropped=0.3, patience=8) for each in (_PLAIN, _LANGUAGE))
+# One after the other, the last part over and over: on a CPU a language model costs more than it saves at first.
+_FIRST = {"cpu": (_PLAIN, _AGAIN, _AGAIN, _LANGUAGE), "cuda": (_PLAIN, _LANGUAGE)}
+_LATER = {"cpu": (_LANGUAGE_AGAIN, _AGAIN), "cuda": (_LANGUAGE_AGAIN,)}
+_NUM_ATTEMPTS = {"cpu": 8, "cuda": 40}
 _AT_ONCE = {"cpu": 1, "cuda": 64}  # vectors
 _EXPANDED_AT_ONCE = {"cpu": 1, "cuda": 2}  # texts of one vector
+_IN_ONE_RUN = 4  # times as many vectors wait for a place
 _NEIGHBOURS = {False: 6, True: 24}  # tokens at every place, by whether digits are few
 
 
 @dataclass(frozen=True)
 class EmbeddingAttack:
-    """Settings: texts embedded in one attempt, attempts (each takes `effort` times as many), seconds a vector.
+    """Settings: texts embedded in one attempt, attempts (`effort` times as many), seconds a vector.
 
-    `language` is a model that writes, of the catalogue or a folder; 'none': tokens are ranked by frequency alone.
+    Longer texts than usual get larger attempts. `max_attempts=0` stands for 8, and 40 on a GPU. `language` is a model
+    that writes, of the catalogue or a folder; 'none': tokens are ranked by frequency alone.
     """
 
     max_texts: int = 12_000
-    max_attempts: int = len(_ATTEMPTS)
+    max_attempts: int = 0
     effort: int = 1
     seconds: float = 600.0
     language: str = USUAL_LANGUAGE
@@ -78,16 +79,22 @@ class EmbeddingAttack:
             self._attempts(model),
             self.seconds,
         )
-        at_once, read = _AT_ONCE.get(model.device.type, 1), []
+        at_once, read = _IN_ONE_RUN * reader.at_once, []
         for start in range(0, len(stored), at_once):
             read += reader.read(stored[start : start + at_once], start, len(stored), progress)
         return claim_texts(read, model, embedder.num_texts - num_before, run)
 
     def _attempts(self, model: Model) -> tuple[AttemptSettings, ...]:
-        speaks = self.language != "none"
-        chosen = [each for each in _ATTEMPTS if speaks or not each.uses_language][: self.max_attempts]
-        wide = _EXPANDED_AT_ONCE.get(model.device.type, 1)
-        return tuple(replace(each, max_texts=self.max_texts * self.effort, texts_at_once=wide) for each in chosen)
+        kind = model.device.type
+        count = self.effort * (self.max_attempts or _NUM_ATTEMPTS.get(kind, 8))
+        first, later = (table.get(kind, table["cpu"]) for table in (_FIRST, _LATER))
+        wide = _EXPANDED_AT_ONCE.get(kind, 1)
+        chosen = islice(chain(first, cycle(later)), count)
+        plain = self.language == "none"
+        return tuple(
+            replace(each, max_texts=self.max_texts, texts_at_once=wide, nats=None if plain else each.nats)
+            for each in chosen
+        )
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,11 @@ class _Reader:
     attempts: tuple[AttemptSettings, ...]
     seconds: float
 
+    @property
+    def at_once(self) -> int:
+        """Vectors that are searched together."""
+        return _AT_ONCE.get(self.model.device.type, 1)
+
     def read(self, stored: list[StoredVector], done: int, total: int, progress: Progress) -> list[ReadVector]:
         """Search some vectors together, and test what was found."""
         started, device = time.perf_counter(), self.model.device
@@ -109,7 +121,7 @@ class _Reader:
             return time.perf_counter() - started < self.seconds * len(searches)
 
         progress("reading vectors", done, total)
-        self.search.run(searches, watch)
+        self.search.run(searches, watch, self.at_once)
         return [self._prove(each, search) for each, search in zip(stored, searches, strict=True)]
 
     def _prove(self, stored: StoredVector, search: VectorSearch) -> ReadVector:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unmask.attacks.outputs.vectors.edits import TextBatch, concatenate
 
+_USUAL = 12  # tokens
 _LANGUAGE_WEIGHT, _LANGUAGE_NATS = 0.002, 8.0  # of frequencies, where a language model has the last word
 
 
@@ -32,7 +33,8 @@ class AttemptSettings:
     widest: int = 16
     pool: int = 2048  # texts that are remembered
     shortlist: int = 64  # texts that a language model reads
-    max_texts: int = 12_000  # embedded
+    max_texts: int = 12_000  # embedded, of a text of 12 tokens; of longer ones more, by the square
+    dropped: float = 0.0  # share of the tokens of an earlier attempt's text that it begins without; 0: the empty text
 
     @property
     def uses_language(self) -> bool:
@@ -52,10 +54,12 @@ class Attempt:
     distances: Float[Tensor, " pool"] = field(init=False)
     keys: Float[Tensor, " pool"] = field(init=False)
     hashes: Int[Tensor, " pool"] = field(init=False)
+    tested: Int[Tensor, " texts"] = field(init=False)  # numbers of all texts that it was given
     widths: dict[int, int] = field(default_factory=dict)  # of expanded texts, by their hashes
     losses: dict[int, float] = field(default_factory=dict)  # −log p of texts that were read, by their hashes
     distance: float = float("inf")
     best_key: float = float("inf")
+    promising: tuple[int, ...] | None = None  # the text with that key
     num_texts: int = 0
     num_vain: int = 0
     num_stuck: int = 0
@@ -65,11 +69,13 @@ class Attempt:
         self.distances = self.vector.norm()[None]
         self.keys = self.distances.clone()
         self.hashes = torch.full_like(self.texts.tokens[:, 0], self.salt)
+        self.tested = self.hashes
 
     @property
     def has_ended(self) -> bool:
         """Whether it is stuck, or its budget spent."""
-        return self.num_stuck >= self.settings.patience or self.num_texts >= self.settings.max_texts
+        longer = max(1.0, (int(self.texts[self.distances.argmin()[None]].lengths) / _USUAL) ** 2)
+        return self.num_stuck >= self.settings.patience or self.num_texts >= longer * self.settings.max_texts
 
     def add(self, texts: TextBatch, distances: Float[Tensor, " k"], hashes: Int[Tensor, " k"]) -> None:
         """Different texts that were embedded for the first time."""
@@ -81,6 +87,7 @@ class Attempt:
         self.texts = concatenate([self.texts, texts])
         self.distances = torch.cat([self.distances, distances])
         self.keys, self.hashes = torch.cat([self.keys, keys]), torch.cat([self.hashes, hashes])
+        self.tested = torch.cat([self.tested, hashes])
         if len(self.keys) > 2 * self.settings.pool:
             near = self.keys.topk(self.settings.pool, largest=False).indices
             close = self.distances.topk(self.settings.shortlist, largest=False).indices
@@ -129,6 +136,7 @@ class Attempt:
         keys = self.distances[rows] + self.settings.weight * (losses - nats * self.texts[rows].lengths)
         if float(keys.min()) < self.best_key - 1e-6:
             self.best_key, self.num_vain, self.num_stuck = float(keys.min()), 0, 0
+            self.promising = self.texts[rows[keys.argmin()][None]].as_tuples()[0]
         return rows[keys.argsort()].tolist()
 
     def note_closest(self, distance: float) -> None:

@@ -3,14 +3,11 @@
 A text of n tokens has 2n + 1 slots: gap 0, token 0, gap 1, token 1, …, gap n. An edit writes a value into a slot: a
 token into a token's slot exchanges it, into a gap puts it in, and EMPTY into a token's slot takes it out. Edits of
 different slots may be made together, and whatever is EMPTY afterwards is squeezed out.
-
-Moves of pieces are permutations, one table for each length.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from jaxtyping import Bool, Int
@@ -75,25 +72,6 @@ def concatenate(batches: list[TextBatch]) -> TextBatch:
     length = max(batch.tokens.shape[1] for batch in batches)
     pad = torch.nn.functional.pad
     return TextBatch(torch.cat([pad(b.tokens, (0, length - b.tokens.shape[1]), value=EMPTY) for b in batches]))
-
-
-@lru_cache(maxsize=256)
-def rearrangements(length: int, longest: int, farthest: int) -> Int[Tensor, "k length"]:
-    """Orders of a text with one piece moved; as indices, none twice, not the text itself.
-
-    Pieces of 2 to `longest` tokens go up to `farthest` places; halves are exchanged, with and without the last token.
-    """
-    own = tuple(range(length))
-    found = set()
-    for size in range(2, min(longest, length - 1) + 1):
-        for start in range(length - size + 1):
-            rest, piece = own[:start] + own[start + size :], own[start : start + size]
-            for place in range(max(0, start - farthest), min(len(rest), start + farthest) + 1):
-                found.add(rest[:place] + piece + rest[place:])
-    for cut in range(1, length):
-        found |= {own[cut:] + own[:cut], own[cut:-1] + own[:cut] + own[-1:]}
-    found.discard(own)
-    return torch.tensor(sorted(found), dtype=torch.long).view(-1, length)
 
 
 def first_of_each(hashes: Int[Tensor, " k"]) -> tuple[Int[Tensor, " different"], Int[Tensor, " different"]]:

@@ -9,14 +9,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from unmask.attacks.outputs.vectors.edits import TextBatch
+from unmask.attacks.outputs.vectors.edits import EMPTY, TextBatch, squeeze
 from unmask.models.adapter import Model
 from unmask.models.fingerprint import copy_module
-from unmask.models.inputs import no_cache
+from unmask.models.inputs import no_cache, usual_tokens
 from unmask.models.pooling import EmbeddingRecipe
 
 # cuDNN's attention is compiled for every new shape of a batch, and every batch of a search has a new one.
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_PADDING = 1.2  # longest by shortest text of a batch, on a GPU: most of its time goes by batches, not by texts
+_SAME = 0.02  # of the vectors' length, by which the fast copy may differ with padding
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 262_144}
 
 
@@ -28,11 +30,15 @@ class Embedder:
     recipe: EmbeddingRecipe
     body: torch.nn.Module = field(init=False)
     frame: tuple[tuple[int, ...], tuple[int, ...]] = field(init=False)
+    pads: bool = field(default=False, init=False)  # texts of nearly one length go through the fast copy together
     num_texts: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.frame = self.recipe.frame_of(self.model)
-        self.body = _fast_copy(self.model) if self.model.device.type == "cuda" else self.model.body
+        self.body = self.model.body
+        if self.model.device.type == "cuda":
+            self.body = _fast_copy(self.model)
+            self.pads = self._may_pad()
 
     @property
     def is_exact(self) -> bool:
@@ -42,38 +48,75 @@ class Embedder:
     def __call__(self, texts: TextBatch) -> Float[Tensor, "k d"]:
         """Vectors of texts of any lengths, by the fast copy, in float32."""
         self.num_texts += len(texts)
-        return self._embed(texts, self.body).float()
+        return self._embed(texts, self.body, _PADDING if self.pads else 1.0).float()
 
     def exact(self, texts: TextBatch) -> Float[Tensor, "k d"]:
         """The same by the model itself, in its own precision."""
         return self._embed(texts, self.model.body)
 
+    def precise(self, texts: TextBatch) -> Float[Tensor, "k d"]:
+        """By the model itself, in fewer and larger batches: `exact` but for the last digits."""
+        return self._embed(texts, self.model.body, _PADDING if self.pads else 1.0)
+
     @torch.no_grad()
-    def _embed(self, texts: TextBatch, body: torch.nn.Module) -> Float[Tensor, "k d"]:
-        """Texts of one length go through together, so that nothing is padded; one without any token is zero."""
+    def _embed(self, texts: TextBatch, body: torch.nn.Module, padding: float = 1.0) -> Float[Tensor, "k d"]:
+        """Texts of lengths up to `padding` times the shortest one go through together; one without tokens is zero."""
         lengths = texts.lengths
         order = lengths.argsort()
         parts, start = [], 0
-        for length, count in enumerate(torch.bincount(lengths).tolist()):
-            rows = texts.tokens[order[start : start + count], :length]
+        for longest, count in _group(torch.bincount(lengths).tolist(), padding):
+            rows = texts.tokens[order[start : start + count], :longest]
             start += count
-            at_once = max(1, _TOKENS_AT_ONCE.get(rows.device.type, 4096) // (length + 2))
-            if count and not length and not any(self.frame):
+            at_once = max(1, _TOKENS_AT_ONCE.get(rows.device.type, 4096) // (longest + 2))
+            if not longest and not any(self.frame):
                 parts.append(
                     torch.zeros(count, self.recipe.width(self.model), device=rows.device, dtype=self.model.dtype)
                 )
-            elif count:
-                parts += [self._pool(part, body) for part in rows.split(at_once)]
+            else:
+                parts += [self._pool(part, body, padding > 1) for part in rows.split(at_once)]
         found = torch.cat(parts)
         return torch.empty_like(found).index_copy_(0, order, found)
 
-    def _pool(self, tokens: Tensor, body: torch.nn.Module) -> Tensor:
-        opening, closing = (tokens.new_tensor(end).expand(len(tokens), -1) for end in self.frame)
+    def _pool(self, tokens: Tensor, body: torch.nn.Module, may_pad: bool) -> Tensor:
+        opening, closing = (torch.tensor(end, dtype=tokens.dtype).expand(len(tokens), -1) for end in self.frame)
+        opening, closing = (end.to(tokens.device, non_blocking=True) for end in (opening, closing))
         framed = torch.cat([opening, tokens, closing], 1)
+        mask, options = torch.ones_like(framed, dtype=torch.bool), no_cache(body)
+        if may_pad:
+            framed = squeeze(framed).tokens
+            mask = framed >= 0
+            framed = framed.clamp_min(0) if self._filler is None else framed.masked_fill(~mask, self._filler)
+            options = {**options, "attention_mask": mask.long()}
         with sdpa_kernel(KERNELS):
-            states = body(input_ids=framed, **no_cache(body)).last_hidden_state
+            states = body(input_ids=framed, **options).last_hidden_state
         precise = torch.promote_types(states.dtype, torch.float32)
-        return self.recipe.pool(states.to(precise), torch.ones_like(framed, dtype=torch.bool))
+        return self.recipe.pool(states.to(precise), mask)
+
+    @property
+    def _filler(self) -> int | None:
+        return self.model.hf.config.get_text_config().pad_token_id
+
+    def _may_pad(self) -> bool:
+        """Whether texts with padding behind them have the vectors that they have alone."""
+        tokens = usual_tokens(self.model.hf, 12).to(self.model.device).view(2, 6)
+        tokens[0, 5] = EMPTY
+        alone, padded = (self._embed(TextBatch(tokens), self.body, padding) for padding in (1.0, 2.0))
+        return bool((alone - padded).norm() < _SAME * alone.norm())
+
+
+def _group(counts: list[int], padding: float) -> list[tuple[int, int]]:
+    """Texts of each length to groups: the longest one's length, and how many they are."""
+    groups: list[tuple[int, int]] = []
+    shortest = 0
+    for length, count in enumerate(counts):
+        if not count:
+            continue
+        if groups and length <= padding * shortest:
+            groups[-1] = (length, groups[-1][1] + count)
+        else:
+            groups.append((length, count))
+            shortest = length
+    return groups
 
 
 def _fast_copy(model: Model) -> torch.nn.Module:

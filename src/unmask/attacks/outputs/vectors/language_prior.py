@@ -92,13 +92,19 @@ class LanguagePrior:
     @torch.no_grad()
     def log_losses(self, texts: TextBatch) -> Float[Tensor, " k"]:
         """−log p of every text, in nats."""
+        return self.token_losses(texts).sum(1)
+
+    @torch.no_grad()
+    def token_losses(self, texts: TextBatch) -> Float[Tensor, "k n"]:
+        """−log p of every token, given those before it."""
         found = []
         for part in texts.tokens.split(self._at_once(texts)):
-            written, _ = self.spell(TextBatch(part))
+            written, gaps = self.spell(TextBatch(part))
             tokens = written.tokens.clamp_min(0)
             logits = self._states(tokens)[:, :-1] @ self.head.T
             chosen = logits.gather(2, tokens[:, 1:, None])[..., 0].float() - logits.float().logsumexp(2)
-            found.append(-(chosen * written.mask[:, 1:]).sum(1))
+            total = torch.nn.functional.pad((-chosen * written.mask[:, 1:]).cumsum(1), (1, 0))
+            found.append(total.gather(1, gaps).diff(dim=1))
         return torch.cat(found)
 
     @torch.no_grad()

@@ -11,8 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from unmask.attacks.outputs.vectors.candidate_edits import Edits, deletions, moves
-from unmask.attacks.outputs.vectors.edits import TextBatch, concatenate, rearrangements
+from unmask.attacks.outputs.vectors.edits import TextBatch, concatenate
 from unmask.attacks.outputs.vectors.insertion_effects import InsertionEffects
+from unmask.attacks.outputs.vectors.orders import word_orders
 
 _FARTHEST = 4
 
@@ -29,7 +30,7 @@ def near_texts(text: tuple[int, ...], effects: InsertionEffects, num_tokens: int
             slots, values = each.slots[0, columns], each.values[0, columns]
             found.append(own.edit(torch.zeros_like(columns), slots, values))
     if len(text) > 2:
-        orders = rearrangements(len(text), 2, _FARTHEST).to(own.tokens.device)
+        orders = word_orders(len(text), 2, _FARTHEST, exchanged=0).to(own.tokens.device)
         found.append(TextBatch(own.tokens[0][orders]))
     texts = concatenate(found)
     padded = torch.nn.functional.pad(own.tokens, (0, texts.tokens.shape[1] - own.tokens.shape[1]), value=-1)

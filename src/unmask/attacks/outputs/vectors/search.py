@@ -24,10 +24,12 @@ from torch import Tensor
 from unmask.attacks.outputs.vectors.attempts import Attempt, AttemptSettings
 from unmask.attacks.outputs.vectors.candidate_edits import Edits, deletions, moves
 from unmask.attacks.outputs.vectors.combinations import CombinationSettings, combine_edits
-from unmask.attacks.outputs.vectors.edits import TextBatch, TextHash, concatenate, first_of_each, rearrangements
+from unmask.attacks.outputs.vectors.edits import TextBatch, TextHash, concatenate, first_of_each
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.attacks.outputs.vectors.language_prior import LanguagePrior
+from unmask.attacks.outputs.vectors.orders import continuing_tokens, reorder
 from unmask.attacks.outputs.vectors.proposals import Proposer
+from unmask.attacks.outputs.vectors.restarts import Ends, drop_doubtful
 
 _NUM_CLOSE = 64  # texts that are compared with the one that was found
 _SALT = 0x1E3779B97F4A7C15  # an odd number: attempts number equal texts differently
@@ -35,6 +37,7 @@ _NUM_EXACT = 4  # closest texts of an expansion that are measured exactly
 _NEAR = 0.5  # of the vector's length: at this distance other orders are tested
 _SHORT = 12  # tokens of a text of which any token or piece may go anywhere
 _FARTHEST = 6  # places that a token of a longer text may go
+_NUM_ORDERS = {False: 400, True: 800}  # that are tested of one text, by whether a language model takes part
 _LARGEST_EFFECTS = 2**28  # numbers: texts that are expanded together times their edits times the width
 
 
@@ -52,6 +55,7 @@ class VectorSearch:
     num_texts: int = 0
     has_reached: bool = False
     close: TextBatch | None = None  # the closest texts that were tested when it ended
+    ends: Ends = field(default_factory=Ends)
 
     @property
     def is_done(self) -> bool:
@@ -71,6 +75,9 @@ class VectorSearch:
             close = self.attempt.texts[closest.indices]
             self.close = close[close.lengths > 0]
             self.num_texts += self.attempt.num_texts
+            self.ends.by_distance.update(zip(close[:1].as_tuples(), closest.values[:1].tolist(), strict=True))
+            if self.attempt.promising is not None:
+                self.ends.by_key[self.attempt.promising] = self.attempt.best_key
             self.attempt, self.number = None, self.number + 1
 
 
@@ -83,22 +90,23 @@ class TextSearch:
     combinations: CombinationSettings = field(default_factory=CombinationSettings)
     language: Callable[[], LanguagePrior | None] = lambda: None
     hash_of: TextHash = field(init=False)
-    tested: Int[Tensor, " texts"] = field(init=False)  # numbers of all texts that attempts have tested
+    continues: Bool[Tensor, " vocab"] = field(init=False)
     num_attempts: int = field(default=0, init=False)
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), init=False)
 
     def __post_init__(self) -> None:
-        device = self.embedder.model.device
-        self.hash_of = TextHash(self.embedder.model.vocab_size, device)
-        self.tested = torch.zeros(0, dtype=torch.long, device=device)
+        self.hash_of = TextHash(self.embedder.model.vocab_size, self.embedder.model.device)
+        self.continues = continuing_tokens(self.embedder.model)
 
     @torch.no_grad()
-    def run(self, searches: list[VectorSearch], go_on: Callable[[], bool] = lambda: True) -> None:
-        """All searches to their ends, in one batch; `go_on` is asked after every expansion."""
-        self.tested = self.tested[:0]
-        while active := [search for search in searches if not search.is_done]:
+    def run(
+        self, searches: list[VectorSearch], go_on: Callable[[], bool] = lambda: True, at_once: int | None = None
+    ) -> None:
+        """All searches to their ends, `at_once` in one batch; `go_on` is asked after every expansion."""
+        while active := [search for search in searches if not search.is_done][:at_once]:
             for search in active:
                 if search.attempt is None:
-                    search.attempt = self.begin(search.vector, search.attempts[search.number])
+                    search.attempt = self.begin(search, search.attempts[search.number])
             attempts = [search.attempt for search in active if search.attempt is not None]
             self.expand(attempts)
             for search, (texts, vectors) in zip(active, self.embed_closest(attempts), strict=True):
@@ -108,12 +116,21 @@ class TextSearch:
             if not go_on():
                 return
 
-    def begin(self, vector: Float[Tensor, " d"], settings: AttemptSettings) -> Attempt:
+    def begin(self, search: VectorSearch, settings: AttemptSettings) -> Attempt:
         """An attempt; by frequencies of tokens where there is no language model to ask."""
         if settings.uses_language and self.language() is None:
             settings = replace(settings, nats=None)
         self.num_attempts += 1
-        return Attempt(vector, settings, self.proposer.effects.log_prior, salt=_SALT * self.num_attempts)
+        salt = _SALT * self.num_attempts % 2**63
+        attempt = Attempt(search.vector, settings, self.proposer.effects.log_prior, salt=salt)
+        text = search.ends.choose(self.generator) if settings.dropped else ()
+        if len(text) > 2:
+            language = self.language() if settings.uses_language else None
+            votes = search.ends.votes(text)
+            start = drop_doubtful(text, search.vector, settings.dropped, votes, self.embedder, language, self.generator)
+            owners = torch.zeros(1, dtype=torch.long, device=start.tokens.device)
+            self._record([attempt], owners, start, (search.vector - self.embedder(start)).norm(dim=1))
+        return attempt
 
     def expand(self, attempts: list[Attempt]) -> None:
         """Expand the most promising texts of all attempts; those with a language model apart from the others."""
@@ -163,7 +180,10 @@ class TextSearch:
         together = [(rows, texts.edit(rows, sets.slots[rows, columns], sets.values[rows, columns]))]
         if width == 1:
             close = (is_near & (texts.lengths > 2)).nonzero()[:, 0].tolist()
-            together += [reorder(texts, row, language is not None) for row in close]
+            for row in close:
+                own = texts.tokens[row, : int(texts.lengths[row])]
+                orders = reorder(own, self.continues, _NUM_ORDERS[language is not None], self.generator)
+                together.append((torch.full((len(orders),), row, device=own.device), orders))
         for rows, tried, found in (shorter, changed):
             self._record(attempts, owners[rows], tried, (seen[rows] - found).norm(dim=1))
         rows, tried = torch.cat([rows for rows, _ in together]), concatenate([batch for _, batch in together])
@@ -185,7 +205,8 @@ class TextSearch:
         """Which texts their attempts have not tested yet; of equal ones the first."""
         different, first = first_of_each(self._hash(attempts, owners, texts))
         is_new = torch.zeros(len(texts), dtype=torch.bool, device=owners.device)
-        is_new[first[~torch.isin(different, self.tested)]] = True
+        tested = torch.cat([attempt.tested for attempt in attempts])
+        is_new[first[~torch.isin(different, tested)]] = True
         return is_new & (texts.lengths > 0)
 
     def _record(
@@ -199,7 +220,6 @@ class TextSearch:
         new = self._is_new(attempts, owners, texts).nonzero()[:, 0]
         new = new[owners[new].argsort(stable=True)]
         hashes = self._hash(attempts, owners[new], texts[new])
-        self.tested = torch.cat([self.tested, hashes])
         counts = torch.bincount(owners[new], minlength=len(attempts)).tolist()
         parts = zip(texts.tokens[new].split(counts), distances[new].split(counts), hashes.split(counts), strict=True)
         for attempt, (tokens, off, of) in zip(attempts, parts, strict=True):
@@ -218,22 +238,11 @@ class TextSearch:
             rows = attempt.distances.topk(min(_NUM_EXACT + 1, len(attempt.distances)), largest=False).indices
             some = attempt.texts[rows]
             texts.append(some[some.lengths > 0])
-        vectors = self.embedder.exact(concatenate(texts))
+        vectors = self.embedder.precise(concatenate(texts))
         return list(zip(texts, vectors.split([len(batch) for batch in texts]), strict=True))
 
 
 Tried = tuple[Int[Tensor, " k"], TextBatch, Float[Tensor, "k d"]]  # rows that were edited, the texts, their vectors
-
-
-def reorder(texts: TextBatch, row: int, widely: bool) -> tuple[Int[Tensor, " k"], TextBatch]:
-    """One of the texts in other orders: pieces of several tokens moved."""
-    length = int(texts.lengths[row])
-    longest, farthest = (length // 2, length) if length <= _SHORT else (2, 4)
-    if widely:
-        longest, farthest = min(8, length // 2), length
-    orders = rearrangements(length, longest, farthest).to(texts.tokens.device)
-    own = texts.tokens[row, :length]
-    return torch.full((len(orders),), row, device=own.device), TextBatch(own[orders])
 
 
 def _read_shortlists(attempts: list[Attempt], language: LanguagePrior) -> None:
