@@ -10,10 +10,11 @@ import torch
 
 
 def machine() -> str:
-    """Processor, cores in use and torch's version, in one line."""
+    """Processor, cores in use, torch's version and a GPU if there is one, in one line."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         models = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
         name = models[0] if models else name
-    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}{gpu}"

@@ -24,6 +24,7 @@ LAYERS = (
         "shapes",
         "errors",
         "arguments",
+        "whole_files",
         "safe_text",
         "specs",
         "recovery",

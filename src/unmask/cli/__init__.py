@@ -115,7 +115,7 @@ def defences(json: JsonOption = False) -> None:
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for findings and report.")] = Path("runs/demo"),
 ) -> None:
-    """The tour: all three channels on real weights, a defence each, controls, and the report. A few minutes.
+    """The tour: all channels on real weights, a defence each, controls, and the report. A few minutes.
 
     Example: [bold]unmask demo --out runs/demo[/bold]
     """

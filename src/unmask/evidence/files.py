@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.errors import EvidenceError
+from unmask.whole_files import written_whole
 
 FORMAT = 1
 _HEADER = "unmask"
@@ -40,7 +40,7 @@ def reads(
 
 
 def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
-    """Write evidence whole or not at all: a temporary file beside the target, synced, then renamed."""
+    """Write evidence whole or not at all."""
     path = Path(path)
     if not path.parent.is_dir():
         raise EvidenceError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
@@ -49,17 +49,9 @@ def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], header: Ma
     contiguous = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
     stated = {"format": FORMAT, "kind": kind, **header}
     document = json.dumps({**stated, "digest": _digest(stated, contiguous)}, sort_keys=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        save_file(contiguous, name, metadata={_HEADER: document})
-        with open(name, "rb+") as written:
-            os.fsync(written.fileno())
-        os.chmod(name, 0o600)  # evidence is as sensitive as the secret in it
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with written_whole(path) as temporary:
+        save_file(contiguous, temporary, metadata={_HEADER: document})
+        os.chmod(temporary, 0o600)  # evidence is as sensitive as the secret in it
     return path
 
 

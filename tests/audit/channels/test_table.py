@@ -11,10 +11,11 @@ from tests.audit.channels.stories import group, tell
 from tests.audit.made import WORDS, make_plan
 
 from unmask.audit.cases.case import Case
-from unmask.audit.channels import gradients, outputs, queries
+from unmask.audit.channels import gradients, outputs, queries, seen_texts
 from unmask.audit.channels.channel_audit import WorkerContext
 from unmask.audit.channels.table import CHANNEL_AUDITS
 from unmask.audit.findings.finding import Outcome
+from unmask.defences import parse_defence
 from unmask.evidence.gradients import GradientEvidence
 from unmask.evidence.outputs import HiddenEvidence
 from unmask.models import Model
@@ -52,7 +53,7 @@ def test_the_attack_gets_evidence_and_model_and_nothing_else(tmp_path, bert_fold
         calls.append((arguments, options))
         return recover(*arguments, **options)
 
-    module = {"gradients": gradients, "outputs": outputs}[channel]
+    module = {"gradients": gradients, "outputs": seen_texts}[channel]
     recover = module.recover_text
     monkeypatch.setattr(module, "recover_text", spy)
     plan = make_plan(tmp_path, group(channel, bert_folder))
@@ -98,15 +99,18 @@ def test_noise_is_the_case_s_own(tmp_path, llama_folder, monkeypatch):
         seeds.append(generator.initial_seed())
         return observe(*arguments, generator=generator, **options)
 
-    def states(evidence: Any, defence: Any, generator: torch.Generator) -> Any:
-        seeds.append(generator.initial_seed())
-        return defend(evidence, defence, generator)
+    def parse(text: str) -> Any:
+        def defend(evidence: Any, generator: torch.Generator) -> Any:
+            seeds.append(generator.initial_seed())
+            return parse_defence(text)(evidence, generator)
 
-    observe, defend = gradients.observe_update, outputs.defend_states
+        return defend
+
+    observe = gradients.observe_update
     monkeypatch.setattr(gradients, "observe_update", update)
-    monkeypatch.setattr(outputs, "defend_states", states)
     noise = 'defences = ["noise:sigma=1e6"]'
     plan = make_plan(tmp_path, group("gradients", llama_folder, noise), group("outputs", llama_folder, noise))
+    monkeypatch.setattr(outputs, "parse_defence", parse)
     tell(plan)
     assert seeds == [case.seed for case in plan.cases]
     assert len(set(seeds)) == 2

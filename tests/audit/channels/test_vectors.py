@@ -10,7 +10,7 @@ from tests.audit.channels.stories import NO_LEAK, group, tell
 from tests.audit.made import WORDS, make_plan
 
 from unmask.attacks.run import Run
-from unmask.audit.channels import vectors
+from unmask.audit.channels import seen_texts, vectors
 from unmask.audit.findings.finding import Outcome
 from unmask.evidence import VectorEvidence
 from unmask.models import Model
@@ -46,13 +46,13 @@ def try_words(evidence: VectorEvidence, model: Model, progress: Any) -> Recovery
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """The channel's own call of `recover_text`, with the stand-in in place of the default attack."""
-    recover, calls = vectors.recover_text, []
+    recover, calls = seen_texts.recover_text, []
 
     def call(*arguments: Any, **options: Any) -> Any:
         calls.append((arguments, dict(options)))
         return recover(*arguments, **{**options, "attack": try_words})
 
-    monkeypatch.setattr(vectors, "recover_text", call)
+    monkeypatch.setattr(seen_texts, "recover_text", call)
     return calls
 
 

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 
-import torch
-
-from unmask.attacks.recover import recover_text
 from unmask.attacks.table import Secret
 from unmask.audit.cases.case import Case
 from unmask.audit.channels import axes
 from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext
 from unmask.audit.channels.outputs import read_layer
-from unmask.audit.channels.text_scores import text_result
+from unmask.audit.channels.seen_texts import audit_seen_texts
 from unmask.audit.findings.finding import Finding
-from unmask.audit.findings.result import finding_of
-from unmask.defences.table import defend_states, parse_defence
+from unmask.defences.table import parse_defence
+from unmask.evidence.caches import CacheEvidence
+from unmask.models.adapter import Model
 from unmask.models.outline import Outline
 from unmask.protocols.caches import PARTS, STORAGES, observe_cache
 
 
 def audit_caches(case: Case, context: WorkerContext) -> Finding:
     """A user's prompts, the cache that a service keeps of them, and the prompts that it gives away."""
-    model = context.model(case["model"], case["dtype"])
-    texts, others = context.data[case["data"]["name"]].draw(case["batch_size"], case["seed"])
-    layer = model.num_blocks - 1 if case["layer"] == "last" else case["layer"]
-    cache = observe_cache(model, texts, layer=layer, parts=case["part"], dtype=case["storage"])
-    generator = torch.Generator().manual_seed(case.seed)
-    defences = [parse_defence(text) for text in case["defences"]]
-    cache = functools.reduce(lambda seen, defence: defend_states(seen, defence, generator), defences, cache)
-    recovery = recover_text(cache, model, attack=case["attack"], progress=context.progress)
-    return finding_of(case, model, recovery, text_result(recovery, texts, others, model))
+
+    def observe(model: Model, texts: Sequence[str]) -> CacheEvidence:
+        layer = model.num_blocks - 1 if case["layer"] == "last" else case["layer"]
+        return observe_cache(model, texts, layer=layer, parts=case["part"], dtype=case["storage"])
+
+    return audit_seen_texts(case, context, observe, parse_defence)
 
 
 def find_fault(spec: Spec) -> str | None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import torch
-
-from unmask.attacks.recover import recover_text
 from unmask.attacks.table import Secret
 from unmask.audit.cases.case import Case
 from unmask.audit.channels import axes
 from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext
-from unmask.audit.channels.text_scores import text_result
+from unmask.audit.channels.seen_texts import audit_seen_texts
 from unmask.audit.findings.finding import Finding
-from unmask.audit.findings.result import finding_of
-from unmask.defences.table import defend_states, parse_defence
+from unmask.defences.table import parse_defence
 from unmask.evidence.outputs import Site
 from unmask.models.outline import Outline
 from unmask.protocols.hidden import observe_hidden
@@ -28,15 +24,9 @@ def read_layer(value: Any) -> int | str:
 
 def audit_outputs(case: Case, context: WorkerContext) -> Finding:
     """A user's prompts, the hidden states that a service hands out, and the prompts that these give away."""
-    model = context.model(case["model"], case["dtype"])
-    texts, others = context.data[case["data"]["name"]].draw(case["batch_size"], case["seed"])
     layer = None if case["layer"] == "last" else case["layer"]
-    states = observe_hidden(model, texts, layer=layer, site=case["site"])
-    generator = torch.Generator().manual_seed(case.seed)
-    defences = [parse_defence(text) for text in case["defences"]]
-    states = functools.reduce(lambda seen, defence: defend_states(seen, defence, generator), defences, states)
-    recovery = recover_text(states, model, attack=case["attack"], progress=context.progress)
-    return finding_of(case, model, recovery, text_result(recovery, texts, others, model))
+    observe = functools.partial(observe_hidden, layer=layer, site=case["site"])
+    return audit_seen_texts(case, context, observe, parse_defence)
 
 
 def find_fault(spec: Spec) -> str | None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import functools
 
-import torch
-
-from unmask.attacks.recover import recover_text
 from unmask.attacks.table import Secret
 from unmask.audit.cases.case import Case
 from unmask.audit.channels import axes
 from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext
-from unmask.audit.channels.text_scores import text_result
+from unmask.audit.channels.seen_texts import audit_seen_texts
 from unmask.audit.findings.finding import Finding
-from unmask.audit.findings.result import finding_of
 from unmask.defences.vector_table import parse_vector_defence
 from unmask.models.outline import Outline
 from unmask.models.pooling import Pooling
@@ -22,15 +18,9 @@ from unmask.protocols.vectors import STORAGES, observe_vectors
 
 def audit_vectors(case: Case, context: WorkerContext) -> Finding:
     """Texts, the vectors that a database keeps of them, and the texts that these give away."""
-    model = context.model(case["model"], case["dtype"])
-    texts, others = context.data[case["data"]["name"]].draw(case["batch_size"], case["seed"])
     pooling = None if case["pooling"] == axes.DEFAULT else case["pooling"]
-    vectors = observe_vectors(model, texts, pooling=pooling, dtype=case["storage"])
-    generator = torch.Generator().manual_seed(case.seed)
-    defences = [parse_vector_defence(text) for text in case["defences"]]
-    vectors = functools.reduce(lambda seen, defence: defence(seen, generator), defences, vectors)
-    recovery = recover_text(vectors, model, attack=case["attack"], progress=context.progress)
-    return finding_of(case, model, recovery, text_result(recovery, texts, others, model))
+    observe = functools.partial(observe_vectors, pooling=pooling, dtype=case["storage"])
+    return audit_seen_texts(case, context, observe, parse_vector_defence)
 
 
 def find_fault(spec: Spec) -> str | None:

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import IO, Any
 
 from unmask.audit.findings.finding import ERROR, DamagedLineError, Finding, FindingError, digest_of
 from unmask.errors import InputError, UnmaskError
+from unmask.whole_files import written_whole
 
 MANIFEST, PLAN = "manifest.json", "plan.toml"
 SCHEMA = 1  # of the manifest
@@ -232,13 +232,5 @@ def open_findings(folder: Path, shard: tuple[int, int] | None = None) -> Iterato
 
 def write_whole(path: Path, text: str) -> None:
     """Write a small file whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

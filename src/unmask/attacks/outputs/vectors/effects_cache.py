@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from unmask.attacks.run import Progress
 from unmask.models.adapter import Model
 from unmask.models.gguf_cache import cache_folder
 from unmask.models.pooling import special_frame
+from unmask.whole_files import written_whole
 
 _VERSION = 1  # raise it when the fit changes
 _LENGTHS = range(3, 49)  # tokens of sentences that are used
@@ -64,13 +63,6 @@ def _path(embedder: Embedder, settings: FitSettings) -> Path:
 
 
 def _write(path: Path, effects: InsertionEffects) -> None:
-    """Whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".fitting-")
-    os.close(handle)
-    try:
-        save_file({key: value.detach().cpu().contiguous() for key, value in vars(effects).items()}, name)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with written_whole(path) as temporary:
+        save_file({key: value.detach().cpu().contiguous() for key, value in vars(effects).items()}, temporary)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -19,7 +21,7 @@ from unmask.models.pooling import EmbeddingRecipe
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _PADDING = 1.2  # longest by shortest text of a batch, on a GPU: most of its time goes by batches, not by texts
 _SAME = 0.02  # of the vectors' length, by which the fast copy may differ with padding
-_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 262_144}
+_TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 262_144}  # on a CPU as many as its caches hold
 
 
 @dataclass
@@ -28,27 +30,30 @@ class Embedder:
 
     model: Model
     recipe: EmbeddingRecipe
-    body: torch.nn.Module = field(init=False)
     frame: tuple[tuple[int, ...], tuple[int, ...]] = field(init=False)
-    pads: bool = field(default=False, init=False)  # texts of nearly one length go through the fast copy together
     num_texts: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.frame = self.recipe.frame_of(self.model)
-        self.body = self.model.body
-        if self.model.device.type == "cuda":
-            self.body = _fast_copy(self.model)
-            self.pads = self._may_pad()
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the search runs on the model itself."""
-        return self.body is self.model.body
+    @cached_property
+    def fast(self) -> torch.nn.Module:
+        """A copy of the model with fused attention; on a GPU in bfloat16."""
+        is_gpu = self.model.device.type == "cuda"
+        copied = copy_module(self.model.hf, self.model.device, torch.bfloat16 if is_gpu else self.model.dtype)
+        with contextlib.suppress(ValueError):  # a family that has none
+            copied.set_attn_implementation("sdpa")
+        return copied.base_model
+
+    @cached_property
+    def pads(self) -> bool:
+        """Whether texts of nearly one length go through the fast copy together: on a GPU, if their vectors stay."""
+        return self.model.device.type == "cuda" and self.may_pad()
 
     def __call__(self, texts: TextBatch) -> Float[Tensor, "k d"]:
         """Vectors of texts of any lengths, by the fast copy, in float32."""
         self.num_texts += len(texts)
-        return self._embed(texts, self.body, _PADDING if self.pads else 1.0).float()
+        return self._embed(texts, self.fast, _PADDING if self.pads else 1.0).float()
 
     def exact(self, texts: TextBatch) -> Float[Tensor, "k d"]:
         """The same by the model itself, in its own precision."""
@@ -67,7 +72,7 @@ class Embedder:
         for longest, count in _group(torch.bincount(lengths).tolist(), padding):
             rows = texts.tokens[order[start : start + count], :longest]
             start += count
-            at_once = max(1, _TOKENS_AT_ONCE.get(rows.device.type, 4096) // (longest + 2))
+            at_once = max(1, _TOKENS_AT_ONCE.get(rows.device.type, 2048) // (longest + 2))
             if not longest and not any(self.frame):
                 parts.append(
                     torch.zeros(count, self.recipe.width(self.model), device=rows.device, dtype=self.model.dtype)
@@ -96,11 +101,11 @@ class Embedder:
     def _filler(self) -> int | None:
         return self.model.hf.config.get_text_config().pad_token_id
 
-    def _may_pad(self) -> bool:
+    def may_pad(self) -> bool:
         """Whether texts with padding behind them have the vectors that they have alone."""
         tokens = usual_tokens(self.model.hf, 12).to(self.model.device).view(2, 6)
         tokens[0, 5] = EMPTY
-        alone, padded = (self._embed(TextBatch(tokens), self.body, padding) for padding in (1.0, 2.0))
+        alone, padded = (self._embed(TextBatch(tokens), self.fast, padding) for padding in (1.0, 2.0))
         return bool((alone - padded).norm() < _SAME * alone.norm())
 
 
@@ -117,9 +122,3 @@ def _group(counts: list[int], padding: float) -> list[tuple[int, int]]:
             groups.append((length, count))
             shortest = length
     return groups
-
-
-def _fast_copy(model: Model) -> torch.nn.Module:
-    copied = copy_module(model.hf, model.device, torch.bfloat16, [])
-    copied.set_attn_implementation("sdpa")
-    return copied.base_model

@@ -1,0 +1,31 @@
+"""One case of texts whose states, cache or vectors are seen: draw, observe, defend, attack, score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from unmask.attacks.recover import TextEvidence, recover_text
+from unmask.audit.cases.case import Case
+from unmask.audit.channels.channel_audit import WorkerContext
+from unmask.audit.channels.text_scores import text_result
+from unmask.audit.findings.finding import Finding
+from unmask.audit.findings.result import finding_of
+from unmask.models.adapter import Model
+
+Observe = Callable[[Model, Sequence[str]], TextEvidence]
+
+
+def audit_seen_texts(
+    case: Case, context: WorkerContext, observe: Observe, parse_defence: Callable[[str], Callable[..., TextEvidence]]
+) -> Finding:
+    """Texts of the case's data, what is seen of them behind its defences, and the texts that this gives away."""
+    model = context.model(case["model"], case["dtype"])
+    texts, others = context.data[case["data"]["name"]].draw(case["batch_size"], case["seed"])
+    generator = torch.Generator().manual_seed(case.seed)
+    seen = observe(model, texts)
+    for text in case["defences"]:
+        seen = parse_defence(text)(seen, generator)
+    recovery = recover_text(seen, model, attack=case["attack"], progress=context.progress)
+    return finding_of(case, model, recovery, text_result(recovery, texts, others, model))

@@ -1,0 +1,39 @@
+"""One case from texts to a finding: defences in their order and by the case's seed, before the attack sees anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.audit.channels.stories import group, tell
+from tests.audit.made import make_plan
+
+from unmask.audit.channels import seen_texts
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the attack of every case was given."""
+    recover, given = seen_texts.recover_text, []
+
+    def call(evidence: Any, *arguments: Any, **options: Any) -> Any:
+        given.append(evidence)
+        return recover(evidence, *arguments, **options)
+
+    monkeypatch.setattr(seen_texts, "recover_text", call)
+    return given
+
+
+def test_defences_come_one_after_the_other(tmp_path, llama_folder, seen):
+    tell(make_plan(tmp_path, group("outputs", llama_folder, 'layers = [1]\ndefences = [["noise:sigma=1e-4", "bf16"]]')))
+    tell(make_plan(tmp_path, group("outputs", llama_folder, 'layers = [1]\ndefences = [["bf16", "noise:sigma=1e-4"]]')))
+    rounded, noisy = (evidence.states.float() for evidence in seen)
+    assert torch.equal(rounded, rounded.bfloat16().float())
+    assert not torch.equal(noisy, noisy.bfloat16().float())
+
+
+def test_the_same_case_is_defended_by_the_same_noise(tmp_path, llama_folder, seen):
+    for _ in range(2):
+        tell(make_plan(tmp_path, group("outputs", llama_folder, 'layers = [1]\ndefences = ["noise:sigma=1e-4"]')))
+    assert torch.equal(seen[0].states, seen[1].states)
