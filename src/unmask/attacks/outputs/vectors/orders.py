@@ -32,7 +32,7 @@ def reorder(
     text: Int[Tensor, " n"], continues: Bool[Tensor, " vocab"], at_most: int, generator: torch.Generator
 ) -> TextBatch:
     """One text in other orders."""
-    begins = ~continues[text]
+    begins = ~continues.to(text.device)[text]
     begins[0] = True
     word = begins.long().cumsum(0) - 1
     place = torch.arange(len(text), device=text.device)

@@ -27,8 +27,9 @@ from unmask.attacks.outputs.vectors.combinations import CombinationSettings, com
 from unmask.attacks.outputs.vectors.edits import TextBatch, TextHash, concatenate, first_of_each
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.attacks.outputs.vectors.language_prior import LanguagePrior
-from unmask.attacks.outputs.vectors.orders import continuing_tokens, reorder
+from unmask.attacks.outputs.vectors.orders import reorder
 from unmask.attacks.outputs.vectors.proposals import Proposer
+from unmask.attacks.outputs.vectors.respellings import Respeller
 from unmask.attacks.outputs.vectors.restarts import Ends, drop_doubtful
 
 _NUM_CLOSE = 64  # texts that are compared with the one that was found
@@ -90,13 +91,13 @@ class TextSearch:
     combinations: CombinationSettings = field(default_factory=CombinationSettings)
     language: Callable[[], LanguagePrior | None] = lambda: None
     hash_of: TextHash = field(init=False)
-    continues: Bool[Tensor, " vocab"] = field(init=False)
+    respell: Respeller = field(init=False)
     num_attempts: int = field(default=0, init=False)
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), init=False)
 
     def __post_init__(self) -> None:
         self.hash_of = TextHash(self.embedder.model.vocab_size, self.embedder.model.device)
-        self.continues = continuing_tokens(self.embedder.model)
+        self.respell = Respeller(self.embedder.model)
 
     @torch.no_grad()
     def run(
@@ -178,12 +179,12 @@ class TextSearch:
         sets = combine_edits(removed.beside(edits), effects, seen - vectors, self.combinations)
         rows, columns = sets.valid.nonzero(as_tuple=True)
         together = [(rows, texts.edit(rows, sets.slots[rows, columns], sets.values[rows, columns]))]
-        if width == 1:
-            close = (is_near & (texts.lengths > 2)).nonzero()[:, 0].tolist()
-            for row in close:
-                own = texts.tokens[row, : int(texts.lengths[row])]
-                orders = reorder(own, self.continues, _NUM_ORDERS[language is not None], self.generator)
-                together.append((torch.full((len(orders),), row, device=own.device), orders))
+        for row in (is_near & (texts.lengths > 1)).nonzero()[:, 0].tolist():
+            own = texts.tokens[row, : int(texts.lengths[row])]
+            others = [self.respell(own, widely=width > 1)]
+            if width == 1:
+                others.append(reorder(own, self.respell.continues, _NUM_ORDERS[language is not None], self.generator))
+            together += [(torch.full((len(batch),), row, device=own.device), batch) for batch in others]
         for rows, tried, found in (shorter, changed):
             self._record(attempts, owners[rows], tried, (seen[rows] - found).norm(dim=1))
         rows, tried = torch.cat([rows for rows, _ in together]), concatenate([batch for _, batch in together])

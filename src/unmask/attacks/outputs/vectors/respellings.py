@@ -1,0 +1,90 @@
+"""Words of a text in other forms: two written as one, with another ending or beginning; cut into tokens anew.
+
+A rare word is several tokens that say little alone ('over', '##hea', '##ted'), so that a search by single tokens passes
+it by; but what it finds instead is often made of the same parts ('over', 'heated').
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from unmask.attacks.outputs.vectors.edits import TextBatch
+from unmask.attacks.outputs.vectors.orders import continuing_tokens
+from unmask.models.adapter import Model
+from unmask.models.pooling import special_frame
+
+_ENDINGS = ("s", "es", "d", "ed", "ing", "ly", "er", "est", "y", "ness", "less", "ful", "able", "al", "ity", "ment")
+_BEGINNINGS = ("un", "re", "in", "im", "dis", "over", "out", "under", "mis", "non", "pre", "sub")
+Word = tuple[int, ...]
+
+
+@dataclass
+class Respeller:
+    """A tokenizer, and the words that it has cut already."""
+
+    model: Model
+    continues: Bool[Tensor, " vocab"] = field(init=False)
+    _pieces: dict[str, Word] = field(default_factory=dict)
+    _names: dict[Word, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.continues = continuing_tokens(self.model).cpu()
+
+    def __call__(self, text: Int[Tensor, " n"], widely: bool) -> TextBatch:
+        """Texts with two words joined; `widely`: or with one word in another form."""
+        if self.model.tokenizer is None:
+            return TextBatch(text[:0].view(0, 1))
+        words = self._words(text.tolist())
+        names = [self._name(word) for word in words]
+        found: dict[Word, None] = {}
+        for place in range(len(words)):
+            for last, forms in self._forms(names, place, widely):
+                before, after = sum(words[:place], ()), sum(words[last:], ())
+                for pieces in self._cut(forms):
+                    found[(*before, *pieces, *after)] = None
+        found.pop(tuple(text.tolist()), None)
+        return TextBatch.of(list(found), text.device) if found else TextBatch(text[:0].view(0, 1))
+
+    def _forms(self, names: list[str], place: int, widely: bool) -> Iterator[tuple[int, list[str]]]:
+        """What may stand in place of a word, and of it and the next one; with the place behind them."""
+        one, other = names[place], names[place + 1] if place + 1 < len(names) else ""
+        if one.isalpha() and widely:
+            yield place + 1, other_forms(one)
+        if one.isalpha() and other.isalpha():
+            yield place + 2, [one + other]
+
+    def _words(self, tokens: list[int]) -> list[Word]:
+        words: list[Word] = []
+        for token, continues in zip(tokens, self.continues[tokens].tolist(), strict=True):
+            if continues and words:
+                words[-1] = (*words[-1], token)
+            else:
+                words.append((token,))
+        return words
+
+    def _name(self, word: Word) -> str:
+        if word not in self._names:
+            self._names[word] = self.model.decode(list(word)).strip()
+        return self._names[word]
+
+    def _cut(self, forms: list[str]) -> list[Word]:
+        opening, closing = special_frame(self.model)
+        for form in forms:
+            if form not in self._pieces:
+                framed = self.model.encode(f" {form}")
+                self._pieces[form] = tuple(framed[len(opening) : len(framed) - len(closing)])
+        return [self._pieces[form] for form in forms]
+
+
+def other_forms(word: str) -> list[str]:
+    """A word with another ending or beginning, or without the one it has."""
+    forms = [word + ending for ending in _ENDINGS] + [beginning + word for beginning in _BEGINNINGS]
+    forms += [word[: -len(ending)] for ending in _ENDINGS if word.endswith(ending)]
+    forms += [word[len(beginning) :] for beginning in _BEGINNINGS if word.startswith(beginning)]
+    stems = [word[: -len(ending)] for ending in ("e", "y", "s", "ed", "ing") if word.endswith(ending)]
+    forms += [stem + ending for stem in stems for ending in ("ed", "ing", "er", "ies", "ied", "es", "e")]
+    return [form for form in dict.fromkeys(forms) if len(form) > 1 and form != word]
