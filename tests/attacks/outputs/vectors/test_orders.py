@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from unmask.attacks.outputs.vectors.orders import continuing_tokens, reorder, word_orders
+from unmask.attacks.outputs.vectors.edits import TextBatch
+from unmask.attacks.outputs.vectors.orders import continuing_tokens, reorder, split_words, word_orders
 
 CONTINUES = torch.tensor([False, False, False, False, True])  # token 4 continues a word
 
@@ -26,18 +27,35 @@ def test_pieces_go_no_farther_than_asked():
 
 
 def test_words_are_not_torn_apart():
-    found = reorder(torch.tensor([0, 4, 1, 2]), CONTINUES, 100, torch.Generator()).as_tuples()
-    assert set(found) == {(0, 4, 2, 1), (1, 0, 4, 2), (1, 2, 0, 4), (2, 0, 4, 1), (2, 1, 0, 4)}
+    _, found = reorder(TextBatch.of([(0, 4, 1, 2)]), CONTINUES, 100, torch.Generator())
+    assert set(found.as_tuples()) == {(0, 4, 2, 1), (1, 0, 4, 2), (1, 2, 0, 4), (2, 0, 4, 1), (2, 1, 0, 4)}
 
 
 def test_a_piece_in_front_is_a_word_and_few_orders_are_drawn():
-    found = reorder(torch.tensor([4, 1, 2, 3]), CONTINUES, 7, torch.Generator().manual_seed(0)).as_tuples()
-    assert len(set(found)) == 7
-    assert all(sorted(text) == [1, 2, 3, 4] for text in found)
+    _, found = reorder(TextBatch.of([(4, 1, 2, 3)]), CONTINUES, 7, torch.Generator().manual_seed(0))
+    assert len(set(found.as_tuples())) == 7
+    assert all(sorted(text) == [1, 2, 3, 4] for text in found.as_tuples())
+
+
+def test_several_texts_keep_their_own_words():
+    rows, found = reorder(TextBatch.of([(0, 4, 1, 4), (3,), (1, 2, 3)]), CONTINUES, 100, torch.Generator())
+    both = list(zip(rows.tolist(), found.as_tuples(), strict=True))
+    assert [text for row, text in both if row == 0] == [(1, 4, 0, 4)]
+    assert {row for row, _ in both} == {0, 2}
+    assert all(sorted(text) == [1, 2, 3] for row, text in both if row == 2)
+    assert len(both) == 1 + len(word_orders(3))
+
+
+def test_words_of_texts():
+    assert split_words(TextBatch.of([(0, 4, 4, 1), (2,)]), CONTINUES).tolist() == [
+        [[0, 4, 4], [1, -1, -1]],
+        [[2, -1, -1], [-1, -1, -1]],
+    ]
 
 
 def test_one_word_has_no_other_order():
-    assert len(reorder(torch.tensor([0, 4, 4]), CONTINUES, 100, torch.Generator())) == 0
+    rows, _ = reorder(TextBatch.of([(0, 4, 4)]), CONTINUES, 100, torch.Generator())
+    assert len(rows) == 0
 
 
 def test_which_tokens_continue_a_word(minilm, smollm2, tiny_bert):

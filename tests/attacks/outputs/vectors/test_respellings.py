@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-
+from unmask.attacks.outputs.vectors.edits import TextBatch
 from unmask.attacks.outputs.vectors.respellings import Respeller, other_forms
 
 
 def respell(model, text, widely):
     opening = len(model.encode("")) // 2
     tokens = model.encode(text)
-    found = Respeller(model)(torch.tensor(tokens[opening : len(tokens) - opening]), widely)
+    texts = TextBatch.of([tuple(tokens[opening : len(tokens) - opening])])
+    _, found = Respeller(model)(texts, widely)
     return {model.decode(text).strip(): text for text in found.as_tuples()}
 
 
@@ -34,7 +34,15 @@ def test_words_of_a_decoder_keep_their_space(smollm2):
 
 def test_marks_are_no_words_and_without_a_tokenizer_there_are_none(minilm, tiny_bert):
     assert not respell(minilm, ", - .", widely=True)
-    assert len(Respeller(tiny_bert)(torch.tensor([5, 6]), widely=True)) == 0
+    rows, _ = Respeller(tiny_bert)(TextBatch.of([(5, 6)]), widely=True)
+    assert len(rows) == 0
+
+
+def test_several_texts_at_once(minilm):
+    texts = TextBatch.of([tuple(minilm.encode(text)[1:-1]) for text in ("over heated", "!", "up right now")])
+    rows, found = Respeller(minilm)(texts, widely=False)
+    assert rows.tolist() == [0, 2, 2]
+    assert [minilm.decode(text) for text in found.as_tuples()] == ["overheated", "upright now", "up rightnow"]
 
 
 def test_forms_of_a_word():

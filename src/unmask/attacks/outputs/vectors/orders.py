@@ -29,21 +29,36 @@ def continuing_tokens(model: Model) -> Bool[Tensor, " vocab"]:
 
 
 def reorder(
-    text: Int[Tensor, " n"], continues: Bool[Tensor, " vocab"], at_most: int, generator: torch.Generator
-) -> TextBatch:
-    """One text in other orders."""
-    begins = ~continues.to(text.device)[text]
-    begins[0] = True
-    word = begins.long().cumsum(0) - 1
-    place = torch.arange(len(text), device=text.device)
-    within = place - place[begins][word]
-    num_words = int(word[-1]) + 1
-    words = text.new_full((num_words, int(within.max()) + 1), EMPTY)
-    words[word, within] = text
-    orders = word_orders(num_words)
-    if len(orders) > at_most:
-        orders = orders[torch.randperm(len(orders), generator=generator)[:at_most]]
-    return squeeze(words[orders.to(text.device)].flatten(1))
+    texts: TextBatch, continues: Bool[Tensor, " vocab"], at_most: int, generator: torch.Generator
+) -> tuple[Int[Tensor, " k"], TextBatch]:
+    """Texts in other orders, up to `at_most` of each: which text each is of, and the orders."""
+    device, words = texts.tokens.device, split_words(texts, continues)
+    rows, orders = [], []
+    for row, num in enumerate((words[:, :, 0] >= 0).sum(1).tolist()):
+        every = word_orders(num)
+        if len(every) > at_most:
+            every = every[torch.randperm(len(every), generator=generator)[:at_most]]
+        orders.append(torch.nn.functional.pad(every, (0, words.shape[1] - num), value=words.shape[1]))
+        rows += [row] * len(every)
+    found = torch.tensor(rows, dtype=torch.long).to(device)
+    none = torch.full_like(words[:, :1], EMPTY)
+    table = torch.cat([words, none], 1)  # the last word is none
+    return found, squeeze(table[found[:, None], torch.cat(orders).to(device)].flatten(1))
+
+
+def split_words(texts: TextBatch, continues: Bool[Tensor, " vocab"]) -> Int[Tensor, "k words pieces"]:
+    """The tokens of each word of each text, EMPTY behind their ends."""
+    tokens, mask = texts.tokens, texts.mask
+    begins = ~continues.to(tokens.device)[tokens] & mask
+    begins[:, 0] = mask[:, 0]
+    word = begins.long().cumsum(1) - 1
+    place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    start = torch.where(begins, place, 0).cummax(1).values
+    num_words, num_pieces = (torch.stack([word.max(), (place - start)[mask].max()]) + 1).tolist()
+    words = tokens.new_full((len(tokens), num_words, num_pieces), EMPTY)
+    rows = torch.arange(len(tokens), device=tokens.device)[:, None].expand_as(tokens)
+    words[rows[mask], word[mask], (place - start)[mask]] = tokens[mask]
+    return words
 
 
 @lru_cache(maxsize=256)

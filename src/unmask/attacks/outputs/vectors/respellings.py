@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -28,17 +29,25 @@ class Respeller:
 
     model: Model
     continues: Bool[Tensor, " vocab"] = field(init=False)
+    _glued: list[bool] = field(init=False)
     _pieces: dict[str, Word] = field(default_factory=dict)
     _names: dict[Word, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.continues = continuing_tokens(self.model).cpu()
+        self.continues = continuing_tokens(self.model)
+        self._glued = self.continues.tolist()
 
-    def __call__(self, text: Int[Tensor, " n"], widely: bool) -> TextBatch:
-        """Texts with two words joined; `widely`: or with one word in another form."""
-        if self.model.tokenizer is None:
-            return TextBatch(text[:0].view(0, 1))
-        words = self._words(text.tolist())
+    def __call__(self, texts: TextBatch, widely: bool) -> tuple[Int[Tensor, " k"], TextBatch]:
+        """Texts with two words joined; `widely`: or with one word in another form. Which text each is of, and they."""
+        device = texts.tokens.device
+        found = [self._respell(text, widely) if self.model.tokenizer is not None else [] for text in texts.as_tuples()]
+        rows = [row for row, several in enumerate(found) for _ in several]
+        return torch.tensor(rows, dtype=torch.long).to(device), TextBatch.of(
+            [t for each in found for t in each], device
+        )
+
+    def _respell(self, text: Word, widely: bool) -> list[Word]:
+        words = self._words(text)
         names = [self._name(word) for word in words]
         found: dict[Word, None] = {}
         for place in range(len(words)):
@@ -46,8 +55,8 @@ class Respeller:
                 before, after = sum(words[:place], ()), sum(words[last:], ())
                 for pieces in self._cut(forms):
                     found[(*before, *pieces, *after)] = None
-        found.pop(tuple(text.tolist()), None)
-        return TextBatch.of(list(found), text.device) if found else TextBatch(text[:0].view(0, 1))
+        found.pop(text, None)
+        return list(found)
 
     def _forms(self, names: list[str], place: int, widely: bool) -> Iterator[tuple[int, list[str]]]:
         """What may stand in place of a word, and of it and the next one; with the place behind them."""
@@ -57,10 +66,10 @@ class Respeller:
         if one.isalpha() and other.isalpha():
             yield place + 2, [one + other]
 
-    def _words(self, tokens: list[int]) -> list[Word]:
+    def _words(self, text: Word) -> list[Word]:
         words: list[Word] = []
-        for token, continues in zip(tokens, self.continues[tokens].tolist(), strict=True):
-            if continues and words:
+        for token in text:
+            if words and self._glued[token]:
                 words[-1] = (*words[-1], token)
             else:
                 words.append((token,))

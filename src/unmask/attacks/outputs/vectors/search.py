@@ -3,8 +3,9 @@
     from the empty text:  take the most promising text that was not expanded yet
       1. test it without each of its tokens, and with the likeliest tokens exchanged and put in (proposals.py)
       2. test sets of these edits whose measured effects add up to what is missing (combinations.py)
-      3. where it is close, move tokens and pieces
-      in vain: the closest text again, four times as wide; then another attempt, with another prior
+      3. where it is close, test its words in other orders and forms (orders.py, respellings.py)
+      in vain: the closest text again, four times as wide; then another attempt, which begins with the text that this
+      one ended with, without its doubtful tokens (restarts.py)
     until the distance is at rounding
 
 Limits: a search; it ends with the closest text that was found.
@@ -179,12 +180,13 @@ class TextSearch:
         sets = combine_edits(removed.beside(edits), effects, seen - vectors, self.combinations)
         rows, columns = sets.valid.nonzero(as_tuple=True)
         together = [(rows, texts.edit(rows, sets.slots[rows, columns], sets.values[rows, columns]))]
-        for row in (is_near & (texts.lengths > 1)).nonzero()[:, 0].tolist():
-            own = texts.tokens[row, : int(texts.lengths[row])]
-            others = [self.respell(own, widely=width > 1)]
+        near = (is_near & (texts.lengths > 1)).nonzero()[:, 0]
+        if len(near):
+            others = [self.respell(texts[near], widely=width > 1)]
             if width == 1:
-                others.append(reorder(own, self.respell.continues, _NUM_ORDERS[language is not None], self.generator))
-            together += [(torch.full((len(batch),), row, device=own.device), batch) for batch in others]
+                at_most = _NUM_ORDERS[language is not None]
+                others.append(reorder(texts[near], self.respell.continues, at_most, self.generator))
+            together += [(near[rows], batch) for rows, batch in others]
         for rows, tried, found in (shorter, changed):
             self._record(attempts, owners[rows], tried, (seen[rows] - found).norm(dim=1))
         rows, tried = torch.cat([rows for rows, _ in together]), concatenate([batch for _, batch in together])
