@@ -132,6 +132,7 @@ class TextSearch:
             start = drop_doubtful(text, search.vector, settings.dropped, votes, self.embedder, language, self.generator)
             owners = torch.zeros(1, dtype=torch.long, device=start.tokens.device)
             self._record([attempt], owners, start, (search.vector - self.embedder(start)).norm(dim=1))
+            attempt.widths[attempt.salt] = 1  # nothing grows from the empty text
         return attempt
 
     def expand(self, attempts: list[Attempt]) -> None:
