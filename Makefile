@@ -10,7 +10,7 @@ QUICK := tests/linalg tests/solvers tests/scores tests/defences tests/audit/find
 
 .PHONY: demo quick test test-slow lint bench soak clean
 
-demo: .venv/.ok  ## all channels on real weights, with defences, controls and a report (about five minutes)
+demo: .venv/.ok  ## all channels on real weights, with defences, controls and a report (about six minutes)
 	$(BIN)/unmask demo --out runs/demo
 
 quick: lint  ## style, types and the fast tests (about a minute on two cores)

@@ -11,6 +11,7 @@ import unmask.demo
 from unmask.audit.findings.folder import read_audit
 from unmask.audit.plan import load_plan
 from unmask.audit.running.engines import run_local
+from unmask.channels import CHANNELS
 from unmask.demo import DEMO_PLAN, run_demo
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import list_models
@@ -107,7 +108,7 @@ def test_every_channel_of_the_plan_has_a_bare_case_a_defence_and_a_control_on_re
         kind = "control" if not case.gates else "defended" if case["defences"] else "bare"
         if case["model"]:
             kinds[case["channel"]].add(kind)
-    assert kinds == {channel: {"bare", "defended", "control"} for channel in ("gradients", "outputs", "queries")}
+    assert kinds == {channel: {"bare", "defended", "control"} for channel in CHANNELS}
 
 
 def test_a_demo_that_does_not_hold_says_so(tmp_path, capsys):

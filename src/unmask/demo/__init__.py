@@ -40,7 +40,7 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     write_whole(out / PLAN, plan_file.read_text(encoding="utf-8"))
     plan = load_plan(out / PLAN)
     _require_models(plan)
-    note(f"{len(plan.cases)} cases, about four minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
+    note(f"{len(plan.cases)} cases, about six minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
     settings = EngineSettings(plan.data)
     with working("reading the weights (SmolLM2 is converted the first time, about half a minute)"):
         command = shlex.join(["unmask", "demo", "--out", str(out)])

@@ -64,6 +64,7 @@ def _describe_seen(finding: Finding) -> str:
     case = finding.case
     words = [case.get("model"), case.get("secret"), f"layer {case['layer']}" if "layer" in case else None]
     words += [case["site"]] if case.get("site", "stream") != "stream" else []
+    words.append(case.get("storage"))
     return printable(", ".join(str(word) for word in words if word))
 
 
