@@ -119,7 +119,7 @@ def test_a_demo_that_does_not_hold_says_so(tmp_path, capsys):
     assert "leaks, though its evidence holds no signal" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.slow  # two minutes
+@pytest.mark.slow  # six minutes
 def test_the_demo_holds(tmp_path, minilm, smollm2):
     assert run_demo(tmp_path / "demo")
     assert (tmp_path / "demo" / "report.html").exists()
