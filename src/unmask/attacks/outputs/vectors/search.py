@@ -9,7 +9,7 @@
     until the distance is at rounding
 
 Limits: a search; it ends with the closest text that was found.
-Cost: some 800 texts for 6 tokens, 6,000 for 12 (median).
+Cost: some 7,000 texts for 5 to 16 tokens, a million for 17 to 32 (means; docs/vectors.md).
 Source: ours.
 """
 
