@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -40,10 +41,7 @@ class Embedder:
     def fast(self) -> torch.nn.Module:
         """A copy of the model with fused attention; on a GPU in bfloat16."""
         is_gpu = self.model.device.type == "cuda"
-        copied = copy_module(self.model.hf, self.model.device, torch.bfloat16 if is_gpu else self.model.dtype)
-        with contextlib.suppress(ValueError):  # a family that has none
-            copied.set_attn_implementation("sdpa")
-        return copied.base_model
+        return fused_copy(self.model, torch.bfloat16 if is_gpu else self.model.dtype).base_model
 
     @cached_property
     def pads(self) -> bool:
@@ -90,16 +88,12 @@ class Embedder:
         if may_pad:
             framed = squeeze(framed).tokens
             mask = framed >= 0
-            framed = framed.clamp_min(0) if self._filler is None else framed.masked_fill(~mask, self._filler)
+            framed = framed.masked_fill(~mask, self.model.hf.config.get_text_config().pad_token_id or 0)
             options = {**options, "attention_mask": mask.long()}
         with sdpa_kernel(KERNELS):
             states = body(input_ids=framed, **options).last_hidden_state
         precise = torch.promote_types(states.dtype, torch.float32)
         return self.recipe.pool(states.to(precise), mask)
-
-    @property
-    def _filler(self) -> int | None:
-        return self.model.hf.config.get_text_config().pad_token_id
 
     def may_pad(self) -> bool:
         """Whether texts with padding behind them have the vectors that they have alone."""
@@ -107,6 +101,14 @@ class Embedder:
         tokens[0, 5] = EMPTY
         alone, padded = (self._embed(TextBatch(tokens), self.fast, padding) for padding in (1.0, 2.0))
         return bool((alone - padded).norm() < _SAME * alone.norm())
+
+
+def fused_copy(model: Model, dtype: torch.dtype) -> Any:
+    """The transformers model with fused attention, where its family has one."""
+    copied = copy_module(model.hf, model.device, dtype)
+    with contextlib.suppress(ValueError):
+        copied.set_attn_implementation("sdpa")
+    return copied
 
 
 def _group(counts: list[int], padding: float) -> list[tuple[int, int]]:

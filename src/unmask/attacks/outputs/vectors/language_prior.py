@@ -22,10 +22,9 @@ from torch.nn.attention import sdpa_kernel
 
 from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.vectors.edits import EMPTY, TextBatch, squeeze
-from unmask.attacks.outputs.vectors.embedder import KERNELS
+from unmask.attacks.outputs.vectors.embedder import KERNELS, fused_copy
 from unmask.errors import InputError, UnmaskError
 from unmask.models.adapter import Model
-from unmask.models.fingerprint import copy_module
 from unmask.models.inputs import no_cache
 from unmask.models.load import load_model
 
@@ -61,9 +60,7 @@ class LanguagePrior:
         glues = torch.tensor([word in _GLUES for word, _ in words])
         device = language.device
         dtype = torch.bfloat16 if device.type == "cuda" else language.dtype
-        hf = copy_module(language.hf, device, dtype, []) if device.type == "cuda" else language.hf
-        if device.type == "cuda":
-            hf.set_attn_implementation("sdpa")
+        hf = fused_copy(language, dtype) if device.type == "cuda" else language.hf
         start = language.tokenizer(".", add_special_tokens=False)["input_ids"][0]
         odd = torch.tensor([has_space is False and not word.isalpha() for word, has_space in words])
         return cls(

@@ -49,7 +49,7 @@ def reorder(
 def split_words(texts: TextBatch, continues: Bool[Tensor, " vocab"]) -> Int[Tensor, "k words pieces"]:
     """The tokens of each word of each text, EMPTY behind their ends."""
     tokens, mask = texts.tokens, texts.mask
-    begins = ~continues.to(tokens.device)[tokens] & mask
+    begins = ~continues[tokens] & mask
     begins[:, 0] = mask[:, 0]
     word = begins.long().cumsum(1) - 1
     place = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.vectors.edits import TextBatch
-from unmask.attacks.outputs.vectors.orders import continuing_tokens
+from unmask.attacks.outputs.vectors.orders import continuing_tokens, split_words
 from unmask.models.adapter import Model
 from unmask.models.pooling import special_frame
 
@@ -29,25 +29,26 @@ class Respeller:
 
     model: Model
     continues: Bool[Tensor, " vocab"] = field(init=False)
-    _glued: list[bool] = field(init=False)
+    _frame: tuple[int, ...] = field(init=False)  # special tokens in front of every text, and behind it
     _pieces: dict[str, Word] = field(default_factory=dict)
     _names: dict[Word, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.continues = continuing_tokens(self.model)
-        self._glued = self.continues.tolist()
+        self._frame = tuple(map(len, special_frame(self.model)))
 
     def __call__(self, texts: TextBatch, widely: bool) -> tuple[Int[Tensor, " k"], TextBatch]:
         """Texts with two words joined; `widely`: or with one word in another form. Which text each is of, and they."""
         device = texts.tokens.device
-        found = [self._respell(text, widely) if self.model.tokenizer is not None else [] for text in texts.as_tuples()]
+        split = split_words(texts, self.continues).tolist() if self.model.tokenizer is not None else []
+        words = [[tuple(token for token in word if token >= 0) for word in text if word[0] >= 0] for text in split]
+        found = [self._respell(text, widely) for text in words]
         rows = [row for row, several in enumerate(found) for _ in several]
         return torch.tensor(rows, dtype=torch.long).to(device), TextBatch.of(
             [t for each in found for t in each], device
         )
 
-    def _respell(self, text: Word, widely: bool) -> list[Word]:
-        words = self._words(text)
+    def _respell(self, words: list[Word], widely: bool) -> list[Word]:
         names = [self._name(word) for word in words]
         found: dict[Word, None] = {}
         for place in range(len(words)):
@@ -55,7 +56,7 @@ class Respeller:
                 before, after = sum(words[:place], ()), sum(words[last:], ())
                 for pieces in self._cut(forms):
                     found[(*before, *pieces, *after)] = None
-        found.pop(text, None)
+        found.pop(sum(words, ()), None)
         return list(found)
 
     def _forms(self, names: list[str], place: int, widely: bool) -> Iterator[tuple[int, list[str]]]:
@@ -66,26 +67,17 @@ class Respeller:
         if one.isalpha() and other.isalpha():
             yield place + 2, [one + other]
 
-    def _words(self, text: Word) -> list[Word]:
-        words: list[Word] = []
-        for token in text:
-            if words and self._glued[token]:
-                words[-1] = (*words[-1], token)
-            else:
-                words.append((token,))
-        return words
-
     def _name(self, word: Word) -> str:
         if word not in self._names:
             self._names[word] = self.model.decode(list(word)).strip()
         return self._names[word]
 
     def _cut(self, forms: list[str]) -> list[Word]:
-        opening, closing = special_frame(self.model)
+        opening, closing = self._frame
         for form in forms:
             if form not in self._pieces:
                 framed = self.model.encode(f" {form}")
-                self._pieces[form] = tuple(framed[len(opening) : len(framed) - len(closing)])
+                self._pieces[form] = tuple(framed[opening : len(framed) - closing])
         return [self._pieces[form] for form in forms]
 
 
