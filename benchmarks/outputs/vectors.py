@@ -95,11 +95,9 @@ def measure(model: Model, options: argparse.Namespace, length: str, storage: str
     texts = [(*opening, *text, *closing) for text in choose_texts(model, options, length)]
     evidence = observe_vectors(model, texts, dtype=storage)
     recover_text(evidence.select([0]), model, attack=EmbeddingAttack(max_texts=1, max_attempts=1), progress=tell)
-    together = options.device != "cpu"
-    parts = [list(range(len(texts)))] if together else [[place] for place in range(len(texts))]
     exact = certain = false = embedded = 0
     seconds, overlaps = [], []
-    for part in parts:
+    for part in split(options, len(texts)):
         started = time.perf_counter()
         recovery = recover_text(
             evidence.select(part), model, attack=options.attack, effort=options.effort, progress=tell
@@ -126,6 +124,12 @@ def measure(model: Model, options: argparse.Namespace, length: str, storage: str
     }
 
 
+def split(options: argparse.Namespace, num_texts: int) -> list[list[int]]:
+    """Vectors that are attacked in one call: one, or all on a GPU."""
+    places = list(range(num_texts))
+    return [[place] for place in places] if options.device == "cpu" else [places]
+
+
 def overlap(found: Sequence[int], true: Sequence[int], frame: Sequence[int]) -> float:
     """F1 of two bags of tokens, without those that frame every text."""
     one, other = (Counter(token for token in tokens if token not in frame) for tokens in (found, true))
@@ -144,8 +148,8 @@ def measure_control(model: Model, options: argparse.Namespace, name: str) -> dic
     texts = [(*opening, *text, *closing) for text in choose_texts(model, options, options.lengths[0])]
     evidence = spoil(observe_vectors(model, texts), model, texts, name, options.seed)
     claimed = statuses = 0
-    for place in range(len(texts)):
-        recovery = recover_text(evidence.select([place]), model, attack=options.attack, progress=tell)
+    for part in split(options, len(texts)):
+        recovery = recover_text(evidence.select(part), model, attack=options.attack, progress=tell)
         claimed += len(recovery.value.certain) + len(recovery.value.token_set)
         statuses += recovery.status.conclusive
     return {"number": len(texts), "claimed": claimed, "conclusive": statuses}

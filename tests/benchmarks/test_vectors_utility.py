@@ -28,7 +28,7 @@ def test_it_measures_the_search(minilm, tmp_path, monkeypatch, capsys):
 
 def test_the_leak_is_counted(minilm, monkeypatch):
     def nothing(evidence, model, attack):
-        assert evidence.vectors.shape == (1, 384)
+        assert evidence.vectors.shape == (2, 384)
         return claim_nothing(Run(), Status.NOTHING_FOUND, "nothing", ("vectors",))
 
     monkeypatch.setattr(vectors_utility, "recover_text", nothing)

@@ -52,6 +52,17 @@ def test_an_attempt_may_begin_where_another_one_ended(embedder, effects):
     assert search.num_texts < 4000
 
 
+def test_a_vector_that_comes_later_gets_as_many_first_words(embedder, effects):
+    early, late = begin(embedder, [(2158, 2003, 2919), (2016, 2187)], AttemptSettings())
+    search = TextSearch(embedder, Proposer(effects))
+    early.attempt = search.begin(early, AttemptSettings())
+    search.expand([early.attempt])
+    alone = early.attempt.num_texts
+    late.attempt = search.begin(late, AttemptSettings())
+    search.expand([early.attempt, late.attempt])
+    assert late.attempt.num_texts == alone >= 200
+
+
 def test_vectors_wait_for_their_turn(embedder, effects):
     searches = begin(embedder, [(2158, 2003), (2016, 2187)], AttemptSettings(max_texts=1))
     steps = []

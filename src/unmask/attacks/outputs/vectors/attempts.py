@@ -126,6 +126,10 @@ class Attempt:
             self.widths[int(self.hashes[row])] = width
         return chosen
 
+    def is_empty(self, row: int) -> bool:
+        """Whether that text of the pool has no token."""
+        return int(self.hashes[row]) == self.salt
+
     def _order(self) -> list[int]:
         """Rows of the pool, the most promising first."""
         if not self.settings.uses_language:

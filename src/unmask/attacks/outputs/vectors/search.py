@@ -142,9 +142,11 @@ class TextSearch:
             language = self.language() if reads and own else None
             if language is not None:
                 _read_shortlists(own, language)
-            chosen = [(k, row, width) for k, attempt in enumerate(own) for row, width in attempt.choose()]
-            for width in sorted({width for _, _, width in chosen}):
-                some = [(k, row) for k, row, w in chosen if w == width]
+            chosen: dict[tuple[int, bool], list[tuple[int, int]]] = {}  # the empty text has edits of its own
+            for k, attempt in enumerate(own):
+                for row, width in attempt.choose():
+                    chosen.setdefault((width, attempt.is_empty(row)), []).append((k, row))
+            for (width, _), some in sorted(chosen.items()):
                 texts = concatenate([own[k].texts[slice(row, row + 1)] for k, row in some])
                 owners = torch.tensor([k for k, _ in some], device=texts.tokens.device)
                 for part in torch.arange(len(texts), device=owners.device).split(self._at_once(texts, width)):
