@@ -89,3 +89,20 @@ def test_an_attempt_gets_every_text_once(embedder, effects):
         search._record(attempts, owners, texts, distances)
     assert [sorted(attempt.texts.as_tuples()) for attempt in attempts] == [[(), (5, 6), (7,)], [(), (5, 6)]]
     assert [attempt.num_texts for attempt in attempts] == [6, 2]
+
+
+def test_texts_are_chosen_before_the_pool_changes(embedder, effects, monkeypatch):
+    (one,) = begin(embedder, [(2158, 2003)], AttemptSettings())
+    search = TextSearch(embedder, Proposer(effects))
+    attempt = one.attempt = search.begin(one, AttemptSettings())
+    search.expand([attempt])
+    expected, seen = attempt.texts[:2].as_tuples(), []
+    monkeypatch.setattr(attempt, "choose", lambda: [(0, 1), (1, 4)])
+
+    def shrink(attempts, owners, texts, width, language):
+        seen.extend(texts.as_tuples())
+        attempt.texts = attempt.texts[:1]
+
+    monkeypatch.setattr(search, "_test_edits", shrink)
+    search.expand([attempt])
+    assert sorted(seen) == sorted(expected)

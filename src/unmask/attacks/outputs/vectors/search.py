@@ -142,12 +142,14 @@ class TextSearch:
             language = self.language() if reads and own else None
             if language is not None:
                 _read_shortlists(own, language)
-            chosen: dict[tuple[int, bool], list[tuple[int, int]]] = {}  # the empty text has edits of its own
+            chosen: dict[tuple[int, bool], list[tuple[int, TextBatch]]] = {}  # the empty text has edits of its own
             for k, attempt in enumerate(own):
                 for row, width in attempt.choose():
-                    chosen.setdefault((width, attempt.is_empty(row)), []).append((k, row))
-            for (width, _), some in sorted(chosen.items()):
-                texts = concatenate([own[k].texts[slice(row, row + 1)] for k, row in some])
+                    text = attempt.texts[slice(row, row + 1)]  # now, as tests change the pool
+                    chosen.setdefault((width, attempt.is_empty(row)), []).append((k, text))
+            for width, is_empty in sorted(chosen):
+                some = chosen[width, is_empty]
+                texts = concatenate([text for _, text in some])
                 owners = torch.tensor([k for k, _ in some], device=texts.tokens.device)
                 for part in torch.arange(len(texts), device=owners.device).split(self._at_once(texts, width)):
                     self._test_edits(own, owners[part], texts[part], width, language)
