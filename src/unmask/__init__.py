@@ -21,13 +21,14 @@ _NAMES = {
     "unmask.errors": "UnmaskError",
     "unmask.evidence": (
         "AttentionEvidence CacheEvidence FunctionOracle GradientEvidence HiddenEvidence Ledger ModuleOracle "
-        "OracleEvidence Site Task Update VectorEvidence load_evidence"
+        "OracleEvidence Site Task Update VectorEvidence load_evidence vectors_of_logits"
     ),
     "unmask.integrations.http": "HttpOracle",
     "unmask.linalg.heads": "HeadWeights",
     "unmask.models": "load_encoder_decoder load_model",
     "unmask.protocols": (
-        "observe_cache observe_dpsgd observe_fedavg observe_gradients observe_hidden observe_lora observe_vectors"
+        "observe_cache observe_dpsgd observe_fedavg observe_gradients observe_hidden observe_lora "
+        "observe_next_token observe_vectors"
     ),
     "unmask.protocols.table": "parse_protocol",
     "unmask.recovery": "Certificate Cost RecoveredText RecoveredTexts Recovery Status",
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from unmask.evidence import Update as Update
     from unmask.evidence import VectorEvidence as VectorEvidence
     from unmask.evidence import load_evidence as load_evidence
+    from unmask.evidence import vectors_of_logits as vectors_of_logits
     from unmask.integrations.http import HttpOracle as HttpOracle
     from unmask.linalg.heads import HeadWeights as HeadWeights
     from unmask.models import load_encoder_decoder as load_encoder_decoder
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from unmask.protocols import observe_gradients as observe_gradients
     from unmask.protocols import observe_hidden as observe_hidden
     from unmask.protocols import observe_lora as observe_lora
+    from unmask.protocols import observe_next_token as observe_next_token
     from unmask.protocols import observe_vectors as observe_vectors
     from unmask.protocols.table import parse_protocol as parse_protocol
     from unmask.recovery import Certificate as Certificate

@@ -4,6 +4,7 @@ from unmask.evidence.caches import CacheEvidence
 from unmask.evidence.files import load_evidence
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.evidence.ledger import Ledger
+from unmask.evidence.next_token import vectors_of_logits
 from unmask.evidence.oracles import FunctionOracle, ModuleOracle, OracleEvidence
 from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
 from unmask.evidence.vectors import VectorEvidence
@@ -22,4 +23,5 @@ __all__ = [
     "Update",
     "VectorEvidence",
     "load_evidence",
+    "vectors_of_logits",
 ]

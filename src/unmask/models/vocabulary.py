@@ -36,6 +36,12 @@ class Vocabulary:
         return self.hf.get_input_embeddings().padding_idx
 
     @property
+    def unknown_token(self) -> int | None:
+        """The token that stands for what the tokenizer has no tokens for; None where nothing is unknown to it."""
+        token = getattr(self.tokenizer, "unk_token_id", None)
+        return token if isinstance(token, int) and token != getattr(self.tokenizer, "eos_token_id", None) else None
+
+    @property
     def special_tokens(self) -> frozenset[int]:
         """Tokens that frame a text ([CLS], <s>, padding …), as far as the tokenizer knows them."""
         return frozenset(self.tokenizer.all_special_ids) if self.tokenizer is not None else frozenset()

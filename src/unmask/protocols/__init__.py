@@ -6,6 +6,7 @@ from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
 from unmask.protocols.hidden import observe_hidden
 from unmask.protocols.lora import observe_lora
+from unmask.protocols.next_token import observe_next_token
 from unmask.protocols.vectors import observe_vectors
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "observe_gradients",
     "observe_hidden",
     "observe_lora",
+    "observe_next_token",
     "observe_vectors",
 ]

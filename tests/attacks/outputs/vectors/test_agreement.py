@@ -8,6 +8,7 @@ import torch
 from unmask.attacks.outputs.vectors.agreement import measure_computing_error, stored_vectors
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.defences.vector_table import parse_vector_defence
+from unmask.evidence.vectors import VectorEvidence
 from unmask.models.pooling import recipe_of
 from unmask.protocols.vectors import observe_vectors
 
@@ -55,3 +56,14 @@ def test_another_precision_is_measured(minilm):
     embedder = Embedder(minilm, recipe_of(minilm))
     assert measure_computing_error(embedder, minilm, torch.float32) == 0
     assert 1e-4 < measure_computing_error(embedder, minilm, torch.bfloat16) < 0.1
+
+
+@pytest.mark.parametrize("decimals", [3, 4, 5, 6])
+def test_decimals_are_a_storage_too(minilm, decimals):
+    seen = observe_vectors(minilm, ["the cat sat on the mat"]).vectors
+    written = VectorEvidence.of(minilm, seen.numpy().round(decimals))
+    (stored,) = stored_vectors(written, 0.0)
+    assert float(stored.half_steps.max()) == pytest.approx(0.5 * 10.0**-decimals, rel=1e-3)
+    assert bool(stored.agrees(seen)[0])
+    (whole,) = stored_vectors(VectorEvidence.of(minilm, seen), 0.0)
+    assert not whole.half_steps.any()

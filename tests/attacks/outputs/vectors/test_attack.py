@@ -65,7 +65,8 @@ def test_a_text_that_agrees_with_coarse_numbers_is_not_certain(minilm):
 def test_seconds_end_the_search(minilm):
     evidence = observe_vectors(minilm, ["Nobody told the children about the letter from the old man."])
     recovery = recover_text(evidence, minilm, attack=EmbeddingAttack(seconds=0.01, language="none"))
-    assert recovery.status is Status.NOTHING_FOUND
+    assert recovery.status is Status.BUDGET_EXHAUSTED
+    assert "raise the effort" in recovery.reason
     assert recovery.value.texts
     assert not recovery.value.certain
 
@@ -100,3 +101,9 @@ def test_models_without_a_tokenizer_are_read_too(tiny_bert):
     recovery = recover_text(evidence, tiny_bert)
     assert [text.tokens for text in recovery.value.texts] == [tuple(texts[0])], recovery.reason
     assert TextBatch.of([tuple(texts[0])]).as_tuples() == [tuple(texts[0])]
+
+
+def test_the_empty_text_is_found_at_once(minilm):
+    recovery = recover_text(observe_vectors(minilm, ["", TEXTS[0]]), minilm)
+    assert recovery.status is Status.RECOVERED
+    assert [text.text for text in recovery.value.texts] == ["[CLS] [SEP]", "[CLS] the door was open. [SEP]"]

@@ -30,6 +30,7 @@ from unmask.models.adapter import Model
 _ROUNDING = 1e-5  # of a vector's length: float32 is off by 1e-6
 _MORE = 1.8  # times the largest error of a sample
 _SAMPLE = (16, 12)  # random texts that the error of another precision is measured on
+_DECIMALS = range(1, 8)  # of numbers that were written as text; float32 shows more of them
 _SPARE_BITS = 40.0  # beyond those of all texts of a length: one false text in 10¹²
 
 
@@ -90,7 +91,14 @@ def _half_steps(vector: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
     if storage_of(vector).kind is Coarseness.THINNED:
         return torch.where(vector == 0, torch.inf, 0.0)
     spacing = stored_spacing(vector)
-    return torch.zeros_like(vector) if spacing is None else spacing / 2
+    return torch.full_like(vector, _decimal_step(vector) / 2) if spacing is None else spacing / 2
+
+
+def _decimal_step(vector: Float[Tensor, " d"]) -> float:
+    """The last decimal that is written of numbers; 0 if they have all their digits."""
+    exact = vector.double()
+    kept = (k for k in _DECIMALS if torch.equal(exact.round(decimals=k).to(vector.dtype), vector))
+    return next((10.0**-k for k in kept), 0.0)
 
 
 def _count_bits(vector: Float[Tensor, " d"], half_steps: Float[Tensor, " d"], tolerance: float) -> float:

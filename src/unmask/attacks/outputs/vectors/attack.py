@@ -3,8 +3,7 @@
     effects    how a vector moves when a token is put in, fitted once a model and kept on disk (insertion_effects.py)
     search     from the empty text, best first, many vectors at once; then again from the texts that it ended with,
                without their doubtful tokens (search.py, attempts.py, restarts.py)
-    proof      the text's vector, computed again, is the stored one to its last digit; no neighbour's is (agreement.py,
-               neighbours.py)
+    proof      the text's vector, computed again, is the stored one to its last digit; no neighbour's is (proof.py)
 
 384 numbers hold far more than a sentence of some tokens. What limits the attack is the search and not the vector: long
 texts that are not found end as guesses with most of their words.
@@ -26,12 +25,12 @@ import torch
 from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.vectors.agreement import StoredVector, measure_computing_error, stored_vectors
 from unmask.attacks.outputs.vectors.attempts import AttemptSettings
-from unmask.attacks.outputs.vectors.claim import CLEAR, ReadVector, claim_texts
-from unmask.attacks.outputs.vectors.edits import TextBatch, concatenate
+from unmask.attacks.outputs.vectors.claim import ReadVector, claim_texts
+from unmask.attacks.outputs.vectors.edits import TextBatch
 from unmask.attacks.outputs.vectors.effects_cache import load_effects
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.attacks.outputs.vectors.language_prior import USUAL_LANGUAGE, load_language
-from unmask.attacks.outputs.vectors.neighbours import near_texts
+from unmask.attacks.outputs.vectors.proof import Prover
 from unmask.attacks.outputs.vectors.proposals import Proposer
 from unmask.attacks.outputs.vectors.search import TextSearch, VectorSearch
 from unmask.attacks.run import Progress, Run, silent
@@ -47,8 +46,11 @@ _LATER = {"cpu": (_LANGUAGE_AGAIN, _AGAIN), "cuda": (_LANGUAGE_AGAIN,)}
 _NUM_ATTEMPTS = {"cpu": 8, "cuda": 40}
 _AT_ONCE = {"cpu": 1, "cuda": 64}  # vectors
 _EXPANDED_AT_ONCE = {"cpu": 1, "cuda": 2}  # texts of one vector
+_NOT_READ = (
+    "the search ended with a guess: the text is longer than was searched for, noise was added, the vector was made in "
+    "another way, or the budget was too small (raise the effort)"
+)
 _IN_ONE_RUN = 4  # times as many vectors wait for a place
-_NEIGHBOURS = {False: 6, True: 24}  # tokens at every place, by whether digits are few
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,12 @@ class EmbeddingAttack:
             self._attempts(model),
             self.seconds,
         )
-        at_once, read = _IN_ONE_RUN * reader.at_once, []
+        at_once, read, started = _IN_ONE_RUN * reader.at_once, [], time.perf_counter()
         for start in range(0, len(stored), at_once):
             read += reader.read(stored[start : start + at_once], start, len(stored), progress)
-        return claim_texts(read, model, embedder.num_texts - num_before, run)
+        stopped = time.perf_counter() - started >= self.seconds * len(stored)
+        num_texts = embedder.num_texts - num_before
+        return claim_texts(read, model, num_texts, run, not_read=_NOT_READ, stopped=stopped)
 
     def _attempts(self, model: Model) -> tuple[AttemptSettings, ...]:
         kind = model.device.type
@@ -115,6 +119,10 @@ class _Reader:
         """Search some vectors together, and test what was found."""
         started, device = time.perf_counter(), self.model.device
         searches = [VectorSearch(each.vector.to(device, torch.float32), each.agrees, self.attempts) for each in stored]
+        if any(self.search.embedder.frame):
+            empty = self.search.embedder.exact(TextBatch.of([()], device))
+            for each, search in zip(stored, searches, strict=True):
+                search.has_reached = bool(each.agrees(empty)[0])
 
         def watch() -> bool:
             progress("reading vectors", done + sum(search.is_done for search in searches), total)
@@ -122,44 +130,5 @@ class _Reader:
 
         progress("reading vectors", done, total)
         self.search.run(searches, watch, self.at_once)
-        return [self._prove(each, search) for each, search in zip(stored, searches, strict=True)]
-
-    def _prove(self, stored: StoredVector, search: VectorSearch) -> ReadVector:
-        """The text's vector once more, in float64, and those of its neighbours."""
-        if not search.text:
-            return ReadVector((), 1.0, 1.0, stored.tolerance, None, (), False)
-        exact = self._embed(TextBatch.of([search.text], self.model.device))
-        excess = float(stored.excess(exact)[0])
-        distance = float((exact[0] - stored.vector).norm() / stored.vector.norm())
-        rejected: float | None = None
-        others: tuple[tuple[int, ...], ...] = ()
-        if excess <= stored.tolerance:
-            rejected, others = self._compare_neighbours(stored, search)
-        return ReadVector(
-            tokens=search.text,
-            distance=distance,
-            excess=excess,
-            tolerance=stored.tolerance,
-            rejected=rejected,
-            others=others,
-            tells_apart=stored.tells_apart(len(search.text), self.model.vocab_size),
-        )
-
-    def _compare_neighbours(
-        self, stored: StoredVector, search: VectorSearch
-    ) -> tuple[float, tuple[tuple[int, ...], ...]]:
-        """The least excess of a neighbour, and those that agree."""
-        is_coarse = bool(stored.half_steps.any()) or stored.centroids is not None
-        near = near_texts(search.text, self.search.proposer.effects, _NEIGHBOURS[is_coarse])
-        if search.close is not None:
-            near = concatenate([near, search.close])
-        excess = stored.excess(self.search.embedder.exact(near))
-        own = torch.tensor([text == search.text for text in near.as_tuples()], device=excess.device)
-        excess = excess.masked_fill(own, torch.inf)
-        agree = (excess <= CLEAR * stored.tolerance).nonzero()[:, 0]
-        texts = near[agree.to(near.tokens.device)].as_tuples() if len(agree) else []
-        return float(excess.min()), tuple(dict.fromkeys(texts))
-
-    def _embed(self, texts: TextBatch) -> torch.Tensor:
-        precise = compute_once(self.model, "in float64", lambda: self.model.to(dtype=torch.float64))
-        return Embedder(precise, self.search.embedder.recipe).exact(texts)
+        prove = Prover(self.search.embedder, self.search.proposer.effects)
+        return [prove(each, search.text, search.close) for each, search in zip(stored, searches, strict=True)]

@@ -30,23 +30,34 @@ class ReadVector:
     rejected: float | None  # the least excess of a neighbour
     others: tuple[tuple[int, ...], ...]  # texts that agree as well
     tells_apart: bool  # whether the vector's digits tell texts of this length apart
+    may_go_on: bool = False  # whether texts are cut at this length before they are embedded
 
     @property
     def agrees(self) -> bool:
         """Whether its vector is the stored one."""
-        return bool(self.tokens) and self.excess <= self.tolerance
+        return self.excess <= self.tolerance
+
+    @property
+    def is_only(self) -> bool:
+        """Whether no other text that the model reads to its end comes as close."""
+        return self.agrees and self.tells_apart and not self.others
 
     @property
     def certain(self) -> bool:
-        """Whether no other text comes as close."""
-        return self.agrees and self.tells_apart and not self.others
+        """Whether the text is this one, to its end."""
+        return self.is_only and not self.may_go_on
 
 
-def claim_texts(read: Sequence[ReadVector], model: Model, num_texts: int, run: Run) -> Recovery[RecoveredTexts]:
-    """The recovery of all vectors, certain texts first."""
-    texts = [_as_recovered_text(each, row, model) for row, each in enumerate(read) if each.tokens]
-    certain = [each for each in read if each.certain]
-    status = _status(read)
+def claim_texts(
+    read: Sequence[ReadVector], model: Model, num_texts: int, run: Run, *, not_read: str, stopped: bool = False
+) -> Recovery[RecoveredTexts]:
+    """The recovery of all vectors, certain texts first.
+
+    `not_read` says why a vector may have no text, and `stopped` that time ran out.
+    """
+    texts = [_as_recovered_text(each, row, model) for row, each in enumerate(read) if each.tokens or each.agrees]
+    certain = [each for each in read if each.is_only]
+    status = _status(read, stopped)
     certificate = Certificate.none("no text gives a vector that was stored")
     if certain:
         worst = max(certain, key=lambda each: each.excess - each.tolerance)
@@ -58,7 +69,7 @@ def claim_texts(read: Sequence[ReadVector], model: Model, num_texts: int, run: R
             frozenset(token for each in certain for token in each.tokens),
         ),
         status=status,
-        reason=_reason(read),
+        reason=_reason(read, model, not_read),
         certificate=certificate,
         cost=run.cost(candidates=num_texts, forward_passes=num_texts),
         used=("vectors",),
@@ -76,19 +87,24 @@ def _as_recovered_text(read: ReadVector, row: int, model: Model) -> RecoveredTex
         )
         for other in read.others[:_NAMED]
     )
+    if read.agrees and read.may_go_on:
+        cut = f"texts are cut to {len(framed)} tokens before they are embedded, so that this one may go on"
+        ambiguities += (Ambiguity(AmbiguityKind.OPEN_END, cut),)
     residual = read.excess if read.agrees else read.distance
     return RecoveredText(framed, model.decode(framed), read.certain, residual, ambiguities=ambiguities, row=row)
 
 
-def _status(read: Sequence[ReadVector]) -> Status:
+def _status(read: Sequence[ReadVector], stopped: bool) -> Status:
     if read and all(each.certain for each in read):
         return Status.RECOVERED
-    if any(each.certain for each in read):
+    if any(each.is_only for each in read):
         return Status.PARTIAL
-    return Status.NOT_IDENTIFIABLE if any(each.agrees for each in read) else Status.NOTHING_FOUND
+    if any(each.agrees for each in read):
+        return Status.NOT_IDENTIFIABLE
+    return Status.BUDGET_EXHAUSTED if stopped else Status.NOTHING_FOUND
 
 
-def _reason(read: Sequence[ReadVector]) -> str:
+def _reason(read: Sequence[ReadVector], model: Model, not_read: str) -> str:
     num_certain = sum(each.certain for each in read)
     parts = [f"{num_certain} of {len(read)} vectors are those of a text, computed again, and of no neighbour of it"]
     several = sum(each.agrees and bool(each.others) for each in read)
@@ -97,11 +113,15 @@ def _reason(read: Sequence[ReadVector]) -> str:
     coarse = sum(each.agrees and not each.others and not each.tells_apart for each in read)
     if coarse:
         parts.append(f"{coarse} agree with a text, but are stored in too few digits to exclude all others")
+    open_ends = sum(each.is_only and each.may_go_on for each in read)
+    if open_ends:
+        parts.append(f"{open_ends} are those of a text that may go on, as longer texts are cut before")
+    unknown = -1 if model.unknown_token is None else model.unknown_token
+    num_unknown = sum(each.is_only and unknown in each.tokens for each in read)
+    if num_unknown:
+        parts.append(f"{num_unknown} hold {model.decode([unknown])}, and what was written there is not in the vector")
     rest = [each for each in read if not each.agrees]
     if rest:
         nearest = min(each.distance for each in rest)
-        parts.append(
-            f"for {len(rest)} the search ended with a guess, at a distance of {nearest:.2g} or more: the text is "
-            "longer than was searched for, noise was added, or the budget was too small (raise the effort)"
-        )
+        parts.append(f"for {len(rest)} {not_read}; the closest that was tested is {nearest:.2g} away")
     return "; ".join(parts) + "."

@@ -1,28 +1,40 @@
 """Texts whose vectors should be hardest to tell from a text's: the runners-up of a certificate.
 
-Every token exchanged for those whose effects are most like its own, every token taken out, the tokens with the least
+Every token exchanged for those whose rows are most like its own, every token taken out, the tokens with the least
 effect and the most frequent ones put into every gap, and the text in other orders.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.vectors.candidate_edits import Edits, deletions, moves
 from unmask.attacks.outputs.vectors.edits import TextBatch, concatenate
-from unmask.attacks.outputs.vectors.insertion_effects import InsertionEffects
 from unmask.attacks.outputs.vectors.orders import word_orders
 
 _FARTHEST = 4
 
 
-def near_texts(text: tuple[int, ...], effects: InsertionEffects, num_tokens: int) -> TextBatch:
+class TokenLikeness(Protocol):
+    """A row for every token, near those of tokens like it, and how frequent tokens are."""
+
+    @property
+    def rows(self) -> Float[Tensor, "vocab k"]: ...
+
+    @property
+    def log_prior(self) -> Float[Tensor, " vocab"]: ...
+
+
+def near_texts(text: tuple[int, ...], likeness: TokenLikeness, num_tokens: int) -> TextBatch:
     """Neighbours of one text, `num_tokens` tokens at every place; the text itself is not among them."""
-    own = TextBatch.of([text], effects.rows.device)
-    edits = [_exchanges(own, effects, num_tokens), _insertions(own, effects, num_tokens), deletions(own)]
-    edits.append(moves(own, own.lengths > 1, _FARTHEST))
+    own = TextBatch.of([text], likeness.rows.device)
+    edits = [_insertions(own, likeness, num_tokens), deletions(own), moves(own, own.lengths > 1, _FARTHEST)]
+    if text:
+        edits.append(_exchanges(own, likeness, num_tokens))
     found = []
     for each in edits:
         columns = each.valid[0].nonzero()[:, 0]
@@ -37,9 +49,9 @@ def near_texts(text: tuple[int, ...], effects: InsertionEffects, num_tokens: int
     return texts[(texts.tokens != padded).any(1)]
 
 
-def _exchanges(own: TextBatch, effects: InsertionEffects, num_tokens: int) -> Edits:
+def _exchanges(own: TextBatch, likeness: TokenLikeness, num_tokens: int) -> Edits:
     tokens = own.tokens[0]
-    apart = torch.cdist(effects.rows[tokens], effects.rows)
+    apart = torch.cdist(likeness.rows[tokens], likeness.rows)
     apart[torch.arange(len(tokens), device=tokens.device), tokens] = torch.inf
     values = apart.topk(num_tokens, dim=1, largest=False).indices
     slots = (2 * torch.arange(len(tokens), device=tokens.device)[:, None] + 1).expand_as(values)
@@ -47,10 +59,10 @@ def _exchanges(own: TextBatch, effects: InsertionEffects, num_tokens: int) -> Ed
     return Edits.of_one_slot(slots, values, torch.ones_like(values, dtype=torch.bool))
 
 
-def _insertions(own: TextBatch, effects: InsertionEffects, num_tokens: int) -> Edits:
+def _insertions(own: TextBatch, likeness: TokenLikeness, num_tokens: int) -> Edits:
     length = own.tokens.shape[1]
-    weak = effects.rows.norm(dim=1).topk(num_tokens, largest=False).indices
-    likely: Int[Tensor, " k"] = torch.cat([weak, effects.log_prior.topk(num_tokens).indices]).unique()
+    weak = likeness.rows.norm(dim=1).topk(num_tokens, largest=False).indices
+    likely: Int[Tensor, " k"] = torch.cat([weak, likeness.log_prior.topk(num_tokens).indices]).unique()
     gaps = torch.arange(length + 1, device=likely.device)
     slots = (2 * gaps)[:, None].expand(-1, len(likely)).reshape(1, -1)
     values = likely.expand(length + 1, -1).reshape(1, -1)
