@@ -1,6 +1,7 @@
 """What defences of stored embeddings leave: of the search (neighbours that stay), and of the texts (those recovered).
 
     python benchmarks/run.py outputs vectors-utility [--model minilm-l6] [--data FILE.tsv] [--corpus 500] [--texts 0]
+    python benchmarks/run.py outputs vectors-utility --draw FOUND.json FIGURE.svg      needs matplotlib
 
 Of each defence: recall@10 among `--corpus` texts, and of the first `--texts` of at most `--max-length` tokens how many
 the attack recovers exactly, how many it is certain of, and seconds a text. `--texts 0` measures the search alone.
@@ -49,7 +50,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--draw", type=Path, nargs=2, metavar=("JSON", "SVG"), help="draw what --out wrote before")
     options = parser.parse_args()
+    if options.draw:
+        return draw(json.loads(options.draw[0].read_text(encoding="utf-8"))["utility"], options.draw[1])
     print(machine())
     model = load_model(options.model, device=options.device)
     lines = list(dict.fromkeys(read_lines(options.data, options.skip, options.corpus)))[: options.corpus]
@@ -69,6 +73,28 @@ def main() -> None:
     if options.out:
         found = {"machine": machine(), "corpus": len(lines), "utility": rows}
         options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Texts that are read against neighbours that stay: good defences are at the lower right."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "unmask"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    at_once: dict[tuple[float, float], list[str]] = {}
+    for row in rows:
+        at_once.setdefault((round(row["recall_at_10"], 2), row["exact"] / row["texts"]), []).append(row["defence"])
+    for (recall, leak), names in at_once.items():
+        axes.plot(recall, leak, "o", color="tab:blue")
+        axes.annotate(", ".join(names), (recall, leak), (0, 6), textcoords="offset points", rotation=35, fontsize=8)
+    axes.set(
+        xlabel="neighbours that stay (recall@10)", ylabel="texts read exactly", xlim=(-0.03, 1.15), ylim=(-0.05, 1.2)
+    )
+    axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
 
 
 def _defend(evidence: VectorEvidence, defence: VectorDefence | None, seed: int) -> VectorEvidence:

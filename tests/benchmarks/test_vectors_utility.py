@@ -26,6 +26,14 @@ def test_it_measures_the_search(minilm, tmp_path, monkeypatch, capsys):
     assert "rotate" in capsys.readouterr().out
 
 
+def test_the_figure_names_every_defence(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [{"defence": name, "recall_at_10": 0.5, "texts": 4, "exact": 1} for name in ("rotate", "signs")]
+    vectors_utility.draw(rows, tmp_path / "figure.svg")
+    drawn = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    assert "rotate, signs" in drawn
+
+
 def test_the_leak_is_counted(minilm, monkeypatch):
     def nothing(evidence, model, attack):
         assert evidence.vectors.shape == (2, 384)
