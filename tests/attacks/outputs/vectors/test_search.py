@@ -73,6 +73,16 @@ def test_vectors_wait_for_their_turn(embedder, effects):
     assert steps[-1] == [True, True]
 
 
+def test_first_attempts_come_first(embedder, effects):
+    one = AttemptSettings(max_texts=1)
+    searches = begin(embedder, [(2158, 2003, 2919), (2016, 2187, 3835), (2158, 2187, 2003)], one, one)
+    steps = []
+    TextSearch(embedder, Proposer(effects)).run(
+        searches, lambda: bool(steps.append([s.number for s in searches])) or True, at_once=1
+    )
+    assert steps == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 1, 1], [2, 2, 1], [2, 2, 2]]
+
+
 def test_there_may_be_any_number_of_attempts(embedder, effects):
     (search,) = begin(embedder, [(2158, 2003, 2062)], *[AttemptSettings(max_texts=1)] * 12)
     TextSearch(embedder, Proposer(effects)).run([search])

@@ -104,8 +104,11 @@ class TextSearch:
     def run(
         self, searches: list[VectorSearch], go_on: Callable[[], bool] = lambda: True, at_once: int | None = None
     ) -> None:
-        """All searches to their ends, `at_once` in one batch; `go_on` is asked after every expansion."""
-        while active := [search for search in searches if not search.is_done][:at_once]:
+        """All searches to their ends, `at_once` in one batch; `go_on` is asked after every expansion.
+
+        Every vector gets its first attempt before any gets a second, so that hard ones do not use up all the time.
+        """
+        while active := sorted((s for s in searches if not s.is_done), key=lambda search: search.number)[:at_once]:
             for search in active:
                 if search.attempt is None:
                     search.attempt = self.begin(search, search.attempts[search.number])
