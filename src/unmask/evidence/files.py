@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.errors import EvidenceError
+from unmask.safe_text import quote_word
 from unmask.whole_files import written_whole
 
 FORMAT = 1
@@ -59,7 +60,8 @@ def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
     """Read evidence of any kind; a foreign, truncated or newer file is refused with the reason."""
     path = Path(path)
     if not path.is_file():
-        raise EvidenceError(f"there is no file {path}; make one with `unmask observe gradients … -o {path.name}`")
+        command = f"unmask observe gradients … -o {quote_word(path.name)}"
+        raise EvidenceError(f"there is no file {path}; make one with `{command}`")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             header = _header(path, file.metadata())
