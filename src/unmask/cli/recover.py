@@ -36,8 +36,8 @@ def recover_text_command(
     known_beginning: Annotated[
         str | None,
         typer.Option(
-            help="What every text begins with, as a chat template or 'query: '; @FILE reads it. For states and caches of "
-            "decoders, and for vectors."
+            help="What every text begins with, as a chat template or 'query: '; @FILE reads it. For states and caches "
+            "of decoders, and for vectors."
         ),
     ] = None,
     device: DeviceOption = "cpu",
