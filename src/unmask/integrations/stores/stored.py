@@ -67,7 +67,10 @@ def stored_rows(array: Any, ids: Sequence[Any] | None, about: str, model_width: 
         packed = rows if rows.dtype == np.uint8 else (rows.astype(np.int16) + 128).astype(np.uint8)
         return stored_signs(packed, ids, about)
     if rows.ndim != 2 or 0 in rows.shape:
-        raise EvidenceError(f"{about} has the shape {rows.shape}, expected (vectors, numbers) with at least one")
+        raise EvidenceError(
+            f"{about} has the shape {rows.shape}, expected (vectors, numbers) with at least one; save a matrix with a "
+            "row for each text"
+        )
     if rows.dtype.kind != "f":
         raise EvidenceError(f"{about} holds {rows.dtype}, expected floats: {_advice(rows.dtype)}")
     vectors = torch.from_numpy(np.ascontiguousarray(native_floats(rows)))
