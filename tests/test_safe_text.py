@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import shlex
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask.safe_text import code_span, make_safe
+from unmask.safe_text import code_span, make_safe, quote_word
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,12 @@ from unmask.safe_text import code_span, make_safe
 )
 def test_what_cannot_be_seen_is_shown_as_an_escape(text, expected):
     assert make_safe(text) == expected
+
+
+def test_a_word_of_a_command_is_quoted_and_visible():
+    assert quote_word("runs/x.safetensors") == "runs/x.safetensors"
+    assert shlex.split(quote_word("my $(x) 'v'.safetensors")) == ["my $(x) 'v'.safetensors"]
+    assert quote_word("a\nb\u202e") == r"$'a\x0ab\U0000202e'"
 
 
 def test_an_endless_line_is_cut_and_says_so():

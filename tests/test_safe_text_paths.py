@@ -39,6 +39,7 @@ def test_a_command_is_cut_word_by_word():
     command = "unmask audit '/home/ann lee/plan.toml' --out=/srv/ann/runs"
     assert command_without_folders(command) == "unmask audit …/plan.toml --out=…/runs"
     assert command_without_folders("it's /srv/ann/x") == "it's …/x"
+    assert command_without_folders("unmask audit '/home/ann/my plan.toml'") == "unmask audit '…/my plan.toml'"
 
 
 @given(st.lists(st.from_regex(r"[a-z][a-z0-9_.-]{0,8}", fullmatch=True), min_size=2, max_size=5))

@@ -33,6 +33,21 @@ def _escape(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
+def quote_word(value: object) -> str:
+    """A word of a command that is shown, for bash or zsh: whole, and with nothing invisible in it."""
+    word = str(value)
+    if word.isprintable():
+        return shlex.quote(word)
+    signs = (_escape_sign(sign) if not sign.isprintable() or sign in "\\'" else sign for sign in word)
+    return f"$'{''.join(signs)}'"
+
+
+def _escape_sign(sign: str) -> str:
+    if sign.isprintable():
+        return f"\\{sign}"
+    return f"\\x{ord(sign):02x}" if ord(sign) < 0x80 else f"\\U{ord(sign):08x}"
+
+
 CUT = "…/"
 _PATH = re.compile(r"""(?<![\w./\\~…-])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'"]+[/\\])+([^\s/\\'"]*)""")
 
@@ -59,9 +74,10 @@ def value_without_folders(value: str) -> str:
 
 
 def command_without_folders(command: str) -> str:
-    """The same for each word of a command."""
+    """The same for each word of a command; those with spaces are quoted."""
     try:
         words = shlex.split(command)
     except ValueError:  # no command of a shell
         return without_folders(command)
-    return " ".join(value_without_folders(word) for word in words)
+    cut = (value_without_folders(word) for word in words)
+    return " ".join(shlex.quote(word) if re.search(r"""[\s'"]""", word) else word for word in cut)

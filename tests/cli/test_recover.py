@@ -77,3 +77,12 @@ def test_a_known_beginning_is_text_or_a_file(folder, tmp_path):
         assert "were given" in document["reason"]
     with pytest.raises(InputError, match="there is no file"):
         run("text", cache, "-m", folder, "--known-beginning", "@nowhere.txt")
+
+
+def test_the_help_says_what_the_library_says():
+    shown = " ".join(run("text", "--help").stdout.replace("│", " ").split())
+    described = " ".join(unmask.recover_text.__doc__.split())
+    assert "caches of decoders, and for vectors" in shown
+    assert "caches of decoders, or vectors, are read" in described
+    assert "N times as many attempts, while texts are missing. For updates of encoders, and for vectors" in shown
+    assert "so many times as many attempts, while texts are missing, where updates of encoders, or vectors" in described

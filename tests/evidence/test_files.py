@@ -230,6 +230,8 @@ def test_any_header_is_read_or_refused_never_a_crash(tmp_path, field, value):
 
 
 def test_a_missing_file_is_told_how_to_make_one(tmp_path):
+    with pytest.raises(EvidenceError, match="make one with `unmask observe gradients … -o 'my file'`"):
+        load_evidence(tmp_path / "my file")
     with pytest.raises(EvidenceError, match=r"there is no file .*none\.safetensors; make one with `unmask observe"):
         load_evidence(tmp_path / "none.safetensors")
 

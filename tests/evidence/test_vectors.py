@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -109,9 +111,30 @@ def test_numpy_torch_and_single_vectors_are_taken(tiny_bert, array):
 
 
 def test_lengths_show_whether_vectors_are_normalised(tiny_bert):
-    assert not VectorEvidence.of(tiny_bert, 7 * UNITS).recipe.normalise
+    with pytest.warns(UserWarning, match=r"lengths from 7 to 7 .*recipe makes length 1, .*if they were scaled, divide"):
+        assert not VectorEvidence.of(tiny_bert, 7 * UNITS).recipe.normalise
     assert VectorEvidence.of(tiny_bert, UNITS.half()).recipe.normalise
     assert not VectorEvidence.of(tiny_bert, UNITS, normalise=False).recipe.normalise
+
+
+def test_nothing_is_said_where_lengths_are_as_they_should_be(tiny_bert):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        VectorEvidence.of(tiny_bert, UNITS)
+        VectorEvidence.of(tiny_bert, 7 * UNITS, normalise=False)
+        VectorEvidence.of(tiny_bert, 7 * UNITS, normalise=True)
+
+
+def test_zeros_are_no_embedding_of_length_1(tiny_bert):
+    rows = torch.cat([UNITS, torch.zeros(8, 64)])
+    with pytest.raises(
+        EvidenceError, match=r"zeros alone in rows 3, 4, 5, 6, 7, 8 and 2 more, and no embedding.*leave"
+    ):
+        VectorEvidence.of(tiny_bert, rows)
+    with pytest.raises(EvidenceError, match="zeros alone in row 0,"):
+        VectorEvidence.of(tiny_bert, rows[3])
+    assert len(VectorEvidence.of(tiny_bert, rows[rows.any(1)]).vectors) == 3
+    assert len(VectorEvidence.of(tiny_bert, rows, normalise=False).vectors) == 11
 
 
 def test_cut_vectors_are_told_by_their_width_and_length(tiny_bert):
@@ -121,12 +144,15 @@ def test_cut_vectors_are_told_by_their_width_and_length(tiny_bert):
     assert (shorter.dimensions, shorter.normalise, shorter.renormalise) == (16, True, False)
     scaled = VectorEvidence.of(tiny_bert, cut / cut.norm(dim=1, keepdim=True), dimensions=16).recipe
     assert (scaled.dimensions, scaled.normalise, scaled.renormalise) == (16, True, True)
-    plain = VectorEvidence.of(tiny_bert, 40 * cut, dimensions=16).recipe
+    with pytest.warns(UserWarning, match="if they were scaled"):
+        plain = VectorEvidence.of(tiny_bert, 40 * cut, dimensions=16).recipe
     assert (plain.dimensions, plain.normalise, plain.renormalise) == (16, False, False)
 
 
 def test_the_recipe_can_be_given(minilm):
-    found = VectorEvidence.of(minilm, np.ones((2, 384)), pooling="cls", prefix="query: ", half_steps=[[0.1] * 384])
+    found = VectorEvidence.of(
+        minilm, np.full((2, 384), 384**-0.5), pooling="cls", prefix="query: ", half_steps=[[0.1] * 384]
+    )
     assert found.recipe.pooling is Pooling.CLS
     assert len(found.recipe.prefix) == 2
     assert found.half_steps is not None
@@ -137,6 +163,30 @@ def test_the_recipe_can_be_given(minilm):
 def test_widths_that_cannot_be_are_refused(tiny_bert, options):
     with pytest.raises(EvidenceError, match="load the model that made them"):
         VectorEvidence.of(tiny_bert, **options)
+
+
+@pytest.mark.parametrize("dtype", [">f4", np.longdouble])
+def test_floats_of_other_machines_and_longer_ones_are_taken(tiny_bert, dtype):
+    found = VectorEvidence.of(tiny_bert, UNITS.numpy().astype(dtype), half_steps=0.1)
+    assert torch.equal(found.vectors.float(), UNITS)
+    assert found.half_steps.shape == UNITS.shape
+
+
+@pytest.mark.parametrize(
+    ("array", "options", "said"),
+    [
+        (np.float32(3), {}, r"the vectors have the shape \(\), expected \(texts, numbers\)"),
+        (np.ones((0, 64)), {}, r"the vectors have the shape \(0, 64\)"),
+        (np.ones((1, 2, 64)), {}, r"the vectors have the shape \(1, 2, 64\)"),
+        (np.array([["a"]]), {}, "the vectors hold <U1, expected floats"),
+        ([[1.0], [1.0, 2.0]], {}, "the vectors are no matrix .*rows of one width"),
+        (np.full((2, 64), np.nan), {}, r"NaN or Inf.*leave such rows out, array\[numpy\.isfinite\(array\)\.all\(1\)\]"),
+        (UNITS, {"half_steps": [0.1, 0.2]}, r"half_steps must have the shape of the vectors, \(3, 64\).*got \(2,\)"),
+    ],
+)
+def test_what_is_no_matrix_of_numbers_is_refused(tiny_bert, array, options, said):
+    with pytest.raises(EvidenceError, match=said):
+        VectorEvidence.of(tiny_bert, array, **options)
 
 
 def test_codes_alone_are_refused(tiny_bert):

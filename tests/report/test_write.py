@@ -70,6 +70,9 @@ def test_a_format_that_there_is_not(folder, formats):
 def test_a_folder_without_an_audit(tmp_path):
     with pytest.raises(InputError, match="no audit"):
         write_reports(tmp_path)
+    (tmp_path / "my runs").mkdir()
+    with pytest.raises(InputError, match=r"`unmask audit plan\.toml --out '.*/my runs'`"):
+        write_reports(tmp_path / "my runs")
 
 
 def test_no_model_is_needed(folder):

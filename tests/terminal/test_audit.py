@@ -114,6 +114,12 @@ def test_findings_are_named(capsys):
     assert "unmask report runs/audit" in out
 
 
+def test_the_next_command_can_be_pasted(capsys):
+    found = findings()
+    print_verdict(verdict_on(found), Path("my runs/audit"), found, json=False)
+    assert "next: unmask report 'my runs/audit'" in " ".join(capsys.readouterr().out.split())
+
+
 def test_how_much_leaked_is_told_also_where_gates_hold(capsys):
     words = finding("PARTIAL", {"exact_texts": 0, "token_recall": 0.93}, **LOOKED)
     verdict = verdict_on([words])

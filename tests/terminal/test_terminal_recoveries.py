@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ def model() -> Any:
 def recovery_of(*texts: RecoveredText) -> Recovery[RecoveredTexts]:
     value = RecoveredTexts(texts, frozenset({5}), ((7, 9),))
     return Recovery(value, Status.PARTIAL, "a reason", Certificate("a claim", 1e-7, 1e-3), Cost(1.0, 5), ("x.weight",))
+
+
+def test_the_next_command_can_be_pasted(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    terminal.print_observation(Path("v x.safetensors"), "3 vectors", json=False)
+    assert "next: unmask recover text 'v x.safetensors' --model …" in capsys.readouterr().out
 
 
 def test_what_stays_open_is_shown_under_the_text(model, capsys, monkeypatch):

@@ -70,8 +70,8 @@ def recover_text(
     The model must be the one that the client started from, or that the service runs; evidence of another one is
     refused. `attack`: a name of the table of attacks, with settings if it has any ('dager:rank_margin=0'), or an
     attack; by default the one that fits. `known_beginning`: what every text begins with, as text or token ids (a chat
-    template, a system prompt), where states or caches of decoders, or vectors, are read. `effort`: how often the search
-    for an encoder's texts is started anew while some are missing; of vectors how many texts an attempt may embed.
+    template, a system prompt), where states or caches of decoders, or vectors, are read. `effort`: so many times
+    as many attempts, while texts are missing, where updates of encoders, or vectors, are read.
     """
     if isinstance(model, EncoderDecoder):
         return _recover_pairs(evidence, model, attack, progress, seed)

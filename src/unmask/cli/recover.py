@@ -35,11 +35,17 @@ def recover_text_command(
     attack: AttackOption = None,
     known_beginning: Annotated[
         str | None,
-        typer.Option(help="What every text begins with, as a chat template; @FILE reads it. For states and caches."),
+        typer.Option(
+            help="What every text begins with, as a chat template or 'query: '; @FILE reads it. For states and caches "
+            "of decoders, and for vectors."
+        ),
     ] = None,
     device: DeviceOption = "cpu",
     effort: Annotated[
-        int, typer.Option(min=1, help="How often to start the search for an encoder's texts, while some are missing.")
+        int,
+        typer.Option(
+            min=1, help="N times as many attempts, while texts are missing. For updates of encoders, and for vectors."
+        ),
     ] = 1,
     seed: Annotated[int, typer.Option(help="Seeds the attack's random probes.")] = 0,
     json: JsonOption = False,
@@ -51,6 +57,7 @@ def recover_text_command(
     Another: [bold]unmask recover text states.safetensors -m smollm2-135m --attack stack --json[/bold]
 
     Embeddings: [bold]unmask recover text vectors.safetensors -m minilm-l6[/bold]
+
     A third: [bold]unmask recover text cache.safetensors -m smollm2-135m --known-beginning @template.txt[/bold]
     """
     from unmask.attacks.recover import recover_text

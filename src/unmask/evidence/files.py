@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.errors import EvidenceError
+from unmask.safe_text import quote_word
 from unmask.whole_files import written_whole
 
 FORMAT = 1
@@ -59,7 +60,8 @@ def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
     """Read evidence of any kind; a foreign, truncated or newer file is refused with the reason."""
     path = Path(path)
     if not path.is_file():
-        raise EvidenceError(f"there is no file {path}; make one with `unmask observe gradients … -o {path.name}`")
+        command = f"unmask observe gradients … -o {quote_word(path.name)}"
+        raise EvidenceError(f"there is no file {path}; make one with `{command}`")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             header = _header(path, file.metadata())
@@ -147,8 +149,14 @@ def float_type(value: Any) -> torch.dtype:
         ) from None
 
 
-def require_floats(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Tensors that attacks can compute with: float8 becomes float32; NaN and Inf are refused, and what is no tensor."""
+_OVERFLOW = "look for an overflow in the client's mixed precision, or leave this tensor out"
+
+
+def require_floats(tensors: Mapping[str, Tensor], advice: str = _OVERFLOW) -> Mapping[str, Tensor]:
+    """Tensors that attacks can compute with: float8 becomes float32; NaN and Inf are refused, and what is no tensor.
+
+    `advice`: what to do about NaN and Inf.
+    """
     if not isinstance(tensors, Mapping):
         raise EvidenceError(f"tensors must come with their names, got {type(tensors).__name__}; pass a dictionary")
     for name, tensor in tensors.items():
@@ -158,7 +166,7 @@ def require_floats(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             raise EvidenceError(f"'{name}' is stored as {tensor.layout}, expected a dense tensor; call .to_dense()")
     if any(_is_float8(tensor) for tensor in tensors.values()):
         tensors = {name: tensor.float() if _is_float8(tensor) else tensor for name, tensor in tensors.items()}
-    _require_finite(tensors)
+    _require_finite(tensors, advice)
     return tensors
 
 
@@ -167,7 +175,7 @@ def _is_float8(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dtype.itemsize == 1
 
 
-def _require_finite(tensors: Mapping[str, Tensor]) -> None:
+def _require_finite(tensors: Mapping[str, Tensor], advice: str) -> None:
     """Refuse NaN and Inf, naming the tensor and how much of it is affected."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
@@ -178,7 +186,7 @@ def _require_finite(tensors: Mapping[str, Tensor]) -> None:
         if bad:
             raise EvidenceError(
                 f"'{name}' holds {bad} of {tensor.numel()} values that are NaN or Inf, and no attack can use it; "
-                "look for an overflow in the client's mixed precision, or leave this tensor out"
+                f"{advice}"
             )
 
 

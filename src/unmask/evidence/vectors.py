@@ -22,6 +22,11 @@ from unmask.models.adapter import Model
 from unmask.models.load import require_model
 from unmask.models.pooling import EmbeddingRecipe, Pooling, prefix_tokens, recipe_of
 
+_LEAVE_OUT = (
+    "an embedding that failed or overflowed is stored like this; leave such rows out, "
+    "array[numpy.isfinite(array).all(1)]"
+)
+_NAMED = 6  # rows that are named before the others are counted
 _NEAR_ONE = 0.1  # storage and noise may change a length of 1 by so much; lengths that were not normalised vary more
 
 
@@ -50,7 +55,7 @@ class VectorEvidence:
     def __post_init__(self) -> None:
         object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
         require_number("error", self.error, positive=False, error=EvidenceError)
-        for name, tensor in require_floats(self._tensors()).items():
+        for name, tensor in require_floats(self._tensors(), _LEAVE_OUT).items():
             object.__setattr__(self, name, tensor)
         if self.vectors.ndim != 2 or 0 in self.vectors.shape:
             raise EvidenceError(f"vectors must be (texts, numbers) with at least one, got {tuple(self.vectors.shape)}")
@@ -93,6 +98,12 @@ class VectorEvidence:
         """
         require_model(model, EvidenceError)
         vectors = _floats(array)
+        vectors = vectors[None] if vectors.ndim == 1 else vectors
+        if vectors.ndim != 2 or 0 in vectors.shape:
+            raise EvidenceError(
+                f"the vectors have the shape {tuple(vectors.shape)}, expected (texts, numbers) with at least one, or "
+                "one vector; give a row for each text"
+            )
         width = vectors.shape[1]
         if not 1 <= width <= model.final_width or dimensions not in (None, width):
             asked = f"{dimensions} dimensions" if dimensions else f"at most {model.final_width} numbers"
@@ -101,6 +112,7 @@ class VectorEvidence:
                 "that made them"
             )
         recipe = recipe_of(model) if pooling is None else EmbeddingRecipe(pooling)  # type: ignore[arg-type]
+        require_floats({"vectors": vectors}, _LEAVE_OUT)  # before their lengths are looked at
         lengths = vectors.double().norm(dim=1)
         near_one = float((lengths - 1).abs().median()) < _NEAR_ONE
         is_cut = width < model.final_width
@@ -110,8 +122,21 @@ class VectorEvidence:
                 "are taken for cut ones; if another model made them, load that",
                 stacklevel=2,
             )
+        if (recipe.normalise if normalise is None else normalise) and bool((lengths == 0).any()):
+            raise EvidenceError(
+                f"the vectors hold zeros alone in {_name_rows(lengths == 0)}, and no embedding of length 1 does; leave "
+                "such rows out, array[array.any(1)]"
+            )
         if normalise is None:  # the cut of a vector of length 1 is shorter
             normalise = near_one or (is_cut and recipe.normalise and float(lengths.median()) < 1)
+            if recipe.normalise and not normalise:
+                warnings.warn(
+                    f"the vectors have lengths from {lengths.min():.3g} to {lengths.max():.3g} where this "
+                    f"{model.family} model's recipe makes length 1, so they are taken for vectors before they are "
+                    "normalised; if they were scaled, divide them by their lengths first, and leave out means and sums "
+                    "of several texts' vectors",
+                    stacklevel=2,
+                )
         recipe = replace(
             recipe,
             normalise=normalise,
@@ -119,7 +144,15 @@ class VectorEvidence:
             renormalise=is_cut and normalise and near_one,
             prefix=prefix_tokens(model, prefix) if prefix else recipe.prefix,
         )
-        steps = None if half_steps is None else _floats(half_steps).expand_as(vectors).contiguous()
+        steps = None if half_steps is None else _floats(half_steps)
+        if steps is not None:
+            try:
+                steps = steps.expand_as(vectors).contiguous()
+            except RuntimeError:
+                raise EvidenceError(
+                    f"half_steps must have the shape of the vectors, {tuple(vectors.shape)}, or one that fits it (a "
+                    f"number, a row, a column), got {tuple(steps.shape)}"
+                ) from None
         return cls(vectors, recipe, model.fingerprint(), float_type(compute_dtype), steps)
 
     def check(self, model: Model) -> None:
@@ -193,15 +226,40 @@ def half_steps_of(stored: Float[Tensor, "texts k"]) -> Float[Tensor, "texts k"] 
     return kind.eps / 2 * torch.exp2(exponents.clamp_min(least).float())
 
 
-def _floats(array: Any) -> Float[Tensor, "texts k"]:
-    """Numbers of numpy or torch as rows of a tensor."""
-    tensor = array.detach() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))
-    if not tensor.is_floating_point():
+def native_floats(array: np.ndarray) -> np.ndarray:
+    """Floats in this machine's order of bytes, and of a type that torch has: longer ones become float64."""
+    return array.astype(np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("="), copy=False)
+
+
+def _floats(array: Any) -> Float[Tensor, "..."]:
+    """Numbers of numpy or torch as a tensor."""
+    if isinstance(array, Tensor):
+        kind, is_float, tensor = str(array.dtype), array.is_floating_point(), array.detach()
+    else:
+        numbers = _as_numpy(array)
+        kind, is_float = str(numbers.dtype), numbers.dtype.kind == "f"
+        tensor = torch.from_numpy(native_floats(numbers)) if is_float else torch.empty(0)
+    if not is_float:
         raise EvidenceError(
-            f"the vectors hold {tensor.dtype}, and codes alone are no vectors; multiply them by their scales first, "
-            "and pass half of a step as half_steps"
+            f"the vectors hold {kind}, expected floats, and codes alone are no vectors; multiply codes by their scales "
+            "first, and pass half of a step as half_steps"
         )
-    return tensor[None] if tensor.ndim == 1 else tensor
+    return tensor
+
+
+def _as_numpy(array: Any) -> np.ndarray:
+    """A copy of an array or of lists, which must have one width."""
+    try:
+        return np.array(array)
+    except ValueError as error:
+        raise EvidenceError(f"the vectors are no matrix ({error}); give rows of one width") from None
+
+
+def _name_rows(is_bad: Bool[Tensor, " texts"]) -> str:
+    """Numbers of rows from 0 on."""
+    rows = is_bad.nonzero()[:, 0].tolist()
+    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+    return f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows[:_NAMED]))}{more}"
 
 
 @reads("vectors")

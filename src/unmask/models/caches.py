@@ -26,7 +26,9 @@ def fill_cache(model: Model, tokens: TokenBatch, mask: MaskBatch | None = None) 
     returned = model.body(input_ids=tokens, attention_mask=mask.long(), use_cache=True)
     cache = getattr(returned, "past_key_values", None)
     if cache is None:
-        raise InputError(f"this {model.family} model keeps no cache of keys and values")
+        raise InputError(
+            f"this {model.family} model keeps no cache of keys and values; load a decoder, as smollm2-135m"
+        )
     return cache
 
 

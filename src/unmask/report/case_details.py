@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from unmask.safe_text import is_absolute, last_name, make_safe, value_without_folders
+from unmask.safe_text import is_absolute, last_name, make_safe, quote_word, value_without_folders
 
 
 def specification(case: Mapping[str, Any], show: bool) -> list[tuple[str, str]]:
@@ -24,26 +23,12 @@ def repeat_command(plan: object | None, folder: str, case_id: str, show: bool) -
         return None
     paths = [path if show else last_name(path) for path in (str(plan), folder)]
     plan, folder = (f"./{path}" if path.startswith("-") else path for path in paths)
-    return " ".join(_quote(word) for word in ("unmask", "audit", plan, "--out", folder, "--case", case_id))
+    return " ".join(quote_word(word) for word in ("unmask", "audit", plan, "--out", folder, "--case", case_id))
 
 
 def is_shortened(plan: object | None, folder: str) -> bool:
     """Whether a redacted command has lost a folder."""
     return plan is not None and any(is_absolute(path) for path in (str(plan), folder))
-
-
-def _quote(word: str) -> str:
-    """A word for bash or zsh, whole and with nothing invisible in it."""
-    if word.isprintable():
-        return shlex.quote(word)
-    signs = (_escape_sign(sign) if not sign.isprintable() or sign in "\\'" else sign for sign in word)
-    return f"$'{''.join(signs)}'"
-
-
-def _escape_sign(sign: str) -> str:
-    if sign.isprintable():
-        return f"\\{sign}"
-    return f"\\x{ord(sign):02x}" if ord(sign) < 0x80 else f"\\U{ord(sign):08x}"
 
 
 def _write(value: Any, show: bool) -> str:

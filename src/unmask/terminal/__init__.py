@@ -19,6 +19,7 @@ from rich.text import Text
 
 from unmask.attacks.run import Progress as Report
 from unmask.safe_text import make_safe as printable
+from unmask.safe_text import quote_word
 
 if TYPE_CHECKING:
     from unmask.attacks.outputs.layer_inputs.preimages import Preimages
@@ -97,7 +98,7 @@ def print_observation(path: Path, what: str, json: bool) -> None:
         return
     console = Console()
     console.print(Text(f"wrote {path}: {what}. It is as sensitive as the texts themselves."))
-    console.print(Text(f"next: unmask recover text {path} --model …", style="dim"))
+    console.print(Text(f"next: unmask recover text {quote_word(path)} --model …", style="dim"))
 
 
 def text_recovery_document(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from unmask.audit.findings.verdict import Judgement, Verdict
 from unmask.audit.running.runner import Work
 from unmask.report.numbers import leak, leak_in_full
 from unmask.report.page import judgements_by_finding, worst_ruling
+from unmask.safe_text import quote_word
 from unmask.terminal import note, print_json, printable
 
 OUTCOME_COLOURS = {
@@ -148,7 +149,8 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
         console.print(Text("fix the cause, then run the same command with --retry-errors", style="dim"))
     console.print(_leaks(verdict, findings))
     where = printable(str(folder), longest=4000)
-    console.print(Text(f"everything is in {where}, as sensitive as the secrets; next: unmask report {where}"))
+    command = f"unmask report {quote_word(folder)}"
+    console.print(Text(f"everything is in {where}, as sensitive as the secrets; next: {command}"))
 
 
 def _why(judgement: Judgement) -> str:

@@ -53,7 +53,54 @@ def test_pickled_objects_are_not_opened(tmp_path):
             read_store(tmp_path / name)
 
 
-@pytest.mark.parametrize("array", [np.ones((3, 4), dtype=np.int8), np.ones((2, 3, 4)), np.ones((0, 4))])
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8", np.longdouble])
+def test_floats_of_other_machines_and_longer_ones_are_read(tmp_path, dtype):
+    np.save(tmp_path / "v.npy", UNITS.astype(dtype))
+    found = read_store(tmp_path / "v.npy")
+    assert np.array_equal(found.vectors.numpy(), UNITS.astype(dtype).astype(np.float32))
+    assert (found.half_steps is not None) == (dtype == ">f2")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({}, "it holds nothing, expected a matrix of floats"),
+        ({"a": np.arange(3)}, r"it holds 'a' of int64 \(3,\), expected a matrix of floats"),
+        ({str(number): np.float32(1) for number in range(8)}, "and 2 more, expected"),
+    ],
+)
+@pytest.mark.parametrize("asked", [None, "a"])
+def test_an_archive_without_vectors_says_what_it_has(tmp_path, arrays, said, asked):
+    np.savez(tmp_path / "v.npz", **arrays)
+    with pytest.raises(EvidenceError, match=rf"v\.npz has no array with vectors: .*{said}"):
+        read_store(tmp_path / "v.npz", asked)
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.array([["a", "b"]]), "holds <U1, expected floats: text is no embedding"),
+        (np.array([[b"a", b"b"]]), "holds .S1, expected floats: text is no embedding"),
+        (UNITS.astype(np.complex64), "holds complex64, expected floats: .*save array.real"),
+        (UNITS > 0, r"holds bool, expected floats: .*numpy\.packbits"),
+        (np.zeros((2, 3), dtype=[("id", "i4"), ("v", "f4")]), r"it has the fields id, v; save the one .*array\['id'\]"),
+        (np.zeros((2, 3), dtype="V2"), "bytes whose type NumPy does not know; if they were bfloat16"),
+        (np.zeros((2, 3), dtype="M8[s]"), "give the array of the embeddings"),
+        (np.ones((2, 3), dtype=np.uint16), "codes whose scale it does not say"),
+    ],
+)
+def test_each_kind_that_is_no_float_has_its_own_advice(tmp_path, array, said):
+    np.save(tmp_path / "v.npy", array)
+    with pytest.raises(EvidenceError, match=said):
+        read_store(tmp_path / "v.npy")
+
+
+def test_signs_are_read_once_they_are_packed_as_advised(tmp_path):
+    np.save(tmp_path / "v.npy", np.packbits(UNITS > 0, axis=1))
+    assert np.array_equal(read_store(tmp_path / "v.npy", model_width=32).vectors.numpy() > 0, UNITS > 0)
+
+
+@pytest.mark.parametrize("array", [np.float32(3), np.ones((3, 4), dtype=np.int8), np.ones((2, 3, 4)), np.ones((0, 4))])
 def test_what_is_no_matrix_of_floats_is_refused(tmp_path, array):
     np.save(tmp_path / "v.npy", array)
     with pytest.raises(EvidenceError, match=r"v\.npy (holds int8|has the shape)"):

@@ -42,6 +42,12 @@ def test_a_collection_is_chosen_and_limited(folder):
         read_store(folder, collection="mail")
 
 
+def test_a_folder_without_collections_has_nothing_to_choose(tmp_path):
+    chromadb.PersistentClient(str(tmp_path), settings=chromadb.Settings(anonymized_telemetry=False))
+    with pytest.raises(EvidenceError, match="has no collection with vectors: it holds nothing"):
+        read_store(tmp_path)
+
+
 def test_a_damaged_folder_is_refused(tmp_path):
     (tmp_path / "chroma.sqlite3").write_bytes(b"nothing")
     with pytest.raises(EvidenceError, match="Chroma cannot read"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tests.integrations.stores.stores import UNITS
 
 from unmask.errors import EvidenceError
 from unmask.integrations.stores import read_store
+from unmask.integrations.stores.faiss_index import is_index
 from unmask.linalg.product_codes import decode_codes, product_codes
 
 faiss = pytest.importorskip("faiss", reason="comes with the extra 'stores'")
@@ -109,11 +112,36 @@ def test_a_binary_index_gives_signs(tmp_path):
         read_store(tmp_path / "hashed.index")
 
 
+def test_indexes_are_told_from_texts():
+    exact = ["Flat", "IDMap,Flat", "IDMap2,Flat", "HNSW16", "NSG16", "IVF4,Flat", "IVF4,FlatDedup", "PCA8,Flat"]
+    coded = [
+        "LSH",
+        "PQ4x4",
+        "RQ2x4",
+        "LSQ2x4",
+        "SQ8",
+        "PQ4x4fs",
+        "IVF4,SQ8",
+        "IVF4,PQ4x4",
+        "IVF4,PQ4x4fs",
+        "IVF4,RQ2x4",
+    ]
+    for factory in [*exact, *coded, "IVF4,PQ4+4", "HNSW16_SQ8", "HNSW16_PQ4", "PQ4x4,RFlat", "ZnLattice4x2_4"]:
+        index = faiss.index_factory(32, factory)
+        assert is_index(Path("v.index"), faiss.serialize_index(index)[:16].tobytes()), factory
+    assert is_index(Path("v.index"), faiss.serialize_index_binary(faiss.IndexBinaryHNSW(32, 4))[:16].tobytes())
+    for words in (b"INSERT INTO", b"Inventory", b"IDs and more", b"IN 2024", b"INSERT", b"IxF2", b""):
+        assert not is_index(Path("v.index"), words)
+
+
 def test_damaged_and_empty_indexes_are_refused(tmp_path):
     whole = written("Flat", tmp_path / "v.index").read_bytes()
     (tmp_path / "cut.index").write_bytes(whole[:200])
-    with pytest.raises(EvidenceError, match="FAISS cannot read"):
+    with pytest.raises(EvidenceError, match=r"FAISS \S+ cannot read .*cut or damaged, or a newer FAISS.*copy it again"):
         read_store(tmp_path / "cut.index")
+    (tmp_path / "new.faiss").write_bytes(b"Inew" + whole[4:])
+    with pytest.raises(EvidenceError, match=r"FAISS \S+ cannot read .*upgrade faiss-cpu"):
+        read_store(tmp_path / "new.faiss")
     faiss.write_index(faiss.IndexFlatL2(8), str(tmp_path / "empty.index"))
     with pytest.raises(EvidenceError, match="holds no vectors"):
         read_store(tmp_path / "empty.index")

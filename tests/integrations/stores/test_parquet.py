@@ -50,7 +50,11 @@ def test_columns_are_told_apart(tmp_path):
 
 @pytest.mark.parametrize(
     ("column", "said"),
-    [(["a", "b"], "has 0 of the kind 'column'"), ([[1.0], [1.0, 2.0]], "2 widths"), ([[1.0], None], "1 rows without")],
+    [
+        (["a", "b"], "no column with vectors: it holds 'column' of string, expected lists"),
+        ([[1.0], [1.0, 2.0]], "2 widths"),
+        ([[1.0], None], "1 rows without"),
+    ],
 )
 def test_what_is_no_vector_is_refused(tmp_path, column, said):
     with pytest.raises(EvidenceError, match=said):

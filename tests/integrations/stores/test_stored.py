@@ -29,7 +29,8 @@ def test_codes_change_lengths_and_so_tell_nothing_of_them(tiny_bert):
         .evidence(tiny_bert, normalise=False)
         .recipe.normalise
     )
-    assert not StoredVectors(short, ("a", "b", "c"), "numbers").evidence(tiny_bert).recipe.normalise
+    with pytest.warns(UserWarning, match=r"lengths from 0\.7 to 0\.7"):
+        assert not StoredVectors(short, ("a", "b", "c"), "numbers").evidence(tiny_bert).recipe.normalise
 
 
 def test_a_missing_library_says_how_to_get_it():
@@ -40,3 +41,10 @@ def test_a_missing_library_says_how_to_get_it():
 def test_one_of_several_must_be_named():
     assert choose_one(["a"], None, "table", "x") == "a"
     assert choose_one(["a", "b"], "b", "table", "x") == "b"
+    with pytest.raises(EvidenceError, match="x has 2 of the kind 'table': a, b; choose one"):
+        choose_one(["b", "a"], None, "table", "x")
+
+
+def test_where_there_is_none_nothing_is_to_be_chosen():
+    with pytest.raises(EvidenceError, match="x has no table with vectors: it holds nothing, expected a table; give"):
+        choose_one([], "a", "table", "x")

@@ -16,6 +16,12 @@ def test_what_is_not_known_is_described(tmp_path):
         read_store(tmp_path)
     with pytest.raises(EvidenceError, match=r"the file begins with b'Words\.'"):
         read_store(tmp_path / "words.txt")
+    (tmp_path / "index.txt").write_text("Index of words.")
+    with pytest.raises(EvidenceError, match=r"the file begins with b'Index of'"):
+        read_store(tmp_path / "index.txt")
+    (tmp_path / "none.faiss").touch()
+    with pytest.raises(EvidenceError, match="the file is empty; known are"):
+        read_store(tmp_path / "none.faiss")
     with pytest.raises(EvidenceError, match="there is no file or folder"):
         read_store(tmp_path / "nothing")
 

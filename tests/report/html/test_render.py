@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -114,6 +115,12 @@ def test_redacted_by_default_and_shown_on_demand():
     assert '" biopsy"' in shown
     assert "This file holds the secret." in shown
     assert 'aria-checked="false"' in shown
+
+
+def test_the_command_that_shows_texts_can_be_pasted():
+    audit = audit_of(realistic())
+    page = render_html(audit, reach_verdict(audit), Path("my runs"), False)
+    assert "unmask report 'my runs' --show-secrets" in unescape(page)
 
 
 @pytest.mark.parametrize("text", HOSTILE)

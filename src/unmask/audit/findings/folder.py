@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from unmask.audit.findings.finding import ERROR, DamagedLineError, Finding, FindingError, digest_of
 from unmask.errors import InputError, UnmaskError
+from unmask.safe_text import quote_word
 from unmask.whole_files import written_whole
 
 MANIFEST, PLAN = "manifest.json", "plan.toml"
@@ -86,7 +87,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         _check_cases(manifest.get("cases", []))
     except FileNotFoundError:
         raise InputError(
-            f"{folder} holds no audit: there is no {MANIFEST}; make one with `unmask audit plan.toml --out {folder}`"
+            f"{folder} holds no audit: there is no {MANIFEST}; make one with "
+            f"`unmask audit plan.toml --out {quote_word(folder)}`"
         ) from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(

@@ -14,12 +14,14 @@ from unmask.errors import EvidenceError
 from unmask.evidence.vectors import half_steps_of
 from unmask.integrations.stores.stored import StoredVectors, choose_one, stored_rows
 
+_MATRIX = "a matrix of floats, (vectors, numbers)"
+
 
 def read_npy(path: Path, collection: str | None, limit: int | None, model_width: int | None) -> StoredVectors:
     """One array."""
     array = _open(path)
     rows = array[None] if array.ndim == 1 else array
-    return stored_rows(rows[:limit], None, path.name, model_width)
+    return stored_rows(rows[:limit] if rows.ndim else rows, None, path.name, model_width)
 
 
 def read_npz(path: Path, collection: str | None, limit: int | None, model_width: int | None) -> StoredVectors:
@@ -30,7 +32,8 @@ def read_npz(path: Path, collection: str | None, limit: int | None, model_width:
         except ValueError as error:
             raise _refusal(path, error) from None
     shapes = {name: array.shape for name, array in arrays.items() if array.dtype.kind == "f"}
-    name = choose_one(fitting(shapes, model_width), collection, "array", path)
+    held = [f"'{name}' of {array.dtype} {array.shape}" for name, array in arrays.items()]
+    name = choose_one(fitting(shapes, model_width), collection, "array", path, _MATRIX, held)
     return stored_rows(arrays[name][:limit], None, f"'{name}' of {path.name}")
 
 
@@ -39,7 +42,8 @@ def read_safetensors(path: Path, collection: str | None, limit: int | None, mode
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            name = choose_one(fitting(shapes, model_width), collection, "tensor", path)
+            held = [f"'{name}' {shape}" for name, shape in shapes.items()]
+            name = choose_one(fitting(shapes, model_width), collection, "tensor", path, _MATRIX, held)
             rows = file.get_tensor(name)[:limit]
     except SafetensorError as error:
         raise EvidenceError(f"{path} is not a whole safetensors file ({error}); copy it again") from None

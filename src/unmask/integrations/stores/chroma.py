@@ -23,15 +23,17 @@ def read_chroma(path: Path, collection: str | None, limit: int | None, model_wid
             client = chromadb.PersistentClient(str(folder), settings=settings)
             try:
                 names = [found.name for found in client.list_collections()]
-                name = choose_one(names, collection, "collection", path)
+                name = choose_one(names, collection, "collection", path, "one with embeddings")
                 held = client.get_collection(name, embedding_function=None).get(limit=limit, include=["embeddings"])
             finally:
                 getattr(client, "close", lambda: None)()  # older versions have none
         except EvidenceError:
             raise
         except Exception as error:  # Chroma's errors share no class
-            raise EvidenceError(f"Chroma cannot read {path}: {error}") from None
+            raise EvidenceError(
+                f"Chroma cannot read {path} ({error}); copy the whole folder again, while no server writes to it"
+            ) from None
         vectors = np.array(held["embeddings"], dtype=np.float32)
     if not len(vectors):
-        raise EvidenceError(f"the collection '{name}' of {path} has no embeddings")
+        raise EvidenceError(f"the collection '{name}' of {path} has no embeddings; choose another (--collection NAME)")
     return stored_rows(vectors, held["ids"], f"collection '{name}'")

@@ -31,6 +31,18 @@ from unmask.integrations.stores.stored import StoredVectors, need, stored_signs
 Array = np.ndarray
 _FOR_ERROR = 1000  # rows whose lengths tell the error of codes
 
+_MOST_NUMBERS = 1 << 20  # of a vector; four letters of a text are a greater number
+
+
+def is_index(path: Path, start: bytes) -> bool:
+    """Whether this is an index: by its name, or by four letters or digits (I…) and the width, a whole number, behind.
+
+    Every version of FAISS has new letters, and the width behind them tells an index from a text ('INSERT INTO').
+    """
+    width = int.from_bytes(start[4:8], "little") if len(start) >= 8 else 0
+    is_tagged = start[:1] == b"I" and start[:4].isalnum() and 0 < width < _MOST_NUMBERS
+    return is_tagged or (bool(start) and path.suffix == ".faiss") or (path / "index.faiss").is_file()
+
 
 @dataclass(frozen=True)
 class _Rows:
@@ -53,11 +65,14 @@ def read_faiss(path: Path, collection: str | None, limit: int | None, model_widt
         is_binary = opened.read(2) == b"IB"
     try:
         index = faiss.read_index_binary(str(file)) if is_binary else faiss.read_index(str(file))
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         said = str(error).rpartition(": ")[2]
-        raise EvidenceError(f"FAISS cannot read {file}: {said}") from None
+        raise EvidenceError(
+            f"FAISS {faiss.__version__} cannot read {file} ({said}): it is cut or damaged, or a newer FAISS wrote it; "
+            "copy it again, write the index again (faiss.write_index), or upgrade faiss-cpu"
+        ) from None
     if not index.ntotal:
-        raise EvidenceError(f"the index {file} holds no vectors")
+        raise EvidenceError(f"the index {file} holds no vectors; give one that vectors were added to")
     if is_binary:
         return _read_signs(faiss, index, limit)
     found = _read(faiss, index, index.ntotal if limit is None else max(limit, _FOR_ERROR))

@@ -21,7 +21,7 @@ def read_parquet(path: Path, collection: str | None, limit: int | None, model_wi
     except (arrow.ArrowInvalid, OSError) as error:
         raise EvidenceError(f"{path} is not a whole Parquet file ({error}); copy it again") from None
     schema = file.schema_arrow
-    name = choose_one(vector_columns(schema, model_width), collection, "column", path)
+    name = choose_column(schema, model_width, collection, path)
     ids = id_column(schema)
     parts, num_read = [], 0
     for part in file.iter_batches(columns=[name, *([ids] if ids else [])]):
@@ -33,6 +33,12 @@ def read_parquet(path: Path, collection: str | None, limit: int | None, model_wi
     if table is None:
         raise EvidenceError(f"{path} has no rows")
     return read_table(table.slice(0, limit), name, ids, f"column '{name}' of {path.name}")
+
+
+def choose_column(schema: Any, model_width: int | None, asked: str | None, where: Any) -> str:
+    """The column of vectors that was asked for, or the only one."""
+    held = [f"'{field.name}' of {field.type}" for field in schema]
+    return choose_one(vector_columns(schema, model_width), asked, "column", where, "lists of floats", held)
 
 
 def vector_columns(schema: Any, model_width: int | None) -> list[str]:

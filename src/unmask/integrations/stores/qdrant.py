@@ -34,7 +34,7 @@ def read_qdrant(path: Path, collection: str | None, limit: int | None, model_wid
     except (ValueError, KeyError, TypeError) as error:
         raise EvidenceError(f"meta.json of {path} is damaged ({error!r}); copy the folder again") from None
     asked, _, kind = (collection or "").partition("/")
-    name = choose_one(listed, asked or None, "collection", path)
+    name = choose_one(listed, asked or None, "collection", path, "one with points")
     points = list(_points(path / "collection" / name / "storage.sqlite", limit))
     kinds = sorted({found for _, vectors in points for found in vectors})
     if not kinds:

@@ -13,10 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.errors import EvidenceError
-from unmask.evidence.vectors import VectorEvidence, half_steps_of
+from unmask.evidence.vectors import VectorEvidence, half_steps_of, native_floats
 from unmask.linalg.product_codes import decode_codes, sign_centroids
 from unmask.models.adapter import Model
 from unmask.models.pooling import Pooling, recipe_of
+
+_NAMED = 6  # things that are named before the others are counted
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,37 @@ def stored_rows(array: Any, ids: Sequence[Any] | None, about: str, model_width: 
         packed = rows if rows.dtype == np.uint8 else (rows.astype(np.int16) + 128).astype(np.uint8)
         return stored_signs(packed, ids, about)
     if rows.ndim != 2 or 0 in rows.shape:
-        raise EvidenceError(f"{about} has the shape {rows.shape}, expected (vectors, numbers) with at least one")
-    if rows.dtype.kind != "f":
         raise EvidenceError(
-            f"{about} holds {rows.dtype}: codes whose scale it does not say; multiply them by their scales and store "
-            "float32, or wrap them with unmask.VectorEvidence.of(model, vectors, half_steps=…)"
+            f"{about} has the shape {rows.shape}, expected (vectors, numbers) with at least one; save a matrix with a "
+            "row for each text"
         )
-    vectors = torch.from_numpy(np.ascontiguousarray(rows))
+    if rows.dtype.kind != "f":
+        raise EvidenceError(f"{about} holds {rows.dtype}, expected floats: {_advice(rows.dtype)}")
+    vectors = torch.from_numpy(np.ascontiguousarray(native_floats(rows)))
     names = range(len(rows)) if ids is None else ids
     return StoredVectors(vectors.float(), tuple(map(str, names)), about, half_steps_of(vectors))
+
+
+def _advice(dtype: np.dtype) -> str:
+    """What to do with numbers, or what is none, that are not floats."""
+    if dtype.names:
+        return f"it has the fields {', '.join(dtype.names)}; save the one with the vectors, array['{dtype.names[0]}']"
+    return _ADVICE.get(dtype.kind, "give the array of the embeddings")
+
+
+_CODES = (
+    "codes whose scale it does not say; multiply them by their scales and store float32, or wrap them with "
+    "unmask.VectorEvidence.of(model, vectors, half_steps=…)"
+)
+_ADVICE = {
+    "i": _CODES,
+    "u": _CODES,
+    "b": "if they are signs of embeddings, pack them, numpy.packbits(array, axis=1), which are read as signs",
+    "c": "embeddings are real; if the imaginary parts are 0, save array.real",
+    "U": "text is no embedding; give the array of the embeddings, not of what was embedded",
+    "S": "text is no embedding; give the array of the embeddings, not of what was embedded",
+    "V": "bytes whose type NumPy does not know; if they were bfloat16, save array.astype('float32') instead",
+}
 
 
 def stored_signs(packed: np.ndarray, ids: Sequence[Any] | None, about: str) -> StoredVectors:
@@ -96,13 +120,21 @@ def need(package: str, store: str) -> Any:
         ) from None
 
 
-def choose_one(names: Sequence[str], asked: str | None, what: str, where: Any) -> str:
-    """The name that was asked for, or the only one."""
+def choose_one(
+    names: Sequence[str], asked: str | None, what: str, where: Any, expected: str = "", held: Sequence[str] = ()
+) -> str:
+    """The name that was asked for, or the only one; where there is none, `held` is there where `expected` should be."""
     if asked in names:
         return str(asked)
-    listed = ", ".join(sorted(names)) or "none"
+    if not names:
+        seen = ", ".join(held[:_NAMED]) + (f" and {len(held) - _NAMED} more" if len(held) > _NAMED else "")
+        raise EvidenceError(
+            f"{where} has no {what} with vectors: it holds {seen or 'nothing'}, expected {expected or f'a {what}'}; "
+            "give the file or folder that the embeddings are in"
+        )
+    listed = ", ".join(sorted(names))
     if asked is not None:
         raise EvidenceError(f"{where} has no {what} '{asked}'; it has: {listed}")
-    if len(names) != 1:
+    if len(names) > 1:
         raise EvidenceError(f"{where} has {len(names)} of the kind '{what}': {listed}; choose one (--collection NAME)")
     return names[0]

@@ -13,10 +13,10 @@ from unmask.arguments import require_count
 from unmask.errors import EvidenceError
 from unmask.integrations.stores.arrays import read_npy, read_npz, read_safetensors
 from unmask.integrations.stores.chroma import read_chroma
-from unmask.integrations.stores.faiss_index import read_faiss
+from unmask.integrations.stores.faiss_index import is_index, read_faiss
 from unmask.integrations.stores.lance import read_lance
 from unmask.integrations.stores.parquet import read_parquet
-from unmask.integrations.stores.pgvector_dump import read_dump
+from unmask.integrations.stores.pgvector_dump import ARCHIVE, read_dump
 from unmask.integrations.stores.qdrant import read_qdrant
 from unmask.integrations.stores.stored import StoredVectors
 
@@ -46,7 +46,7 @@ STORES: Mapping[str, Store] = {
     ),
     "FAISS": Store(
         "a file of faiss.write_index, or a folder with index.faiss",
-        lambda path, start: (path / "index.faiss").is_file() or (start[:1] == b"I" and start[:4].isalnum()),
+        is_index,
         read_faiss,
     ),
     "NumPy": Store("a .npy file", lambda _, start: start.startswith(b"\x93NUMPY"), read_npy),
@@ -54,7 +54,9 @@ STORES: Mapping[str, Store] = {
     "Parquet": Store("a .parquet file", lambda _, start: start.startswith(b"PAR1"), read_parquet),
     "safetensors": Store("a .safetensors file", lambda path, start: start[8:9] == b"{", read_safetensors),
     "pgvector": Store(
-        "a plain dump of a table (pg_dump, .sql)", lambda path, _: path.is_file() and path.suffix == ".sql", read_dump
+        "a plain dump of a table (pg_dump, .sql)",
+        lambda path, start: path.is_file() and (path.suffix == ".sql" or start.startswith(ARCHIVE)),
+        read_dump,
     ),
 }
 
@@ -89,4 +91,4 @@ def _seen(path: Path, start: bytes) -> str:
     if path.is_dir():
         held = ", ".join(sorted(child.name for child in path.iterdir())[:8])
         return f"the folder holds {held or 'nothing'}"
-    return f"the file begins with {start[:8]!r}"
+    return f"the file begins with {start[:8]!r}" if start else "the file is empty"

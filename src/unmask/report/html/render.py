@@ -20,7 +20,7 @@ from unmask.report.html import svg
 from unmask.report.html.curves import MAX_CHARTS, Chart, Line, charts_of
 from unmask.report.html.page_data import as_script, page_data
 from unmask.report.numbers import percent, scientific
-from unmask.safe_text import last_name, make_safe
+from unmask.safe_text import last_name, make_safe, quote_word
 
 _COLOURS = {"crossed": "#b42318", "error": "#6d3fc0", "unclear": "#b26a00", "held": "#0b6e5f", "neutral": "#475467"}
 
@@ -60,7 +60,7 @@ def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool
         other_versions=page.other_versions(audit),
         created=make_safe(audit.manifest.get("created", "")),
         version=make_safe(audit.manifest.get("unmask", "")),
-        folder=make_safe(last_name(str(folder)), 1000),
+        folder=quote_word(last_name(str(folder))),
         page_data=as_script(page_data(audit, verdict, folder, rows, show_secrets)),
     )
 
