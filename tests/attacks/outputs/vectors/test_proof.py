@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from unmask.attacks.outputs.vectors.agreement import stored_vectors
 from unmask.attacks.outputs.vectors.edits import TextBatch
@@ -47,3 +48,11 @@ def test_a_text_as_long_as_texts_get_may_go_on(embedder, prove, monkeypatch):
     found = prove(stored, tuple(embedder.model.encode("the")[1:-1]))
     assert found.is_only
     assert not found.certain
+
+
+def test_a_vector_of_zeros_has_a_distance(embedder, prove):
+    evidence = observe_vectors(embedder.model, ["the"])
+    (stored,) = stored_vectors(evidence.with_tensors({"000000": torch.zeros(384)}), 0.0)
+    found = prove(stored, (1996,))
+    assert not found.agrees
+    assert found.distance == pytest.approx(1)

@@ -32,7 +32,7 @@ class Prover:
         precise = compute_once(model, "in float64", lambda: model.to(dtype=torch.float64))
         exact = Embedder(precise, self.embedder.recipe).exact(TextBatch.of([text], model.device))
         excess = float(stored.excess(exact)[0])
-        distance = float((exact[0] - stored.vector).norm() / stored.vector.norm())
+        distance = float((exact[0] - stored.vector).norm()) / (float(stored.vector.norm()) or 1.0)
         rejected: float | None = None
         others: tuple[tuple[int, ...], ...] = ()
         if excess <= stored.tolerance:
