@@ -100,6 +100,7 @@ class AmbiguityKind(Enum):
     EQUAL_TOKENS = "equal_tokens"  # several tokens that no forward pass tells apart may stand at a position
     LEADING_RUN = "leading_run"  # how often the first token is repeated at the start
     OPEN_END = "open_end"  # the text may go on with tokens that leave no trace
+    OPEN_BEGINNING = "open_beginning"  # tokens stand before the text that were not seen
     COUNT = "count"  # how often the batch holds the text
     OTHER_TEXT = "other_text"  # another text explains the evidence as well
 
@@ -152,6 +153,8 @@ class RecoveredText:
             own_classes, other = [set().union(*own_classes[: runs[0]]), *own_classes[runs[0] :]], other[runs[1] - 1 :]
         if any(a.kind is AmbiguityKind.OPEN_END for a in self.ambiguities):
             other = other[: len(own_classes)]
+        if any(a.kind is AmbiguityKind.OPEN_BEGINNING for a in self.ambiguities):
+            other = other[max(0, len(other) - len(own_classes)) :]
         fits = (token in allowed for token, allowed in zip(other, own_classes, strict=False))
         return len(other) == len(own_classes) and all(fits)
 

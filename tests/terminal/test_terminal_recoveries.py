@@ -71,6 +71,17 @@ def test_what_stays_open_is_shown_under_the_text(model, capsys, monkeypatch):
     assert any(line.startswith("best effort") and "guess" in line for line in lines)
 
 
+def test_a_part_of_a_text_is_called_one(model, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    unseen = Ambiguity(AmbiguityKind.OPEN_BEGINNING, "what stands before was not seen")
+    texts = RecoveredText((5, 7), "the rest", False, 1e-7, ambiguities=(unseen,))
+    terminal.print_text_recovery(recovery_of(texts), model, json=False)
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    row = next(number for number, line in enumerate(lines) if "the rest" in line)
+    assert lines[row].startswith("a part")
+    assert lines[row + 1].startswith("what stands before was not seen")
+
+
 def test_what_stays_open_is_in_the_document(model, capsys):
     text = RecoveredText((5, 7), "the text", False, 1e-7, ambiguities=(CLASS, COUNT))
     terminal.print_text_recovery(recovery_of(text), model, json=True)

@@ -20,6 +20,7 @@ _OPEN: Mapping[str, str] = {
     AmbiguityKind.EQUAL_TOKENS.value: "tokens that no forward pass tells apart may stand at a place.",
     AmbiguityKind.LEADING_RUN.value: "how often the first token is repeated at the start.",
     AmbiguityKind.OPEN_END.value: "the text may go on with tokens that leave no trace.",
+    AmbiguityKind.OPEN_BEGINNING.value: "tokens stand before the text that were not seen.",
     AmbiguityKind.COUNT.value: "how often the batch holds the text.",
 }
 _MARKS = {"place": "p", "bag": "b", "no": "n"}

@@ -179,9 +179,11 @@ def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: 
 
 
 def _mark(text: RecoveredText) -> str:
-    """How sure it is: of the text, of a class of texts, or not at all."""
+    """How sure it is: of the text, of a part of it, of a class of texts, or not at all."""
     if text.certain:
         return "certain"
+    if any(open_point.kind.value == "open_beginning" for open_point in text.ambiguities):
+        return "a part"
     return "one of a class" if text.ambiguities else "best effort"
 
 
@@ -189,8 +191,8 @@ def _render(text: RecoveredText) -> Text:
     """The text, and under it, dim, what it may as well be."""
     shown = Text(printable(text.text))
     for open_point in text.ambiguities:
-        is_count = open_point.kind.value == "count"
-        line = open_point.reason if is_count else f"may as well be another text: {open_point.reason}"
+        is_plain = open_point.kind.value in ("count", "open_beginning")
+        line = open_point.reason if is_plain else f"may as well be another text: {open_point.reason}"
         shown.append(f"\n{printable(line)}", style="dim")
     return shown
 

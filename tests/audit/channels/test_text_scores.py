@@ -156,7 +156,9 @@ def test_a_text_up_to_what_nothing_tells_apart_is_near_exact_and_not_false(model
         Ambiguity(AmbiguityKind.EQUAL_TOKENS, "these look alike", place, (true[place], other[place]))
         for place in (1, 2)
     )
-    for ambiguities, num_near in ((points, 1), ((*points, Ambiguity(AmbiguityKind.OPEN_END, "it may go on")), 0)):
+    open_end = Ambiguity(AmbiguityKind.OPEN_END, "it may go on")
+    open_beginning = Ambiguity(AmbiguityKind.OPEN_BEGINNING, "what stands before was not seen")
+    for ambiguities, num_near in ((points, 1), ((*points, open_end), 0), ((*points, open_beginning), 0)):
         text = RecoveredText(tuple(other), "", False, 0.0, ambiguities=ambiguities)
         found = Recovery(RecoveredTexts((text,)), Status.PARTIAL, "", Certificate("", 0.0, 1.0), Cost())
         result = text_result(found, TEXTS[:1], OTHERS, model)
@@ -171,3 +173,13 @@ def test_a_false_text_is_counted(model):
     assert result["metrics"]["false_texts"] == 1
     assert result["metrics"]["certain_texts"] == 0
     assert result["texts"][-1].true is None
+
+
+def test_a_part_of_a_text_is_neither_exact_nor_near_exact(model):
+    tokens = tuple(model.encode(TEXTS[0]))[2:]
+    open_beginning = Ambiguity(AmbiguityKind.OPEN_BEGINNING, "what stands before was not seen")
+    text = RecoveredText(tokens, model.decode(tokens), False, 0.0, ambiguities=(open_beginning,))
+    found = Recovery(RecoveredTexts((text,), frozenset(tokens)), Status.PARTIAL, "", Certificate("", 0.0, 1.0), Cost())
+    metrics = text_result(found, TEXTS[:1], OTHERS, model)["metrics"]
+    assert (metrics["exact_texts"], metrics["near_exact_texts"], metrics["certain_texts"]) == (0, 0, 0)
+    assert 0 < metrics["token_recall"] < 1

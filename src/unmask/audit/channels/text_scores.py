@@ -81,10 +81,11 @@ def _score(recovered: Tokens, true: Tokens, model: Model, covers: Sequence[Cover
 
 
 def _covers(text: RecoveredText) -> Covers:
-    """Whether a sequence is one of the few that a text stands for; one with an open end stands for too many."""
+    """Whether a sequence is one of the few that a text stands for; one that is open at an end stands for too many."""
     kinds = {one.kind for one in text.ambiguities}
     is_narrow = bool(kinds & {AmbiguityKind.EQUAL_TOKENS, AmbiguityKind.LEADING_RUN})
-    return text.covers if is_narrow and AmbiguityKind.OPEN_END not in kinds else lambda tokens: False
+    is_whole = not kinds & {AmbiguityKind.OPEN_END, AmbiguityKind.OPEN_BEGINNING}
+    return text.covers if is_narrow and is_whole else lambda tokens: False
 
 
 def _tokens(model: Model, texts: Sequence[str]) -> list[list[int]]:

@@ -15,7 +15,7 @@ from unmask.errors import InputError
 from unmask.evidence import CacheEvidence
 from unmask.models import Model, adapt
 from unmask.protocols import observe_cache
-from unmask.recovery import Aim, Status
+from unmask.recovery import Aim, AmbiguityKind, Status
 
 TEXTS = [(5, 17, 99, 17, 250, 8, 3), (400, 3, 8, 21), (44, 45, 46, 47, 48, 49, 50, 51)]
 
@@ -62,11 +62,41 @@ def test_what_is_too_coarse_is_open_and_never_false(tiny_llama, levels):
     assert recovery.value.token_set <= {token for text in TEXTS for token in text}
 
 
-def test_any_page_of_the_first_block_is_read(model):
+def test_a_page_of_the_first_block_is_a_part_and_says_so(model):
     evidence = observe_cache(model, TEXTS, layer=0, first_position=2, num_positions=3)
     recovery = CacheAttack()(evidence, model)
-    assert recovery.status is Status.RECOVERED
-    assert certain(recovery) == {text[2:5] for text in TEXTS}
+    assert recovery.status is Status.PARTIAL
+    assert {text.tokens for text in recovery.value.texts} == {text[2:5] for text in TEXTS}
+    assert recovery.value.token_set == {token for text in TEXTS for token in text[2:5]}  # they are certain still
+    assert recovery.certificate.holds
+    assert "seen from position 2 on; what stands before was not seen" in recovery.reason
+    for text in recovery.value.texts:
+        assert not text.certain
+        assert [one.kind for one in text.ambiguities] == [AmbiguityKind.OPEN_BEGINNING]
+        assert any(text.covers(whole[:5]) for whole in TEXTS)
+
+
+def test_nothing_of_the_first_block_tests_a_beginning_that_was_not_seen(model):
+    evidence = replace(observe_cache(model, TEXTS, layer=0, first_position=2), known_beginning=(9, 9))
+    recovery = CacheAttack()(evidence, model)
+    assert recovery.status is Status.PARTIAL
+    assert {text.tokens for text in recovery.value.texts} == {(9, 9, *text[2:]) for text in TEXTS}
+    assert {text.num_given for text in recovery.value.texts} == {2}
+    assert not recovery.value.certain
+    assert "the known beginning could not be tested" in recovery.reason
+
+
+@pytest.mark.parametrize("parts", ["values", "both"])
+def test_values_of_rotary_models_do_not_prove_an_order(tiny_llama, parts):
+    """Whatever is done to their columns, they agree: so it is said that the order is the dump's."""
+    evidence = observe_cache(tiny_llama, TEXTS[:1], layer=0, parts=parts)
+    order = torch.tensor([2, 0, 1, 3, 4, 6, 5])
+    shuffled = replace(evidence, **{name: part[:, order] for name, part in evidence.parts.items()})
+    for each in (evidence, shuffled):
+        recovery = CacheAttack()(each, tiny_llama)
+        assert ("order and positions of the tokens are those of the dump" in recovery.reason) is (parts == "values")
+        assert ("not proven" in recovery.certificate.claim) is (parts == "values")
+    assert (recovery.status is Status.RECOVERED) is (parts == "values")  # keys tell that they were shuffled
 
 
 def test_a_page_of_a_deeper_block_is_guessed_and_nothing_is_claimed(model):
@@ -84,11 +114,15 @@ def test_a_known_beginning_opens_the_page(model):
     evidence = observe_cache(model, texts, layer=2, first_position=2)
     recovery = CacheAttack()(replace(evidence, known_beginning=(7, 9)), model)
     assert recovery.status is Status.RECOVERED, recovery.reason
-    assert certain(recovery) == set(TEXTS)
-    for wrong in ((7,), (9, 7)):  # too short, and one that is not it
+    assert certain(recovery) == set(texts)
+    assert {text.num_given for text in recovery.value.texts} == {2}
+    guessed = CacheAttack()(evidence, model)
+    for wrong, why in (((7,), "ends before the first row"), ((9, 7), "is probably not that of the text")):
         missed = CacheAttack()(replace(evidence, known_beginning=wrong), model)
         assert missed.status is Status.NOTHING_FOUND
         assert not missed.value.token_set
+        assert why in missed.reason
+        assert [text.tokens for text in missed.value.texts] == [text.tokens for text in guessed.value.texts]
 
 
 @pytest.mark.parametrize("name", ["GPTNeoX", "Bloom", "Falcon with ALiBi", "OPT", "Gemma2", "Phi"])
@@ -133,6 +167,33 @@ def test_caches_that_say_nothing_yield_nothing(model, storage):
         assert recovery.status is not Status.RECOVERED, name
         assert not recovery.value.certain, name
         assert not recovery.value.token_set, name
+
+
+def test_keys_of_another_position_are_no_noise(tiny_llama):
+    """Off by one, the closest tokens are the right ones, and what they leave is a rotation."""
+    recovery = CacheAttack()(replace(observe_cache(tiny_llama, TEXTS, layer=0), first_position=1), tiny_llama)
+    assert recovery.status is Status.NOTHING_FOUND, recovery.reason
+    assert not recovery.value.token_set
+    assert "the position, the layer or the model may be another one" in recovery.reason
+
+
+def test_noise_is_still_read_through(tiny_llama):
+    noise = unmask.parse_defence("noise:sigma=0.1,relative=true")
+    evidence = unmask.defend_states(observe_cache(tiny_llama, TEXTS, layer=0), noise, torch.Generator().manual_seed(0))
+    recovery = CacheAttack()(evidence, tiny_llama)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert certain(recovery) == set(TEXTS)
+
+
+@pytest.mark.slow
+def test_smollm2_at_another_position_is_not_certain(smollm2):
+    text = "Please wire 900 euros to Marta before Friday noon."
+    evidence = observe_cache(smollm2, [text], layer=0)
+    recovery = unmask.recover_text(replace(evidence, first_position=1), smollm2)
+    assert recovery.status is Status.NOTHING_FOUND, recovery.reason
+    assert not recovery.value.token_set
+    assert [read.text for read in recovery.value.texts] == [text]  # as a best effort
+    assert "may be another one" in recovery.reason
 
 
 def test_a_service_in_bfloat16_is_read(tiny_llama):

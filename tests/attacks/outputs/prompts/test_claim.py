@@ -58,6 +58,39 @@ def test_a_class_of_equal_tokens_is_an_ambiguity_and_no_token(claim):
     assert claim(text_of(TWIN)).status is Status.NOT_IDENTIFIABLE
 
 
+def test_a_part_of_a_text_is_no_text_and_its_tokens_are_certain(claim):
+    page = replace(text_of(SURE, TWIN), first_position=4, is_open=True)
+    recovery = claim(page, text_of(SURE))
+    whole, part = recovery.value.texts
+    assert recovery.status is Status.PARTIAL
+    assert (whole.certain, part.certain) == (True, False)
+    assert [one.kind for one in part.ambiguities] == [AmbiguityKind.OPEN_BEGINNING, AmbiguityKind.EQUAL_TOKENS]
+    assert "of 1 texts: it is seen from position 4 on; what stands before was not seen" in recovery.reason
+    (alone,) = claim(replace(page, tokens=(SURE, DOUBTFUL))).value.texts
+    assert not alone.ambiguities  # what is in doubt stands for no class
+
+
+def test_a_known_beginning_before_a_page_is_part_of_the_text(claim):
+    recovery = claim(replace(text_of(SURE, TWIN), before=(7, 8), given=(9,), length=3, first_position=2))
+    (text,) = recovery.value.texts
+    assert (text.tokens, text.num_given) == ((7, 8, 9, 5, 40), 3)
+    assert [one.position for one in text.ambiguities] == [4]
+
+
+def test_an_order_that_nothing_proves_is_the_dumps(claim):
+    recovery = claim(replace(text_of(SURE), is_placed=False))
+    assert "order and positions of the tokens are those of the dump" in recovery.reason
+    assert "are not proven" in recovery.certificate.claim
+    assert "dump" not in claim(text_of(SURE)).reason
+
+
+def test_what_is_no_noise_names_what_may_be_another_one(claim):
+    recovery = claim(replace(text_of(DOUBTFUL, noise=0.2), is_mismatch=True))
+    assert recovery.status is Status.NOTHING_FOUND
+    assert "the position, the layer or the model may be another one" in recovery.reason
+    assert "noisy" not in recovery.reason
+
+
 def test_nothing_certain_claims_nothing(claim):
     recovery = claim(text_of(DOUBTFUL, noise=0.7))
     assert recovery.status is Status.NOTHING_FOUND

@@ -7,8 +7,11 @@ reader of hidden states (prompts/attack.py) reads them: what is seen of the stre
 (prompts/readouts.py). A service keeps fewer numbers than the stream has (384 of SmolLM2's 576), or only some heads of
 them, and stores them coarsely; where these do not tell tokens apart, those that are left are reported as open.
 
-Block 0's keys and values depend on a token and its position alone, so any page of them is read. Deeper blocks need all
-earlier tokens: a page without them is guessed by the table and nothing is claimed, unless a known beginning holds them.
+Block 0's keys and values depend on a token alone, or on it and its position, so any page of them is read; the text is
+then open at its beginning. Whether a position shows is measured: the tokens that were read are run again one position
+further on (prompts/placement.py). Where rows stay the same, order and positions are the dump's, unproven.
+Deeper blocks need all earlier tokens: a page without them is guessed by the table and nothing is claimed, unless a
+known beginning holds them. If nothing agrees behind that one, it is doubted, and the page is guessed.
 
 Notation: l the block, k keys after rotary, v values, M_i what position i does to keys.
 Limits: causal models whose cache holds what the softmax reads (no compressed caches); weights known.
@@ -27,6 +30,7 @@ from torch import Tensor
 from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.claim import claim_prompts
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
+from unmask.attacks.outputs.prompts.placement import shows_positions
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
 from unmask.attacks.outputs.prompts.readouts import CacheReadout
@@ -37,8 +41,6 @@ from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.caches import CacheEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import Aim, RecoveredTexts, Recovery, Status
-
-_LOST = (BeginningStatus.WRONG, BeginningStatus.TOO_SHORT, BeginningStatus.NONE)
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,18 @@ def _read(evidence: CacheEvidence, reader: PromptReader, row: int, number: int, 
     position = evidence.first_position + int(mask.int().argmax())
     start = 0 if evidence.first_position else position
     beginning = Beginning(evidence.known_beginning, start)
-    if evidence.first_position == 0 or evidence.layer == 0:
-        return reader.read(states, position, number, progress, beginning)
-    text = reader.read(states, position, number, progress, beginning) if evidence.known_beginning else None
-    if text is None or text.beginning in _LOST:
-        guessed = reader.guess(states, position)
-        return replace(guessed, beginning=BeginningStatus.NONE if text is None else text.beginning)
-    return text
+    is_page = evidence.first_position > 0
+    if not is_page or evidence.layer == 0:
+        text = reader.read(states, position, number, progress, beginning)
+        placed = shows_positions(text, reader.model, reader.readout, evidence.layer, position)
+        return replace(text, first_position=position, is_open=is_page, is_placed=placed)
+    status = BeginningStatus.NONE
+    if evidence.known_beginning:
+        text = reader.read(states, position, number, progress, beginning)
+        if text.before and text.num_known:
+            return replace(text, first_position=position)
+        status = BeginningStatus.DOUBTED if text.beginning is BeginningStatus.UNSEEN else text.beginning
+    return replace(reader.guess(states, position), first_position=position, beginning=status)
 
 
 def _computing_error(model: Model, evidence: CacheEvidence, readout: CacheReadout) -> float:

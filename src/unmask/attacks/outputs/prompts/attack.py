@@ -20,7 +20,7 @@ Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, tables, the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch import Tensor
 from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_states
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
+from unmask.attacks.outputs.prompts.placement import shows_positions
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
 from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM
@@ -75,7 +76,9 @@ class PromptAttack:
         for number, (states, mask) in enumerate((states, mask) for states, mask in pairs if mask.any()):
             position = int(mask.int().argmax())
             beginning = Beginning(evidence.known_beginning, position)
-            texts.append(reader.read(_real(states, mask, model), position, number, progress, beginning))
+            text = reader.read(_real(states, mask, model), position, number, progress, beginning)
+            placed = shows_positions(text, model, readout, evidence.layer, position)
+            texts.append(replace(text, is_placed=placed))
         return claim_prompts(texts, model, ("states",), run)
 
 

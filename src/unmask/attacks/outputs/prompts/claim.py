@@ -11,12 +11,14 @@ from unmask.attacks.outputs.prompts.seen_text import BeginningStatus, ReadText
 from unmask.attacks.run import Run
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Ambiguity, AmbiguityKind, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
 _CLAIM = (
     "The state of every certain token, recomputed from the recovered tokens alone, equals the one that was seen; the "
     "closest other token that was tested is `rejected` away."
 )
+_CLAIM_OF_ORDER = "Their order and positions are those of the dump, and are not proven."
+_ANOTHER = "the position, the layer or the model may be another one"
 
 
 def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...], run: Run) -> Recovery[RecoveredTexts]:
@@ -28,11 +30,12 @@ def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...]
     proven_tokens = [token for text in texts for token in text.tokens if token.proven]
     classes = tuple(dict.fromkeys(token.equals for token in proven_tokens if token.equals))
     status = _status(texts)
+    nothing = Certificate.none("no token is alone with its state")
     return Recovery(
         value=RecoveredTexts(tuple(recovered), frozenset(token.token for token in certain_tokens), classes),
         status=status,
         reason=_reason(texts),
-        certificate=_certificate(texts) if status.conclusive else Certificate.none("no token is alone with its state"),
+        certificate=_certificate(texts) if status.conclusive else nothing,
         cost=run.cost(candidates=sum(text.num_candidates for text in texts)),
         used=used,
     )
@@ -46,15 +49,25 @@ def refuse_states(run: Run, evidence: HiddenEvidence, model: Model, needed: str)
 
 
 def _as_recovered_text(text: ReadText, model: Model) -> RecoveredText:
-    tokens = (*text.given, *(token.token for token in text.tokens))
+    known = (*text.before, *text.given)
+    tokens = (*known, *(token.token for token in text.tokens))
     worst = max(token.distance for token in text.tokens)
     ambiguities = tuple(
         equal_tokens_ambiguity(model, position, token.equals, are_equal=not token.rivals)
-        for position, token in enumerate(text.tokens, start=len(text.given))
+        for position, token in enumerate(text.tokens, start=len(known))
         if token.equals and text.proven
     )
-    given = len(text.given)
-    return RecoveredText(tokens, model.decode(tokens), text.certain, worst, ambiguities=ambiguities, num_given=given)
+    if text.is_open and text.proven:
+        ambiguities = (Ambiguity(AmbiguityKind.OPEN_BEGINNING, _what_is_open(text)), *ambiguities)
+    decoded, given = model.decode(tokens), len(known)
+    return RecoveredText(tokens, decoded, text.certain, worst, ambiguities=ambiguities, num_given=given)
+
+
+def _what_is_open(text: ReadText) -> str:
+    """What is said of a text that is seen from a later position on."""
+    why = f"it is seen from position {text.first_position} on; what stands before was not seen"
+    known = ", and the known beginning could not be tested: nothing that is seen depends on it"
+    return why + known if text.before else why
 
 
 def _status(texts: Sequence[ReadText]) -> Status:
@@ -73,22 +86,24 @@ def _certificate(texts: Sequence[ReadText]) -> Certificate:
         "jacobians": float(sum(text.num_jacobians for text in texts)),
         "candidates_a_token": sum(text.num_candidates for text in texts) / len(certain),
     }
-    return Certificate(_CLAIM, worst.distance, worst.tolerance, min(refused, default=None), details)
+    claim = _CLAIM if all(text.is_placed for text in texts) else f"{_CLAIM} {_CLAIM_OF_ORDER}"
+    return Certificate(claim, worst.distance, worst.tolerance, min(refused, default=None), details)
 
 
 def _reason(texts: Sequence[ReadText]) -> str:
-    num_certain = sum(text.certain and bool(text.tokens) for text in texts)
+    num_exact = sum(text.is_exact and bool(text.tokens) for text in texts)
     noise = max((text.noise for text in texts), default=0.0)
-    parts = [f"{num_certain} of {len(texts)} texts read to the end, every token proven by its own state"]
+    parts = [f"{num_exact} of {len(texts)} texts read to the end, every token proven by its own state"]
+    parts += _about_positions(texts)
     parts += _about_beginnings(texts)
     stopped = [(number, text) for number, text in enumerate(texts, start=1) if text.num_known < text.length]
     if stopped:
         number, text = stopped[0]
         parts.append(
             f"text {number} ends after {text.num_known} of {text.length} tokens, as none of the tokens that "
-            "were tested agrees with the next state"
+            f"were tested agrees with the next state{'' if text.num_known else f': {_ANOTHER}'}"
         )
-    open_texts = sum(text.proven and not text.certain for text in texts)
+    open_texts = sum(text.proven and not text.is_exact for text in texts)
     if open_texts:
         coarse = any(token.rivals for text in texts for token in text.tokens)
         why = "that what is seen is too coarse for" if coarse else "with equal embeddings, which no state tells apart"
@@ -100,14 +115,32 @@ def _reason(texts: Sequence[ReadText]) -> str:
             "states depend on them, so that nothing could be recomputed; a known beginning that reaches to the page "
             "would help"
         )
-    doubtful = sum(not token.proven and not token.is_guess for text in texts for token in text.tokens)
+    if different := sum(text.is_mismatch for text in texts):
+        parts.append(
+            f"in {different} texts what the closest tokens leave is no noise, so that none is proven: {_ANOTHER}"
+        )
+    doubtful = sum(
+        not token.proven and not token.is_guess for text in texts if not text.is_mismatch for token in text.tokens
+    )
     if doubtful:
         parts.append(f"{doubtful} tokens are the closest that were tested, but noise leaves doubt")
     if noise > LOUDEST:
         parts.append(f"the states hold noise of {noise:.0%} of their norm, beyond which nothing can be claimed")
-    elif noise > 0:
+    elif noise > 0 and not different:
         parts.append(f"the states are rounded or noisy, by {noise:.1%} of their norm")
     return "; ".join(parts) + "."
+
+
+def _about_positions(texts: Sequence[ReadText]) -> list[str]:
+    """Where texts are seen from, and whether that is proven."""
+    opened = [text for text in texts if text.is_open and text.tokens]
+    sentences = [f"of {len(opened)} texts: {_what_is_open(opened[0])}"] if opened else []
+    if any(text.tokens and not text.is_placed for text in texts):
+        sentences.append(
+            "order and positions of the tokens are those of the dump and are not proven: what is seen of a token is "
+            "the same at another position, so that rows may be missing or stand in another order"
+        )
+    return sentences
 
 
 def _about_beginnings(texts: Sequence[ReadText]) -> list[str]:
@@ -116,7 +149,7 @@ def _about_beginnings(texts: Sequence[ReadText]) -> list[str]:
     sentences = (
         [f"{given} of their tokens were given and agree with their states, and are not counted"] if given else []
     )
-    bad = (BeginningStatus.WRONG, BeginningStatus.TOO_SHORT, BeginningStatus.UNSEEN)
+    bad = (BeginningStatus.WRONG, BeginningStatus.DOUBTED, BeginningStatus.TOO_SHORT, BeginningStatus.UNSEEN)
     for status in bad:
         if number := sum(text.beginning is status for text in texts):
             sentences.append(f"of {number} texts: {status.value[0].lower()}{status.value[1:-1]}")

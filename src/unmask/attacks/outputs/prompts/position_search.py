@@ -6,9 +6,10 @@
 
 A candidate is accepted when its recomputed state agrees with the one seen as far as rounding lets it; then its distance
 is decades below all others. Where none agrees, noise may have been added: then the closest candidate is accepted if
-what it leaves is white (whiteness.py) and if it beats its neighbours, which were tested too, by likelihood. In a text's
-first position, where states are long and close to each other, noise and coarse rounding must beat the whole vocabulary;
-and once a position of a text has agreed, noise is excluded in it.
+what it leaves is white (whiteness.py) and if it beats its neighbours, which were tested too, by likelihood. If that is
+no token's difference, but no noise either, the candidate is taken without proof. In a text's first position, where
+states are long and close to each other, noise and coarse rounding must beat the whole vocabulary; and once a position
+of a text has agreed, noise is excluded in it.
 
 Notation: distance = ‖h(v) − h‖/‖h‖.
 Limits: finds the token if the table's order is good or if the budget is the whole vocabulary; never accepts another one
@@ -53,6 +54,7 @@ class Observation:
     confirm: bool  # rounding is so strong that the runner-up must be beaten by likelihood
     against_all: bool  # and with it every other token of the vocabulary
     noisy: bool | None  # whether noise was established at earlier positions of the text; None: there are none
+    widths: tuple[int, ...] = ()  # of the parts of the state, where it has some
 
     def distances(self, states: Float[Tensor, "k m"]) -> Float[Tensor, " k"]:
         """How far candidates' states are from the one seen, by its norm."""
@@ -124,6 +126,7 @@ class TokenStatus(Enum):
     AGREES = "Its state is the one seen, up to rounding."
     WHITE = "Its state is the one seen, up to noise that is white, and no other candidate comes as close."
     IN_DOUBT = "It comes closest, but noise hides the difference to another token."
+    UNEVEN = "It comes closest, but what it leaves is no noise: position, layer or model may be another one."
     NONE_AGREES = "No token of the vocabulary, as far as it was tested, has the state that was seen."
 
     @property
@@ -239,8 +242,10 @@ class _Search:
         may_be_noise = everything if self.seen.noisy is None else self.seen.noisy
         if may_be_noise and self.white is None:
             test = WhitenessTest.of(self.near.jacobian, self.table.spread())
-            self.white = test(self.seen.state - self.near.state)
-        return self._against_others(TokenStatus.WHITE) if self.white and self.white.is_white else _UNDECIDED
+            self.white = test(self.seen.state - self.near.state, self.seen.widths)
+        if self.white is None or not self.white.is_white:
+            return _UNDECIDED
+        return self._against_others(TokenStatus.WHITE) if self.white.is_even else TokenStatus.UNEVEN
 
     def _against_others(self, proven: TokenStatus) -> TokenStatus:
         """Proven if the best candidate beats the runner-up, in noise that leaves something to see."""

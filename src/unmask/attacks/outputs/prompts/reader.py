@@ -37,18 +37,21 @@ from unmask.attacks.outputs.prompts.rivals import settle_rivals
 from unmask.attacks.outputs.prompts.seen_text import (
     Beginning,
     BeginningStatus,
+    Begun,
     ReadText,
     ReadToken,
     SeenText,
     TextProgress,
     begin,
 )
+from unmask.attacks.outputs.prompts.shared_error import doubt_shared_error
 from unmask.attacks.outputs.prompts.templates import Templates
 from unmask.attacks.outputs.state_noise import measure_rounding
 from unmask.attacks.run import Progress
 from unmask.models.adapter import Model
 
 __all__ = ["PromptReader", "ReadText", "ReadToken"]
+_NOISY = (TokenStatus.WHITE, TokenStatus.IN_DOUBT, TokenStatus.UNEVEN)
 _WIDEST_WINDOW = 16
 _CONFIRM = 0.02  # noise of more than this share: a token must also win by likelihood
 _SURPRISE = 0.1  # the prior's share for what the model does not expect
@@ -94,17 +97,20 @@ class PromptReader:
     ) -> ReadText:
         """Read one text; it stops where no token agrees, as all later states depend on that one."""
         seen = self.see(states, position)
-        text, status = self._begin(seen, Beginning(position=position) if beginning is None else beginning)
+        text, begun = self._begin(seen, Beginning(position=position) if beginning is None else beginning)
         while text.done < len(states):
             progress(f"reading text {number + 1}", text.done, len(states))
             if not (self._guess_ahead(text) or self._search(text) or self._first_again(text)):
                 break
         settle_rivals(text)
+        doubt_shared_error(text)
         if text.needs_next and len(text.tokens) == 1:
             text.tokens = [replace(text.tokens[0], proven=False)]
         noise = max(text.noise, default=0.0)
         costs = text.num_candidates, text.num_jacobians
-        return ReadText(tuple(text.tokens), len(states), noise, *costs, text.given, status)
+        return ReadText(
+            tuple(text.tokens), len(states), noise, *costs, text.given, begun.status, text.is_mismatch, begun.before
+        )
 
     @torch.no_grad()
     def guess(self, states: Float[Tensor, "n m"], position: int) -> ReadText:
@@ -122,7 +128,7 @@ class PromptReader:
         aligned = self.readout.align(self.model, states, positions)
         return SeenText(states, aligned, weights, states * weights, position, noise)
 
-    def _begin(self, seen: SeenText, beginning: Beginning) -> tuple[TextProgress, BeginningStatus]:
+    def _begin(self, seen: SeenText, beginning: Beginning) -> tuple[TextProgress, Begun]:
         middle = self.templates.middle_layer
         start = Continuation.start(
             self.model, self.layer, position=seen.position, middle_layer=middle, readout=self.readout
@@ -136,7 +142,7 @@ class PromptReader:
         if begun.noise is not None:
             text.is_noisy = True
             text.noise.append(begun.noise)
-        return text, begun.status
+        return text, begun
 
     def _predictions(self, seen: SeenText) -> tuple[Float[Tensor, "n d"] | None, Bool[Tensor, " n"]]:
         """What the output layer reads before each row, as far as the states themselves tell."""
@@ -227,6 +233,7 @@ class PromptReader:
             confirm=by_chance or relative > (0 if is_first else loud),
             against_all=by_chance or (is_first and relative > loud),
             noisy=text.is_noisy if index else None,
+            widths=self.readout.split(self.model, seen.states.shape[1]),
         )
         found = self._find(text, sighting, where)
         equals: tuple[int, ...] = ()
@@ -241,7 +248,8 @@ class PromptReader:
         text.num_jacobians += found.num_jacobians
         text.noise.append(found.noise)
         agrees = bool(rivals) and found.distance <= sighting.tolerance and found.noise <= LOUDEST
-        text.is_noisy |= found.standing in (TokenStatus.WHITE, TokenStatus.IN_DOUBT) and not agrees
+        text.is_noisy |= found.standing in _NOISY and not agrees
+        text.is_mismatch |= found.standing is TokenStatus.UNEVEN and not agrees
         if found.standing is TokenStatus.NONE_AGREES:
             return False
         text.continuation = found.continuation

@@ -54,6 +54,7 @@ class BeginningStatus(Enum):
     FITS = "The rows of the known beginning agree with those that were seen."
     UNSEEN = "No row of the known beginning was seen; the rows behind it are read as if it were true."
     WRONG = "The known beginning is not that of the text: its rows disagree with those that were seen."
+    DOUBTED = "The known beginning is probably not that of the text: behind it no token agrees with the first row seen."
     TOO_SHORT = "The known beginning ends before the first row that was seen, and what lies between is unknown."
 
 
@@ -72,6 +73,7 @@ class Begun:
     continuation: Continuation
     status: BeginningStatus
     given: tuple[int, ...] = ()  # tokens of rows that were seen
+    before: tuple[int, ...] = ()  # tokens before the first row that was seen
     noise: float | None = None  # by the norm of a row, where noise was established
 
 
@@ -92,8 +94,9 @@ def begin(seen: SeenText, start: Continuation, templates: Templates, beginning: 
     )
     rows, prefixes = first.run(tokens)
     num_shown = len(tokens) - before
+    unseen = tuple(tokens[:before].tolist())
     if num_shown == 0:
-        return Begun(first.advance(prefixes, len(tokens)), BeginningStatus.UNSEEN)
+        return Begun(first.advance(prefixes, len(tokens)), BeginningStatus.UNSEEN, before=unseen)
     distances = seen.distances(rows[before:])
     held = int((distances <= seen.noise.tolerances[:num_shown]).int().cumprod(0).sum())
     noise = None
@@ -103,7 +106,7 @@ def begin(seen: SeenText, start: Continuation, templates: Templates, beginning: 
             return Begun(start, BeginningStatus.WRONG)
         held = num_shown
     given = tuple(tokens[before : before + held].tolist())
-    return Begun(first.advance(prefixes, before + held), BeginningStatus.FITS, given, noise)
+    return Begun(first.advance(prefixes, before + held), BeginningStatus.FITS, given, unseen, noise)
 
 
 def _white_noise(seen: SeenText, text: Continuation, templates: Templates, row: int, token: Tensor) -> float | None:
@@ -112,9 +115,10 @@ def _white_noise(seen: SeenText, text: Continuation, templates: Templates, row: 
     state, jacobian = text.jacobian(trial.middle[0])
     weights = seen.weights[row]
     table = (templates.in_context if text.num_known else templates.alone).middle
-    white = WhitenessTest.of(jacobian * weights[:, None], table.spread())(seen.states[row] - state * weights)
+    widths = text.readout.split(text.model, len(weights))
+    white = WhitenessTest.of(jacobian * weights[:, None], table.spread())(seen.states[row] - state * weights, widths)
     relative = (white.noise_variance * len(weights)) ** 0.5 / float(seen.states[row].norm())
-    return relative if white.is_white and relative <= LOUDEST else None
+    return relative if white.is_white and white.is_even and relative <= LOUDEST else None
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,11 @@ class ReadToken:
 
 @dataclass(frozen=True)
 class ReadText:
-    """The tokens as far as they could be read behind those that were given, and what it cost."""
+    """The tokens as far as they could be read behind those that were given, and what it cost.
+
+    Its rows begin at position `first_position` of the text. What stands before is `before`, if that is known; it is
+    borne out by the rows, unless `is_open`.
+    """
 
     tokens: tuple[ReadToken, ...]
     length: int
@@ -156,6 +164,11 @@ class ReadText:
     num_jacobians: int
     given: tuple[int, ...] = ()
     beginning: BeginningStatus = BeginningStatus.NONE
+    is_mismatch: bool = False  # what tokens leave is no noise, so that nothing is proven
+    before: tuple[int, ...] = ()
+    first_position: int = 0
+    is_open: bool = False  # whether nothing that is seen depends on what stands before
+    is_placed: bool = True  # whether what is seen of a token tells its position
 
     @property
     def num_known(self) -> int:
@@ -168,9 +181,14 @@ class ReadText:
         return self.num_known == self.length and all(token.proven for token in self.tokens)
 
     @property
-    def certain(self) -> bool:
-        """Whether this is the text, and no other one."""
+    def is_exact(self) -> bool:
+        """Whether these tokens stand in the rows that were seen, and no others."""
         return self.proven and all(token.certain for token in self.tokens)
+
+    @property
+    def certain(self) -> bool:
+        """Whether this is the text, all of it, and no other one."""
+        return self.is_exact and not self.is_open
 
 
 @dataclass
@@ -194,6 +212,7 @@ class TextProgress:
     num_candidates: int = 0
     num_jacobians: int = 0
     is_noisy: bool = False
+    is_mismatch: bool = False  # whether what tokens leave is no noise
     needs_next: bool = False  # whether the first token is proven only together with the next one
     is_second_try: bool = False
     window: int = 4

@@ -1,0 +1,36 @@
+"""Does what is seen of a text tell where its tokens stand, or only which they are?
+
+Before the first block a row is a function of its token and its position. Where positions are learned they are added to
+it; rotary ones turn keys, and leave values and the stream as they are. Then a row agrees at every position, and the
+order of the tokens is the order of the rows that were handed out, which nothing proves. It is measured, and no family
+is named: the tokens that were read are put one position further on,
+
+    ‖s(v, p + 1) − s(v, p)‖ > 2·tolerance·‖s(v, p)‖   for every token v   ⇔   positions show
+
+Behind a block a row depends on all tokens before it, so that another order does not agree.
+
+Notation: s(v, p) what is seen of token v at position p.
+Limits: the next position stands for all others.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from unmask.attacks.outputs.prompts.readouts import Readout
+from unmask.attacks.outputs.prompts.seen_text import ReadText
+from unmask.models.adapter import Model
+
+
+@torch.no_grad()
+def shows_positions(text: ReadText, model: Model, readout: Readout, layer: int, position: int) -> bool:
+    """Whether every row that was read would be another one at the next position, by more than rounding or noise."""
+    if layer > 0 or not text.tokens:
+        return True
+    tokens = torch.tensor([*text.given, *(token.token for token in text.tokens)], device=model.device)
+    where = position + torch.arange(len(tokens), device=model.device)
+    beside = torch.where(where + 1 < model.max_positions, where + 1, where - 1).clamp_min(0)
+    here, there = (readout(model, model.embed(tokens, each), each) for each in (where, beside))
+    weights = readout.weights(model, here)
+    apart = ((there - here) * weights).norm(dim=1) / (here * weights).norm(dim=1)
+    return bool((apart > 2 * max(token.tolerance for token in text.tokens)).all())
