@@ -207,7 +207,9 @@ def test_a_fresh_process_with_the_file_alone_recovers_the_same(case, replays):
 
 
 def test_the_fresh_process_is_told_nothing_of_the_secret(case_of, tmp_path):
-    for number, case in enumerate(case_of(recipe) for recipe in RECIPES if isinstance(recipe, Texts)):
+    """But for lists of expected texts, which are side knowledge: they are the settings of 'known-texts'."""
+    told = [recipe for recipe in RECIPES if isinstance(recipe, Texts) and "texts" not in recipe.settings]
+    for number, case in enumerate(map(case_of, told)):
         job = json.dumps(case.recipe.job(case.evidence, tmp_path / str(number)))
         assert not any(str(text) in job for text in (*case.recipe.texts, *map(list, case.recipe.secret)))
 
