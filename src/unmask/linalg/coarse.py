@@ -14,6 +14,7 @@ entry itself and not noise; the variance given then is an upper bound. A tensor 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -104,11 +105,17 @@ def relative_rounding(tensor: Tensor) -> float:
     largest = float(values.abs().max().clamp_min(1e-300)) if len(values) else 1.0
     seen = [torch.finfo(tensor.dtype).eps]
     seen += [torch.finfo(t).eps for t in _NARROW if torch.equal(values.to(t).double(), values.double())][:1]
-    seen += [
-        10.0**-k / largest for k in _DECIMALS if torch.equal(values.double().round(decimals=k).to(values), values)
-    ][:1]
+    decimals = decimal_step(values, _DECIMALS)
+    seen += [] if decimals is None else [decimals / largest]
     step = common_step(values.double() / largest, max(1e-8, 100 * torch.finfo(tensor.dtype).eps))
     return max([*seen, step or 0.0])
+
+
+def decimal_step(values: Float[Tensor, " n"], decimals: Iterable[int]) -> float | None:
+    """The last decimal that values are written with, the fewest of `decimals` first; None if they have more."""
+    exact = values.double()
+    kept = (k for k in decimals if torch.equal(exact.round(decimals=k).to(values), values))
+    return next((10.0**-k for k in kept), None)
 
 
 def common_step(values: Float[Tensor, " n"], tolerance: float) -> float | None:

@@ -66,6 +66,7 @@ def test_what_is_missing_is_said(minilm, tmp_path):
         (f"known-texts:file={tmp_path / 'none.txt'}", "cannot be read"),
         (f"known-texts:file={tmp_path / 'empty.txt'}", "no text in it"),
         (f"known-texts:file={tmp_path / 'bytes.txt'}", "not UTF-8"),
+        (KnownTextsAttack(texts=("\u200b", (101, 102))), "a token of its own"),
     ):
         with pytest.raises(InputError, match=message):
             recover_text(seen, minilm, attack=attack)

@@ -23,7 +23,7 @@ from torch import Tensor
 from unmask.attacks.outputs.state_noise import stored_spacing
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.evidence.vectors import VectorEvidence
-from unmask.linalg.coarse import Coarseness, storage_of
+from unmask.linalg.coarse import Coarseness, decimal_step, storage_of
 from unmask.linalg.product_codes import differing_parts, product_codes
 from unmask.models.adapter import Model
 
@@ -91,14 +91,10 @@ def _half_steps(vector: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
     if storage_of(vector).kind is Coarseness.THINNED:
         return torch.where(vector == 0, torch.inf, 0.0)
     spacing = stored_spacing(vector)
-    return torch.full_like(vector, _decimal_step(vector) / 2) if spacing is None else spacing / 2
-
-
-def _decimal_step(vector: Float[Tensor, " d"]) -> float:
-    """The last decimal that is written of numbers; 0 if they have all their digits."""
-    exact = vector.double()
-    kept = (k for k in _DECIMALS if torch.equal(exact.round(decimals=k).to(vector.dtype), vector))
-    return next((10.0**-k for k in kept), 0.0)
+    if spacing is not None:
+        return spacing / 2
+    written = decimal_step(vector, _DECIMALS) if bool(vector.any()) else None
+    return torch.full_like(vector, (written or 0.0) / 2)
 
 
 def _count_bits(vector: Float[Tensor, " d"], half_steps: Float[Tensor, " d"], tolerance: float) -> float:

@@ -118,9 +118,10 @@ def _encode(model: Model, embedder: Embedder, lines: Sequence[str | tuple[int, .
     found = []
     for line in lines:
         framed = tuple(model.encode(prefix + line)) if isinstance(line, str) else line
-        if (
-            isinstance(line, str) and framed[: len(opening)] != opening
-        ):  # the prefix and the text are one word: as if they were apart
+        if isinstance(line, str) and framed[: len(opening)] != opening:  # one word with the prefix: as if apart
             framed = (*opening, *model.encode(line)[len(opening) - len(embedder.recipe.prefix) :])
         found.append(framed[len(opening) : len(framed) - len(closing)][:longest])
-    return list(dict.fromkeys(text for text in found if text))
+    candidates = list(dict.fromkeys(text for text in found if text))
+    if not candidates:
+        raise InputError("none of the known texts has a token of its own; write candidates that the tokenizer reads")
+    return candidates
