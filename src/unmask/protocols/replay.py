@@ -27,14 +27,17 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
+from unmask.models.inputs import training_mode
 from unmask.protocols.batch import TokenIds
 from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
+from unmask.protocols.gradient_sketches import GradientSketches, Sketch
 from unmask.protocols.lora import observe_lora_again
 from unmask.protocols.pairs import observe_pairs
 
@@ -46,6 +49,10 @@ _MOST_TEXTS = 4096  # unless the evidence states more
 _MOST_STEPS = 1000  # of local training: a replay costs as much as the training did
 _QUIET = 0.1  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms (key biases)
 _ENTRIES_AT_ONCE = 2**24
+_ROWS_AT_ONCE = 4096  # of a sketched replay
+_PADDING_ROWS = 24  # that cost less than another pass through the model
+_PIECE = 4096  # entries whose squares are added up in a tensor's own precision
+_SQUARES = 1e-30  # mean square of an entry from which on float32 holds the squares
 _NORMALISED = 0.75  # the quantile of tensors that counts where Adam has blown up the rounding of gradients that are 0
 
 
@@ -123,6 +130,63 @@ def replay(
     return dict(again.gradients)
 
 
+def replay_sketched(
+    evidence: GradientEvidence, model: Model, texts: Mapping[TokenIds, int]
+) -> dict[str, Tensor | Sketch] | None:
+    """The same for texts with their counts, as sketches of linear layers; None for other clients than FedSGD's.
+
+    A text is run once, however often it occurs, without its last token, which predicts nothing, and beside texts of
+    about its length. That is right for causal models whose batches are padded on the right.
+    """
+    is_plain = evidence.update is Update.GRADIENT and evidence.task in (None, Task.NEXT_TOKEN)
+    if not is_plain or evidence.adapters or not model.causal or min(map(len, texts)) < 2:
+        return None
+    num_labels = sum((len(text) - 1) * count for text, count in texts.items())
+    ordered = sorted(texts, key=len)
+    wanted = {name: p for name, p in model.named_parameters() if name in evidence.gradients}
+    again: dict[str, Tensor | Sketch] = {}
+    with (
+        only_trainable(model, wanted),
+        GradientSketches(model, wanted) as sketched,
+        training_mode(model.hf, False),
+    ):
+        formed = {name: parameter for name, parameter in wanted.items() if name not in sketched.owners}
+        for chunk in _chunks_of_one_length(ordered):
+            loss = _sum_of_losses(model, chunk, [texts[text] / num_labels for text in chunk])
+            gradients = torch.autograd.grad(loss, list(formed.values()), allow_unused=True)
+            for name, gradient in zip(formed, gradients, strict=True):
+                if gradient is not None:
+                    again[name] = again[name] + gradient if name in again else gradient
+    return again | sketched.sketches
+
+
+def _chunks_of_one_length(ordered: Sequence[TokenIds]) -> Iterator[list[TokenIds]]:
+    """Texts in the order of their lengths, cut where padding or memory would be too much."""
+    chunk: list[TokenIds] = []
+    for text in ordered:
+        padding = sum(len(text) - len(other) for other in chunk)
+        if chunk and (padding > _PADDING_ROWS or (len(chunk) + 1) * len(text) > _ROWS_AT_ONCE):
+            yield chunk
+            chunk = []
+        chunk.append(text)
+    yield chunk
+
+
+def _sum_of_losses(model: Model, texts: Sequence[TokenIds], weights: Sequence[float]) -> Tensor:
+    """Σ over texts of their weight times the cross-entropies of their tokens."""
+    length = max(map(len, texts)) - 1
+    tokens = torch.zeros(len(texts), length, dtype=torch.long)
+    labels = torch.full((len(texts), length), -100)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text) - 1] = torch.tensor(text[:-1])
+        labels[row, : len(text) - 1] = torch.tensor(text[1:])
+    mask = (labels >= 0).long()
+    logits = model.hf(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device)).logits
+    is_label = mask.bool().to(model.device)
+    each = functional.cross_entropy(logits[is_label].float(), labels.to(model.device)[is_label], reduction="none")
+    return (each * torch.tensor(weights).to(each)[is_label.nonzero()[:, 0]]).sum()
+
+
 def replay_pairs(model: EncoderDecoder, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> dict[str, Tensor]:
     """The gradient that a client of an encoder–decoder sends if these are its pairs."""
     return dict(observe_pairs(model, [(tuple(read), tuple(written)) for read, written in pairs]).gradients)
@@ -148,7 +212,7 @@ def why_too_long(evidence: GradientEvidence) -> str:
 
 def agree(
     evidence: GradientEvidence,
-    again: Mapping[str, Tensor],
+    again: Mapping[str, Tensor | Sketch],
     *,
     tolerance: float | None = None,
     by_token: Collection[str] = (),
@@ -156,18 +220,22 @@ def agree(
 ) -> Agreement:
     """Compare an update with its replay, tensor by tensor; tensors that only one of them has are left out.
 
-    Tensors `by_token` have a row for each token; rows of `equal` tokens are added up before they are compared.
+    Tensors `by_token` have a row for each token; rows of `equal` tokens are added up before they are compared. Of
+    layers that were sketched, the sketches are compared.
     """
     pairs = {}
     for name in sorted(set(evidence.gradients) & set(again)):
-        pair = evidence.gradients[name], again[name]
+        seen, other = evidence.gradients[name], again[name]
+        pair = (other.of(seen), other.value) if isinstance(other, Sketch) else (seen, other)
         pairs[name] = tuple(_merge(part, equal) for part in pair) if name in by_token and equal else pair
     tolerance = tolerance_of(evidence) if tolerance is None else tolerance
     quantile = _NORMALISED if evidence.optimizer == "adamw" else 1.0
-    quick = agreement_of({name: _products_at_one(*pair) for name, pair in pairs.items()}, tolerance, quantile)
-    if quick.holds:
-        return quick
-    return agreement_of({name: _products(*pair) for name, pair in pairs.items()}, tolerance, quantile)
+    sizes = {name: evidence.gradients[name].numel() for name in pairs}
+    quick = {name: _products_at_one(*pair, sizes[name]) for name, pair in pairs.items()}
+    found = agreement_of(quick, tolerance, quantile)
+    if found.holds:
+        return found
+    return agreement_of({name: _products(*pair, sizes[name]) for name, pair in pairs.items()}, tolerance, quantile)
 
 
 def agreement_of(products: Mapping[str, Products], tolerance: float, quantile: float = 1.0) -> Agreement:
@@ -216,16 +284,23 @@ def _merge(tensor: Tensor, equal: Sequence[tuple[int, ...]]) -> Tensor:
     return merged
 
 
-def _products_at_one(seen: Tensor, again: Tensor) -> Products:
+def _products_at_one(seen: Tensor, again: Tensor, num_entries: int) -> Products:
     """By the norm of the difference, taken in the tensors' own precision: exact where the factor is 1, and quick."""
-    of_seen, of_again, difference = (
-        float(torch.linalg.vector_norm(part.detach(), dtype=torch.float64).square())  # squares below 1e-38 count, too
-        for part in (seen, again, seen - again)
-    )
-    return Products(of_seen, (of_seen + of_again - difference) / 2, of_again, seen.numel())
+    of_seen, of_again, difference = (_sum_of_squares(part.detach()) for part in (seen, again, seen - again))
+    return Products(of_seen, (of_seen + of_again - difference) / 2, of_again, num_entries)
 
 
-def _products(seen: Tensor, again: Tensor) -> Products:
+def _sum_of_squares(tensor: Tensor) -> float:
+    """‖T‖², in pieces whose sums lose nothing; squares below float32's smallest number count, too."""
+    pieces = tensor.reshape(-1, _PIECE) if tensor.numel() % _PIECE == 0 else tensor.reshape(1, -1)
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    quick = float(torch.linalg.vector_norm(pieces, dim=1, dtype=dtype).double().square().sum())
+    if quick > _SQUARES * tensor.numel():
+        return quick
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64).square())
+
+
+def _products(seen: Tensor, again: Tensor, num_entries: int) -> Products:
     """In float64, in pieces: differences of 1e-7 must not drown in the sums."""
     sums = torch.zeros(3, dtype=torch.float64)
     pieces = zip(seen.flatten().split(_ENTRIES_AT_ONCE), again.flatten().split(_ENTRIES_AT_ONCE), strict=True)
@@ -233,7 +308,7 @@ def _products(seen: Tensor, again: Tensor) -> Products:
         g, h = left.detach().double(), right.detach().to(left.device).double()
         sums += torch.stack([g @ g, g @ h, h @ h]).cpu()
     of_seen, mixed, of_again = sums.tolist()
-    return Products(of_seen, mixed, of_again, seen.numel())
+    return Products(of_seen, mixed, of_again, num_entries)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,7 +11,7 @@ from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, agree, can_replay, replay
+from unmask.protocols.replay import Agreement, agree, can_replay, replay, replay_sketched
 
 _MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
 _MOST_SWAPS = 32  # single tokens of a class that are tried in another member's place
@@ -45,7 +46,15 @@ def replay_client(
     used = [token for token in equal if any(token in ending.node[1] for ending in endings)]
 
     def run(chosen: list[TextEnding], side: Literal["left", "right"], classes: Sequence[tuple[int, ...]]) -> Agreement:
-        texts = [ending.node[1] for ending in chosen for _ in range(ending.count)]
+        counts: Counter[tuple[int, ...]] = Counter()
+        for ending in chosen:
+            counts[ending.node[1]] += ending.count
+        sketched = replay_sketched(evidence, model, counts) if side == "right" else None
+        if sketched is not None:
+            agreement = agree(evidence, sketched, by_token=by_token, equal=classes)
+            if agreement.holds:
+                return agreement
+        texts = list(counts.elements())
         again = replay(evidence, model, texts, padding_side=side)
         return agree(evidence, again, by_token=by_token, equal=classes)
 
