@@ -57,11 +57,11 @@ def test_known_rows_sharpen_the_score(soft, texts):
     firsts = [text[0] for text in texts]
     following = soft.growth.at(0, soft.candidates.at(0))
     is_first = torch.isin(following.tokens, torch.tensor(firsts))
-    plain = soft._ratios(None, following, soft._test_matrix({}))[0]
+    plain = soft._ratios(None, following, soft._test_matrix({})).values[0]
     assert float(plain[is_first].mean()) < float(plain[~is_first].mean())
     rows = soft.growth.first_rows(following)
     others = {(int(t),): row for t, row in zip(following.tokens, rows, strict=True) if int(t) in firsts[1:]}
-    sharper = soft._ratios(None, following, soft._test_matrix(others))[0]
+    sharper = soft._ratios(None, following, soft._test_matrix(others)).values[0]
     one = following.tokens == firsts[0]
     assert float(sharper[one] - sharper[~is_first].mean()) < float(plain[one] - plain[~is_first].mean())
 
@@ -78,11 +78,29 @@ def test_the_first_level_takes_first_tokens(soft, texts):
 
 def test_scores_are_deviations_from_the_median_behind_the_same_prefix():
     ratios = torch.tensor([[0.0, 1.0, 2.0, -9.0], [5.0, 6.0, 7.0, 6.0]])
-    scores = soft_growth._standardise(ratios)
+    scores = soft_growth._Ratios(ratios, ratios).standardise()
     slow = ratios - ratios.median(1, keepdim=True).values
     torch.testing.assert_close(scores, slow / (1.4826 * slow.abs().median() + 1e-6))
     assert int(scores.argmin()) == 3
-    torch.testing.assert_close(soft_growth._standardise(ratios + 3), scores)
+    torch.testing.assert_close(soft_growth._Ratios(ratios + 3, ratios + 3).standardise(), scores)
+
+
+@torch.no_grad()
+def test_a_sketch_rules_out_only_tokens_that_are_far(soft, texts, monkeypatch):
+    """The best tokens behind a prefix, and what is usual, are those that every token measured in full gives."""
+    prefixes = soft.growth.begin(soft.growth.at(0, soft.candidates.at(0)), torch.arange(4))
+    following = soft.growth.at(1, soft.candidates.at(1))
+    matrix = soft._test_matrix({})
+    whole = soft._ratios(prefixes, following, matrix)
+    monkeypatch.setattr(soft_growth, "_SKETCH", 12)
+    monkeypatch.setattr(soft_growth, "_MEASURED", 12)
+    monkeypatch.setattr(soft, "num_texts", 4)
+    quick = soft._ratios(prefixes, following, matrix)
+    measured = quick.values.isfinite()
+    assert measured.sum(1).tolist() == [12] * 4  # of 48
+    torch.testing.assert_close(quick.values[measured], whole.values[measured])
+    assert bool(measured[torch.arange(4), whole.values.argmin(1)].all())
+    torch.testing.assert_close(quick.sample, whole.values[:, ::4])
 
 
 def test_behind_each_prefix_the_best_is_worth_keeping():

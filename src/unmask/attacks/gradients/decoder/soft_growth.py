@@ -12,13 +12,14 @@ that is taken as known sharpens the test for the next. A false one costs a dimen
 
 Notation: f width of the down projection's input, W whitening matrix (f, f).
 Limits: b + d well below 2f; token candidates must be known. The result is a hypothesis: `beyond_width.py` verifies it.
-Cost: a forward pass through block 0 and f² multiplications for every (prefix, token) pair of the first levels.
+Cost: a forward pass through block 0 for every (prefix, token) pair of the first levels, f² multiplications for some.
 Source: ours; DAGER (arXiv 2405.15586, Section 6) calls b > d unachievable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -32,6 +33,8 @@ _RIDGE = 1e-3  # of the mean variance
 _BEAM = 1.15  # prefixes kept per text: a few false ones cost less than a lost one
 _MEMORY = 0.7  # how much of a prefix's score its extension inherits
 _WEAKEST = -4.0  # standard deviations; no weaker extension is kept
+_SKETCH = 96  # random combinations of each part: they tell its size to 15 %
+_MEASURED = 48  # tokens behind a prefix that are measured in full, and as many that tell what is usual
 _EXACT = 1e-4  # a ratio this small is no chance: the known rows now determine the rest
 
 
@@ -49,6 +52,7 @@ class SoftGrowth:
         self.growth = growth
         self.candidates = candidates
         self.num_texts = num_texts
+        self.generator = generator
         self.whiten = self._whitening(generator)
         self.seen = torch.linalg.qr(self.whiten.T @ gradient_basis)[0]
         self.num_tested = 0
@@ -64,7 +68,7 @@ class SoftGrowth:
                 return
             following = self.growth.at(level, tokens)
             ratios = self._ratios(alive, following, self._test_matrix(taken))
-            parents, columns, scores = self._choose(ratios.cpu(), scores, alive, tokens.cpu(), known)
+            parents, columns, scores = self._choose(ratios, scores, alive, tokens.cpu(), known)
             alive = self._advance(alive, following, parents.to(tokens.device), columns.to(tokens.device))
             rows = self.growth.rows_of_prefixes(alive)
             taken.update({tuple(prefix): row for prefix, row in zip(alive.tokens.tolist(), rows, strict=True)})
@@ -99,17 +103,31 @@ class SoftGrowth:
         frame = torch.linalg.qr(torch.cat([known, self.seen], dim=1), mode="complete")[0]
         return (self.whiten @ frame[:, known.shape[1] :]).to(self.growth.model.dtype), self.seen.shape[1]
 
-    def _ratios(self, alive: Prefixes | None, following: NextTokens, test: tuple[Tensor, int]) -> Float[Tensor, "s c"]:
-        """log of the share of each extension that lies outside span(G, known rows)."""
+    def _ratios(self, alive: Prefixes | None, following: NextTokens, test: tuple[Tensor, int]) -> _Ratios:
+        """log of the share of each extension that lies outside span(G, known rows).
+
+        A sketch of both parts ranks the tokens behind a prefix; the best of them, and a sample that tells what is
+        usual, are measured in full.
+        """
         matrix, rank = test
-        ratios = []
+        inside, outside = matrix.split([rank, matrix.shape[1] - rank], dim=1)
+        num_tokens = len(following)
+        sketch = torch.cat([_combine(inside, self.generator), _combine(outside, self.generator)], dim=1)
+        num_measured = max(_MEASURED, 3 * self.num_texts // (1 if alive is None else len(alive)))
+        usual = torch.arange(0, num_tokens, max(1, num_tokens // _MEASURED), device=matrix.device)
+        ratios, samples = [], []
         for _, rows in self._extensions(alive, following):
-            projected = rows @ matrix
-            inside, outside = projected.split([rank, projected.shape[-1] - rank], dim=-1)
-            seen, unseen = inside.square().sum(-1), outside.square().sum(-1)
-            ratios.append((unseen / (seen + unseen)).clamp_min(1e-12).log())
+            if alive is None or num_tokens <= 2 * num_measured or matrix.shape[1] <= 4 * _SKETCH:
+                ratios.append(_share_outside(rows @ matrix, rank))
+                samples.append(ratios[-1])
+            else:
+                best = _share_outside(rows @ sketch, _SKETCH).topk(num_measured, largest=False).indices
+                named = rows.gather(1, best[..., None].expand(-1, -1, rows.shape[-1]))
+                samples.append(_share_outside(rows[:, usual] @ matrix, rank))
+                rest = rows.new_full(rows.shape[:2], float("inf"))
+                ratios.append(rest.scatter(1, best, _share_outside(named @ matrix, rank)))
             self.num_tested += rows.shape[0] * rows.shape[1]
-        return torch.cat(ratios)
+        return _Ratios(torch.cat(ratios).cpu(), torch.cat(samples).cpu())
 
     def _extensions(self, alive: Prefixes | None, following: NextTokens) -> Iterable[tuple[int, Tensor]]:
         if alive is None:
@@ -118,16 +136,16 @@ class SoftGrowth:
 
     def _choose(
         self,
-        ratios: Float[Tensor, "s c"],
+        ratios: _Ratios,
         inherited: Float[Tensor, " s"],
         alive: Prefixes | None,
         tokens: Int[Tensor, " c"],
         known: dict[tuple[int, ...], Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs (prefix, token) that go on, and their scores."""
-        scores = _standardise(ratios)
+        scores = ratios.standardise()
         sure = self._already_known(alive, tokens, known, scores.shape)
-        exact = (ratios < torch.tensor(_EXACT).log()) & ~sure
+        exact = (ratios.values < torch.tensor(_EXACT).log()) & ~sure
         scores[sure] = 2 * scores.min()
         total = scores + _MEMORY * inherited[:, None]
         limit = int(_BEAM * self.num_texts) + 1
@@ -159,11 +177,30 @@ class SoftGrowth:
         return self.growth.extend(alive, following, parents, columns)
 
 
-def _standardise(ratios: Float[Tensor, "s c"]) -> Float[Tensor, "s c"]:
-    """Deviations from the median token behind the same prefix, in robust standard deviations of all."""
-    centred = ratios - ratios.median(1, keepdim=True).values
-    deviation = 1.4826 * centred.abs().median() + 1e-6  # 1.4826: median absolute deviation of a normal variable
-    return centred / deviation
+@dataclass(frozen=True)
+class _Ratios:
+    """Ratios of every prefix with every token, infinite where a sketch has ruled a token out, and of a sample."""
+
+    values: Float[Tensor, "s c"]
+    sample: Float[Tensor, "s m"]
+
+    def standardise(self) -> Float[Tensor, "s c"]:
+        """Deviations from the median token behind the same prefix, in robust standard deviations of all."""
+        usual = self.sample.median(1, keepdim=True).values
+        deviation = 1.4826 * (self.sample - usual).abs().median() + 1e-6  # 1.4826: of a normal variable
+        return (self.values - usual) / deviation
+
+
+def _share_outside(projected: Float[Tensor, "s c k"], rank: int) -> Float[Tensor, "s c"]:
+    """log of ‖outside‖² / (‖inside‖² + ‖outside‖²), the first `rank` coordinates being inside."""
+    inside, outside = projected.split([rank, projected.shape[-1] - rank], dim=-1)
+    seen, unseen = inside.square().sum(-1), outside.square().sum(-1)
+    return (unseen / (seen + unseen)).clamp_min(1e-12).log()
+
+
+def _combine(matrix: Float[Tensor, "f k"], generator: torch.Generator) -> Float[Tensor, "f m"]:
+    """Random combinations of columns: ‖x·M‖² of any x is estimated by them."""
+    return matrix @ (torch.randn(matrix.shape[1], _SKETCH, generator=generator).to(matrix) / _SKETCH**0.5)
 
 
 def _worth_keeping(scores: Float[Tensor, "s c"]) -> Tensor:
