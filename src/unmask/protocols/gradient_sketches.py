@@ -16,7 +16,7 @@ Cost: a·b·k for each layer. Source: Freivalds' check of matrix products, with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -62,6 +62,7 @@ class GradientSketches:
         self._values: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []
         self._trainable: dict[str, bool] = {}
+        self._starts: list[Tensor] = []  # outputs of layers below which nothing is trained
 
     def __enter__(self) -> GradientSketches:
         for name, modules in self.owners.items():
@@ -76,6 +77,12 @@ class GradientSketches:
         for name, modules in self.owners.items():
             _weight(modules[0]).requires_grad_(self._trainable[name])
 
+    def send_back(self, loss: Tensor, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A backward pass: gradients of other parameters; what it leaves of the watched layers is added up."""
+        starts, self._starts = self._starts, []
+        gradients = torch.autograd.grad(loss, [*others.values(), *starts], allow_unused=True)[: len(others)]
+        return {name: g for name, g in zip(others, gradients, strict=True) if g is not None}
+
     @property
     def sketches(self) -> dict[str, Sketch]:
         """What the backward passes have left, by parameter."""
@@ -85,8 +92,9 @@ class GradientSketches:
 
     def _watch(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
         def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            if not output.requires_grad:  # nothing below is trained
+            if not output.requires_grad:
                 output = output.detach().requires_grad_()
+                self._starts.append(output)
             given = inputs[0].detach()
             output.register_hook(lambda arrived: self._add(name, module, given, arrived))
             return output

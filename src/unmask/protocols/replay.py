@@ -144,7 +144,7 @@ def replay_sketched(
     num_labels = sum((len(text) - 1) * count for text, count in texts.items())
     ordered = sorted(texts, key=len)
     wanted = {name: p for name, p in model.named_parameters() if name in evidence.gradients}
-    again: dict[str, Tensor | Sketch] = {}
+    totals: dict[str, Tensor] = {}
     with (
         only_trainable(model, wanted),
         GradientSketches(model, wanted) as sketched,
@@ -153,11 +153,9 @@ def replay_sketched(
         formed = {name: parameter for name, parameter in wanted.items() if name not in sketched.owners}
         for chunk in _chunks_of_one_length(ordered):
             loss = _sum_of_losses(model, chunk, [texts[text] / num_labels for text in chunk])
-            gradients = torch.autograd.grad(loss, list(formed.values()), allow_unused=True)
-            for name, gradient in zip(formed, gradients, strict=True):
-                if gradient is not None:
-                    again[name] = again[name] + gradient if name in again else gradient
-    return again | sketched.sketches
+            for name, gradient in sketched.send_back(loss, formed).items():
+                totals[name] = totals[name] + gradient if name in totals else gradient
+    return {**totals, **sketched.sketches}
 
 
 def _chunks_of_one_length(ordered: Sequence[TokenIds]) -> Iterator[list[TokenIds]]:
