@@ -50,7 +50,7 @@ _MOST_STEPS = 1000  # of local training: a replay costs as much as the training 
 _QUIET = 0.1  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms (key biases)
 _ENTRIES_AT_ONCE = 2**24
 _ROWS_AT_ONCE = 4096  # of a sketched replay
-_PADDING_ROWS = 24  # that cost less than another pass through the model
+_PADDING_ROWS, _PADDING = 24, 0.15  # rows, or a share of them, that cost less than another pass through the model
 _PIECE = 4096  # entries whose squares are added up in a tensor's own precision
 _SQUARES = 1e-30  # mean square of an entry from which on float32 holds the squares
 _NORMALISED = 0.75  # the quantile of tensors that counts where Adam has blown up the rounding of gradients that are 0
@@ -131,7 +131,7 @@ def replay(
 
 
 def replay_sketched(
-    evidence: GradientEvidence, model: Model, texts: Mapping[TokenIds, int]
+    evidence: GradientEvidence, model: Model, texts: Mapping[tuple[int, ...], int]
 ) -> dict[str, Tensor | Sketch] | None:
     """The same for texts with their counts, as sketches of linear layers; None for other clients than FedSGD's.
 
@@ -158,12 +158,13 @@ def replay_sketched(
     return {**totals, **sketched.sketches}
 
 
-def _chunks_of_one_length(ordered: Sequence[TokenIds]) -> Iterator[list[TokenIds]]:
+def _chunks_of_one_length(ordered: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
     """Texts in the order of their lengths, cut where padding or memory would be too much."""
-    chunk: list[TokenIds] = []
+    chunk: list[tuple[int, ...]] = []
     for text in ordered:
         padding = sum(len(text) - len(other) for other in chunk)
-        if chunk and (padding > _PADDING_ROWS or (len(chunk) + 1) * len(text) > _ROWS_AT_ONCE):
+        num_rows = (len(chunk) + 1) * len(text)
+        if chunk and (padding > max(_PADDING_ROWS, _PADDING * num_rows) or num_rows > _ROWS_AT_ONCE):
             yield chunk
             chunk = []
         chunk.append(text)
@@ -221,11 +222,13 @@ def agree(
     Tensors `by_token` have a row for each token; rows of `equal` tokens are added up before they are compared. Of
     layers that were sketched, the sketches are compared.
     """
-    pairs = {}
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for name in sorted(set(evidence.gradients) & set(again)):
         seen, other = evidence.gradients[name], again[name]
-        pair = (other.of(seen), other.value) if isinstance(other, Sketch) else (seen, other)
-        pairs[name] = tuple(_merge(part, equal) for part in pair) if name in by_token and equal else pair
+        left, right = (other.of(seen), other.value) if isinstance(other, Sketch) else (seen, other)
+        if name in by_token and equal:
+            left, right = _merge(left, equal), _merge(right, equal)
+        pairs[name] = left, right
     tolerance = tolerance_of(evidence) if tolerance is None else tolerance
     quantile = _NORMALISED if evidence.optimizer == "adamw" else 1.0
     sizes = {name: evidence.gradients[name].numel() for name in pairs}

@@ -43,7 +43,7 @@ class Candidates:
     @property
     def searched(self) -> frozenset[int]:
         """Every token that was seen to stand anywhere, one for each class."""
-        return frozenset(int(token) for tokens in self.by_position.values() for token in tokens) - self.unseen
+        return frozenset().union(*(tokens.tolist() for tokens in self.by_position.values())) - self.unseen
 
     @property
     def tokens(self) -> frozenset[int]:

@@ -104,6 +104,12 @@ class Growth:
         mixed = self.model.mix(0, queries[:, None], prefixes.keys, prefixes.values, everything)[:, 0]
         return self.rows_of(self.model, states, mixed)
 
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows of prefixes fit the budget, keys and values beside them."""
+        floats = 4 * self.model.width + 3 * self.row_width
+        return max(1, self.memory_budget_bytes // (8 * floats))
+
     def _prefixes_at_once(self, num_tokens: int, length: int) -> int:
         scores = 3 * self.model.num_heads * (length + 1)
         rows = 4 * self.model.width + 3 * self.row_width

@@ -24,12 +24,15 @@ from unmask.attacks.gradients.decoder.prefix_rows import Growth, NextTokens, Pre
 from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.run import Run
 from unmask.linalg.gap import Gap, widest_gap
+from unmask.linalg.quick_products import multiply_quickly
 from unmask.models.adapter import Model
 
 # A wrong extension's relative distance is of order 0.1 to 1; nearer ones are looked at in float64.
 _SHORTLIST = 0.1
 # Probes estimate a distance up to a factor: one that seems more than this far above the gap cannot narrow it.
 _ESTIMATE_MARGIN = 2.0
+# Screening has few digits: no cut is finer than this.
+_SCREEN = 0.01
 # How long a prefix that only repeats its first token is carried while nothing else grows (see `_close`).
 _REPETITION_PATIENCE = 8
 
@@ -136,8 +139,7 @@ class PrefixSearch:
             if len(following) == 0:
                 self._close(alive, set())
                 return True
-            parents, columns, distances = self._extensions(alive, following)
-            extended = self.growth.extend(alive, following, parents, columns)
+            parents, extended, distances = self._extensions(alive, following)
             children = [(alive.start, tuple(row)) for row in extended.tokens.tolist()]
             own = [not is_repetition(self.model, child) for child in children]
             self.nodes.update((child, d) for child, d, is_own in zip(children, distances, own, strict=True) if is_own)
@@ -168,18 +170,26 @@ class PrefixSearch:
         fits = alive.next_position < self.model.max_positions
         return self.growth.at(alive.next_position if fits else 0, tokens if fits else tokens[:0])
 
-    def _extensions(self, alive: Prefixes, following: NextTokens) -> tuple[Tensor, Tensor, list[float]]:
-        """Accepted pairs (prefix, column of the token), with their float64 distances."""
-        cut = min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected)
+    def _extensions(self, alive: Prefixes, following: NextTokens) -> tuple[Tensor, Prefixes, list[float]]:
+        """Accepted extensions with the places of their parents and their float64 distances.
+
+        All pairs of a prefix and a token are screened in few digits; the rows of those that are near are computed anew.
+        """
+        cut = max(_SCREEN, min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected))
         pairs, distances = [], []
-        for begin, rows in self.growth.extension_rows(alive, following):
-            projected = rows @ self.probes
-            null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
-            near = (null.norm(dim=-1) < cut * whole.norm(dim=-1)).nonzero()
-            pairs.append(near + torch.tensor([begin, 0], device=near.device))
-            distances.append(self.site.span.distance(rows[near[:, 0], near[:, 1]]))
-            self.num_tested += rows.shape[0] * rows.shape[1]
+        with multiply_quickly():
+            chunks = self.growth.extension_rows(alive, following)
+            for begin, rows in chunks:
+                projected = rows @ self.probes
+                null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
+                near = (null.norm(dim=-1) < cut * whole.norm(dim=-1)).nonzero()
+                pairs.append(near + torch.tensor([begin, 0], device=near.device))
+                self.num_tested += rows.shape[0] * rows.shape[1]
+        for some in torch.cat(pairs).split(self.growth.rows_at_once):
+            rows = self.growth.rows_of_prefixes(self.growth.extend(alive, following, some[:, 0], some[:, 1]))
+            distances.append(self.site.span.distance(rows))
         found, far = torch.cat(pairs), torch.cat(distances)
         self.gap = self.gap.narrow(far)
-        keep = far <= self.gap.threshold
-        return found[keep, 0], found[keep, 1], far[keep].tolist()
+        kept = found[far <= self.gap.threshold]
+        extended = self.growth.extend(alive, following, kept[:, 0], kept[:, 1])
+        return kept[:, 0], extended, far[far <= self.gap.threshold].tolist()

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.prefix_rows import Growth, NextTokens, Prefixes
+from unmask.linalg.quick_products import multiply_quickly
 
 _POOL_PREFIXES, _POOL_LENGTH = 320, 24  # random prefixes whose rows give the covariance
 _RIDGE = 1e-3  # of the mean variance
@@ -67,7 +68,9 @@ class SoftGrowth:
             if len(tokens) == 0 or (alive is not None and len(alive) == 0):
                 return
             following = self.growth.at(level, tokens)
-            ratios = self._ratios(alive, following, self._test_matrix(taken))
+            test = self._test_matrix(taken)
+            with multiply_quickly():
+                ratios = self._ratios(alive, following, test)
             parents, columns, scores = self._choose(ratios, scores, alive, tokens.cpu(), known)
             alive = self._advance(alive, following, parents.to(tokens.device), columns.to(tokens.device))
             rows = self.growth.rows_of_prefixes(alive)
