@@ -31,8 +31,8 @@ from unmask.linalg.subspace import Span, column_span, rank_by_gap
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 
-_ROUNDS = 3
-_MIN_DEPENDENCIES = 32  # so many that each true row has a fair weight in them
+_ROUNDS = 8
+_MIN_DEPENDENCIES, _DEPENDENT = 32, 0.05  # so many, and such a share of rows, that each has a fair weight in them
 _TAKES_PART = 0.02  # of the mean weight in the dependencies; a false row has none
 _BETTER_THAN_CHANCE = 0.78  # of the share that a false row keeps outside span(G)
 _CLEAR_FALL = 1.5  # decades between singular values of independent and of dependent rows
@@ -84,13 +84,15 @@ def complete(
                 break  # more rows than dimensions: everything would depend on everything
             rows = torch.stack(list(taken.values()))
             found = dependencies(rows, site.span)
-            if found.number >= _MIN_DEPENDENCIES:
+            if found.number >= max(_MIN_DEPENDENCIES, _DEPENDENT * len(rows)):
                 span = _complete_span(site.span, rows[found.verified])
                 name = f"{site.name}, completed by verified prefixes"
                 return CompletedSpan(SpanSite(name, span, site.rows, site.parameters))
         if not taken:
             return CompletedSpan(None)
-        known = _plausible(taken, site.span)
+        before, known = known, _plausible(taken, site.span)
+        if len(known) <= len(before):
+            break  # nothing new
     return CompletedSpan(None, _rank_leaves(taken, site.span))
 
 

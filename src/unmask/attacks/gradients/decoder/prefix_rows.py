@@ -104,6 +104,12 @@ class Growth:
         mixed = self.model.mix(0, queries[:, None], prefixes.keys, prefixes.values, everything)[:, 0]
         return self.rows_of(self.model, states, mixed)
 
+    def rows_of_extensions(
+        self, prefixes: Prefixes, following: NextTokens, parents: Int[Tensor, " n"], columns: Int[Tensor, " n"]
+    ) -> Float[Tensor, "n f"]:
+        """Rows of some pairs of a prefix and a token."""
+        return self.rows_of_prefixes(self.extend(prefixes, following, parents, columns))
+
     @property
     def rows_at_once(self) -> int:
         """How many rows of prefixes fit the budget, keys and values beside them."""

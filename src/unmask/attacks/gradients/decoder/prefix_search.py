@@ -178,15 +178,14 @@ class PrefixSearch:
         cut = max(_SCREEN, min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected))
         pairs, distances = [], []
         with multiply_quickly():
-            chunks = self.growth.extension_rows(alive, following)
-            for begin, rows in chunks:
+            for begin, rows in self.growth.extension_rows(alive, following):
                 projected = rows @ self.probes
                 null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
                 near = (null.norm(dim=-1) < cut * whole.norm(dim=-1)).nonzero()
                 pairs.append(near + torch.tensor([begin, 0], device=near.device))
                 self.num_tested += rows.shape[0] * rows.shape[1]
         for some in torch.cat(pairs).split(self.growth.rows_at_once):
-            rows = self.growth.rows_of_prefixes(self.growth.extend(alive, following, some[:, 0], some[:, 1]))
+            rows = self.growth.rows_of_extensions(alive, following, some[:, 0], some[:, 1])
             distances.append(self.site.span.distance(rows))
         found, far = torch.cat(pairs), torch.cat(distances)
         self.gap = self.gap.narrow(far)

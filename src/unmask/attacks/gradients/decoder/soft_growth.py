@@ -18,8 +18,8 @@ Source: ours; DAGER (arXiv 2405.15586, Section 6) calls b > d unachievable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -33,10 +33,13 @@ _POOL_PREFIXES, _POOL_LENGTH = 320, 24  # random prefixes whose rows give the co
 _RIDGE = 1e-3  # of the mean variance
 _BEAM = 1.15  # prefixes kept per text: a few false ones cost less than a lost one
 _MEMORY = 0.7  # how much of a prefix's score its extension inherits
-_WEAKEST = -4.0  # standard deviations; no weaker extension is kept
-_SKETCH = 96  # random combinations of each part: they tell its size to 15 %
+_WEAKEST = -5.0  # standard deviations; no weaker extension is kept
+_BRANCH = -10.0  # the same for a second token behind a prefix
+_CLEAR = 0.25  # of the median best token behind a prefix: once rows determine each other, all others are far
+_SKETCH = 192  # random combinations of each part: they tell its size to 10 %
 _MEASURED = 48  # tokens behind a prefix that are measured in full, and as many that tell what is usual
-_EXACT = 1e-4  # a ratio this small is no chance: the known rows now determine the rest
+_POLISHES = 3  # of medians; they settle after two
+_ENOUGH_PREFIXES = 8  # to know what is usual of a token
 
 
 class SoftGrowth:
@@ -109,33 +112,33 @@ class SoftGrowth:
     def _ratios(self, alive: Prefixes | None, following: NextTokens, test: tuple[Tensor, int]) -> _Ratios:
         """log of the share of each extension that lies outside span(G, known rows).
 
-        A sketch of both parts ranks the tokens behind a prefix; the best of them, and a sample that tells what is
-        usual, are measured in full.
+        A sketch of both parts ranks the tokens behind each prefix, and the best of them are measured in full.
         """
         matrix, rank = test
-        inside, outside = matrix.split([rank, matrix.shape[1] - rank], dim=1)
         num_tokens = len(following)
-        sketch = torch.cat([_combine(inside, self.generator), _combine(outside, self.generator)], dim=1)
-        num_measured = max(_MEASURED, 3 * self.num_texts // (1 if alive is None else len(alive)))
-        usual = torch.arange(0, num_tokens, max(1, num_tokens // _MEASURED), device=matrix.device)
-        ratios, samples = [], []
-        for _, rows in self._extensions(alive, following):
-            if alive is None or num_tokens <= 2 * num_measured or matrix.shape[1] <= 4 * _SKETCH:
-                ratios.append(_share_outside(rows @ matrix, rank))
-                samples.append(ratios[-1])
-            else:
-                best = _share_outside(rows @ sketch, _SKETCH).topk(num_measured, largest=False).indices
-                named = rows.gather(1, best[..., None].expand(-1, -1, rows.shape[-1]))
-                samples.append(_share_outside(rows[:, usual] @ matrix, rank))
-                rest = rows.new_full(rows.shape[:2], float("inf"))
-                ratios.append(rest.scatter(1, best, _share_outside(named @ matrix, rank)))
-            self.num_tested += rows.shape[0] * rows.shape[1]
-        return _Ratios(torch.cat(ratios).cpu(), torch.cat(samples).cpu())
-
-    def _extensions(self, alive: Prefixes | None, following: NextTokens) -> Iterable[tuple[int, Tensor]]:
         if alive is None:
-            return [(0, self.growth.first_rows(following)[None])]
-        return self.growth.extension_rows(alive, following)
+            return _Ratios.of(_share_outside(self.growth.first_rows(following)[None] @ matrix, rank))
+        num_measured = max(_MEASURED, 3 * self.num_texts // len(alive))
+        is_short = num_tokens <= 2 * num_measured or matrix.shape[1] <= 4 * _SKETCH
+        if is_short:
+            reduced, num_inside = matrix, rank
+        else:
+            parts = matrix.split([rank, matrix.shape[1] - rank], dim=1)
+            reduced, num_inside = torch.cat([_combine(part, self.generator) for part in parts], dim=1), _SKETCH
+        chunks = self.growth.extension_rows(alive, following)
+        estimated = _Ratios.of(torch.cat([_share_outside(rows @ reduced, num_inside) for _, rows in chunks]))
+        self.num_tested += len(alive) * num_tokens
+        if is_short:
+            return estimated
+        best = estimated.unexpected.topk(num_measured, largest=False).indices
+        usual = torch.arange(0, num_tokens, max(1, num_tokens // _MEASURED), device=best.device)
+        measured = torch.cat([best, usual.expand(len(alive), -1)], dim=1)
+        parents = torch.arange(len(alive), device=best.device)[:, None].expand_as(measured)
+        exact = [
+            _share_outside(self.growth.rows_of_extensions(alive, following, *pairs) @ matrix, rank)
+            for pairs in zip(*(p.flatten().split(self.growth.rows_at_once) for p in (parents, measured)), strict=True)
+        ]
+        return estimated.measure(best, usual, torch.cat(exact).view(measured.shape))
 
     def _choose(
         self,
@@ -145,22 +148,29 @@ class SoftGrowth:
         tokens: Int[Tensor, " c"],
         known: dict[tuple[int, ...], Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Pairs (prefix, token) that go on, and their scores."""
-        scores = ratios.standardise()
+        """Pairs (prefix, token) that go on, and their scores.
+
+        A false row costs a dimension for good, a row that is missed here is found in the next round, when more rows are
+        known: so only clear ones are taken.
+        """
+        scores = ratios.standardise().cpu()
         sure = self._already_known(alive, tokens, known, scores.shape)
-        exact = (ratios.values < torch.tensor(_EXACT).log()) & ~sure
-        scores[sure] = 2 * scores.min()
-        total = scores + _MEMORY * inherited[:, None]
-        limit = int(_BEAM * self.num_texts) + 1
-        if alive is not None and 0.2 * min(len(alive), self.num_texts) <= int(exact.sum()) <= 3 * self.num_texts:
-            chosen = (exact | sure).flatten().nonzero()[:, 0]
-        else:
-            allowed = _worth_keeping(scores) & (scores < _WEAKEST)
-            ranked = total.masked_fill(~(allowed | sure), float("inf")).flatten()
-            chosen = ranked.argsort()[: max(limit, int(sure.sum()) + self.num_texts // 3)]
-            chosen = chosen[torch.isfinite(ranked[chosen])]
-        floor = total.flatten()[chosen].median() * 2 if len(chosen) else total.min()
-        return chosen // len(tokens), chosen % len(tokens), total.flatten()[chosen].clamp_min(float(floor))
+        new = scores.masked_fill(sure, float("inf"))
+        best = new.min(1, keepdim=True).values
+        usual_best = float(best.median()) if len(best) > 1 else 0.0
+        # The first child of a prefix, and branches, which are rarer than false tokens.
+        is_first = (new == best) & ~sure.any(1, keepdim=True)
+        allowed = (is_first | (new < _BRANCH) | (len(new) == 1)) & (new < min(_WEAKEST, _CLEAR * usual_best))
+        total = new + _MEMORY * inherited[:, None]
+        ranked = total.masked_fill(~allowed, float("inf")).flatten()
+        limit = max(int(_BEAM * self.num_texts) + 1 - int(sure.sum()), self.num_texts // 3)
+        chosen = ranked.argsort()[:limit]
+        chosen = torch.cat([sure.flatten().nonzero()[:, 0], chosen[torch.isfinite(ranked[chosen])]])
+        finite = new[new.isfinite()]
+        strong = 2 * float(finite.min()) if len(finite) else 0.0
+        total = total.masked_fill(sure, strong).flatten()[chosen]
+        floor = float(total.median()) * 2 if len(chosen) else 0.0
+        return chosen // len(tokens), chosen % len(tokens), total.clamp_min(floor)
 
     def _already_known(
         self, alive: Prefixes | None, tokens: Tensor, known: dict[tuple[int, ...], Tensor], shape: torch.Size
@@ -182,19 +192,51 @@ class SoftGrowth:
 
 @dataclass(frozen=True)
 class _Ratios:
-    """Ratios of every prefix with every token, infinite where a sketch has ruled a token out, and of a sample."""
+    """Ratios of every prefix with every token, infinite where a token was ruled out, and what is usual.
+
+    A token that stands at this position in *any* text of the batch is near the span behind every prefix. So what is
+    usual behind a prefix and what is usual of a token are taken out (Tukey's median polish): what is left belongs to
+    the pair.
+    """
 
     values: Float[Tensor, "s c"]
-    sample: Float[Tensor, "s m"]
+    of_prefix: Float[Tensor, "s 1"]
+    of_token: Float[Tensor, "1 c"]
+    deviation: Float[Tensor, ""]
+
+    @classmethod
+    def of(cls, values: Float[Tensor, "s c"]) -> _Ratios:
+        """Two-way medians; of tokens only behind enough prefixes."""
+        of_prefix, of_token = torch.zeros_like(values[:, :1]), torch.zeros_like(values[:1])
+        for _ in range(_POLISHES):
+            of_prefix = (values - of_token).median(1, keepdim=True).values
+            if len(values) >= _ENOUGH_PREFIXES:
+                of_token = (values - of_prefix).median(0, keepdim=True).values
+        return cls(values, of_prefix, of_token, _deviation(values - of_prefix - of_token))
+
+    @property
+    def unexpected(self) -> Float[Tensor, "s c"]:
+        """What is left of the ratios."""
+        return self.values - self.of_prefix - self.of_token
+
+    def measure(self, best: Int[Tensor, "s m"], usual: Int[Tensor, " u"], exact: Float[Tensor, "s m_u"]) -> _Ratios:
+        """With the ratios of some tokens measured, all others ruled out, and the deviation of the usual ones."""
+        values = torch.full_like(self.values, float("inf")).scatter(1, best, exact[:, : best.shape[1]])
+        rest = exact[:, best.shape[1] :] - self.of_prefix - self.of_token[:, usual]
+        of_prefix = self.of_prefix + rest.median(1, keepdim=True).values
+        return replace(self, values=values, of_prefix=of_prefix, deviation=_deviation(rest))
 
     def standardise(self) -> Float[Tensor, "s c"]:
-        """Deviations from the median token behind the same prefix, in robust standard deviations of all."""
-        usual = self.sample.median(1, keepdim=True).values
-        deviation = 1.4826 * (self.sample - usual).abs().median() + 1e-6  # 1.4826: of a normal variable
-        return (self.values - usual) / deviation
+        """What is left, in robust standard deviations."""
+        return self.unexpected / self.deviation
 
 
-def _share_outside(projected: Float[Tensor, "s c k"], rank: int) -> Float[Tensor, "s c"]:
+def _deviation(rest: Float[Tensor, "s c"]) -> Float[Tensor, ""]:
+    """Of a normal variable with this median of absolute deviations."""
+    return 1.4826 * (rest - rest.median()).abs().median() + 1e-6
+
+
+def _share_outside(projected: Float[Tensor, "*n k"], rank: int) -> Float[Tensor, "*n"]:
     """log of ‖outside‖² / (‖inside‖² + ‖outside‖²), the first `rank` coordinates being inside."""
     inside, outside = projected.split([rank, projected.shape[-1] - rank], dim=-1)
     seen, unseen = inside.square().sum(-1), outside.square().sum(-1)
@@ -204,11 +246,3 @@ def _share_outside(projected: Float[Tensor, "s c k"], rank: int) -> Float[Tensor
 def _combine(matrix: Float[Tensor, "f k"], generator: torch.Generator) -> Float[Tensor, "f m"]:
     """Random combinations of columns: ‖x·M‖² of any x is estimated by them."""
     return matrix @ (torch.randn(matrix.shape[1], _SKETCH, generator=generator).to(matrix) / _SKETCH**0.5)
-
-
-def _worth_keeping(scores: Float[Tensor, "s c"]) -> Tensor:
-    """The best token behind each prefix, and others that come near it: branches are rarer than false tokens."""
-    best = scores.min(1, keepdim=True).values
-    if len(scores) == 1:
-        return torch.ones_like(scores, dtype=torch.bool)
-    return (scores == best) | ((scores < 0.8 * best.median()) & (scores < 0.6 * best))
