@@ -1,6 +1,8 @@
 """More tokens than the width: GPT-2 shape, classification, one batch a row. The paper calls b > d unachievable.
 
-python benchmarks/run.py gradients beyond [--texts 48 64 80] [--device cpu] [--out results.json]
+python benchmarks/run.py gradients beyond [--texts 48 64 80] [--device cpu] [--data FILE] [--out results.json]
+
+Texts are invented, or lines of a file (`sentence<TAB>label`) in SmolLM2's tokens, which fit GPT-2's vocabulary.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from pathlib import Path
 import torch
 from machine import machine
 from synthetic import gpt2_shape, zipf_batch
+from transformers import AutoTokenizer
 
 from unmask.attacks.gradients.decoder.attack import DecoderAttack
+from unmask.models import Model
+from unmask.models.catalog import resolve
 from unmask.protocols import observe_gradients
 
 
@@ -24,6 +29,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, nargs="+", default=[48, 64])
     parser.add_argument("--tokens", type=int, nargs=2, default=[10, 31], help="shortest and longest text")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data", type=Path, help="take lines of this file instead of invented texts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -31,14 +37,25 @@ def main() -> None:
     print(f"GPT-2 shape (12 blocks, width 768), classification; {where}")
     print(f"{'texts':>6} {'prefixes':>9} {'b/d':>6} {'exact':>9} {'false':>6} {'seconds':>8}  status")
     model = gpt2_shape().to(device=options.device)
-    rows = [measure(model, count, *options.tokens, options.seed) for count in options.texts]
+    rows = [measure(model, draw(options, model.vocab_size, count)) for count in options.texts]
     if options.out:
-        options.out.write_text(json.dumps({"machine": where, "rows": rows}, indent=2) + "\n")
+        source = options.data.name if options.data else "invented"
+        options.out.write_text(json.dumps({"machine": where, "texts_of": source, "rows": rows}, indent=2) + "\n")
 
 
-def measure(model, num_texts: int, shortest: int, longest: int, seed: int) -> dict:
+def draw(options: argparse.Namespace, vocab_size: int, num_texts: int) -> list[list[int]]:
+    """Token ids of one batch."""
+    if options.data is None:
+        return zipf_batch(num_texts, *options.tokens, vocab_size, seed=options.seed)
+    tokenizer = AutoTokenizer.from_pretrained(resolve("smollm2-135m"), local_files_only=True)
+    lines = [line.split("\t")[0] for line in options.data.read_text(encoding="utf-8").splitlines() if line.strip()]
+    chosen = torch.randperm(len(lines), generator=torch.Generator().manual_seed(options.seed))[:num_texts].tolist()
+    return [tokenizer(lines[index])["input_ids"] for index in chosen]
+
+
+def measure(model: Model, texts: list[list[int]]) -> dict:
     """One batch."""
-    texts = zipf_batch(num_texts, shortest, longest, model.vocab_size, seed=seed)
+    num_texts = len(texts)
     evidence = observe_gradients(model, texts, task="classification", parameters=["wte", "wpe", "h.0.", "h.11.mlp"])
     recovery = DecoderAttack()(evidence, model)
     found, held = Counter(recovery.value.expand()), Counter(map(tuple, texts))
