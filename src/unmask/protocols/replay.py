@@ -20,26 +20,38 @@ Source: measured for this project; least squares over texts is in `attacks`.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
-from unmask.models.inputs import training_mode
 from unmask.protocols.batch import TokenIds
 from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
-from unmask.protocols.gradient_sketches import GradientSketches, Sketch
+from unmask.protocols.gradient_sketches import Sketch, only_trainable
 from unmask.protocols.lora import observe_lora_again
 from unmask.protocols.pairs import observe_pairs
+from unmask.protocols.sketched_replay import replay_sketched
+
+__all__ = [
+    "Agreement",
+    "Products",
+    "agree",
+    "agreement_of",
+    "can_replay",
+    "only_trainable",
+    "replay",
+    "replay_pairs",
+    "replay_sketched",
+    "tolerance_of",
+    "why_too_long",
+]
 
 _FLOAT32 = 5e-5  # a right batch is within 5e-6 in float32; one token more among 3,000 changes every tensor by 3e-4
 _FLOAT64 = 1e-7  # what differences of sums of squares can show
@@ -49,8 +61,6 @@ _MOST_TEXTS = 4096  # unless the evidence states more
 _MOST_STEPS = 1000  # of local training: a replay costs as much as the training did
 _QUIET = 0.1  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms (key biases)
 _ENTRIES_AT_ONCE = 2**24
-_ROWS_AT_ONCE = 4096  # of a sketched replay
-_PADDING_ROWS, _PADDING = 24, 0.15  # rows, or a share of them, that cost less than another pass through the model
 _PIECE = 4096  # entries whose squares are added up in a tensor's own precision
 _SQUARES = 1e-30  # mean square of an entry from which on float32 holds the squares
 _NORMALISED = 0.75  # the quantile of tensors that counts where Adam has blown up the rounding of gradients that are 0
@@ -128,62 +138,6 @@ def replay(
         with only_trainable(model, evidence.gradients):
             again = observe_gradients(model, texts, **data)
     return dict(again.gradients)
-
-
-def replay_sketched(
-    evidence: GradientEvidence, model: Model, texts: Mapping[tuple[int, ...], int]
-) -> dict[str, Tensor | Sketch] | None:
-    """The same for texts with their counts, as sketches of linear layers; None for other clients than FedSGD's.
-
-    A text is run once, however often it occurs, without its last token, which predicts nothing, and beside texts of
-    about its length. That is right for causal models whose batches are padded on the right.
-    """
-    is_plain = evidence.update is Update.GRADIENT and evidence.task in (None, Task.NEXT_TOKEN)
-    if not is_plain or evidence.adapters or not model.causal or min(map(len, texts)) < 2:
-        return None
-    num_labels = sum((len(text) - 1) * count for text, count in texts.items())
-    ordered = sorted(texts, key=len)
-    wanted = {name: p for name, p in model.named_parameters() if name in evidence.gradients}
-    totals: dict[str, Tensor] = {}
-    with (
-        only_trainable(model, wanted),
-        GradientSketches(model, wanted) as sketched,
-        training_mode(model.hf, False),
-    ):
-        formed = {name: parameter for name, parameter in wanted.items() if name not in sketched.owners}
-        for chunk in _chunks_of_one_length(ordered):
-            loss = _sum_of_losses(model, chunk, [texts[text] / num_labels for text in chunk])
-            for name, gradient in sketched.send_back(loss, formed).items():
-                totals[name] = totals[name] + gradient if name in totals else gradient
-    return {**totals, **sketched.sketches}
-
-
-def _chunks_of_one_length(ordered: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Texts in the order of their lengths, cut where padding or memory would be too much."""
-    chunk: list[tuple[int, ...]] = []
-    for text in ordered:
-        padding = sum(len(text) - len(other) for other in chunk)
-        num_rows = (len(chunk) + 1) * len(text)
-        if chunk and (padding > max(_PADDING_ROWS, _PADDING * num_rows) or num_rows > _ROWS_AT_ONCE):
-            yield chunk
-            chunk = []
-        chunk.append(text)
-    yield chunk
-
-
-def _sum_of_losses(model: Model, texts: Sequence[TokenIds], weights: Sequence[float]) -> Tensor:
-    """Σ over texts of their weight times the cross-entropies of their tokens."""
-    length = max(map(len, texts)) - 1
-    tokens = torch.zeros(len(texts), length, dtype=torch.long)
-    labels = torch.full((len(texts), length), -100)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text) - 1] = torch.tensor(text[:-1])
-        labels[row, : len(text) - 1] = torch.tensor(text[1:])
-    mask = (labels >= 0).long()
-    logits = model.hf(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device)).logits
-    is_label = mask.bool().to(model.device)
-    each = functional.cross_entropy(logits[is_label].float(), labels.to(model.device)[is_label], reduction="none")
-    return (each * torch.tensor(weights).to(each)[is_label.nonzero()[:, 0]]).sum()
 
 
 def replay_pairs(model: EncoderDecoder, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> dict[str, Tensor]:
@@ -310,17 +264,3 @@ def _products(seen: Tensor, again: Tensor, num_entries: int) -> Products:
         sums += torch.stack([g @ g, g @ h, h @ h]).cpu()
     of_seen, mixed, of_again = sums.tolist()
     return Products(of_seen, mixed, of_again, num_entries)
-
-
-@contextmanager
-def only_trainable(model: Model, names: Collection[str]) -> Iterator[None]:
-    """Gradients for the parameters that an update holds, and for no others; afterwards as it was."""
-    parameters = dict(model.named_parameters())
-    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(name in names)
-    try:
-        yield
-    finally:
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(before[name])
