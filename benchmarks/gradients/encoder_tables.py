@@ -13,9 +13,13 @@ from pathlib import Path
 
 import numpy as np
 from gradients.encoder_cases import ROWS, Attack, Result, Tokens, attacked, code, key_of, word_salad
-from gradients.paper_tables import SETS, UNKNOWN, append, mean_with_interval, open_results, progress_bar, read_set
+from gradients.paper_report import UNKNOWN
+from intervals import mean_with_interval
 from machine import machine
+from progress_bar import progress_bar
 from published import published
+from result_lines import append, open_results
+from text_sets import SETS, read_set
 
 from unmask import observe_gradients
 from unmask.attacks.gradients.encoder.attack import EncoderAttack
