@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+Example = TypeVar("Example")
 SETS = {"cola": "CoLA", "sst2": "SST-2", "rotten_tomatoes": "Rotten Tomatoes"}
 
 
@@ -25,3 +31,11 @@ def read_set(path: Path) -> list[tuple[str, int]]:
 def sha256_of(path: Path) -> str:
     """What makes two files the same."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def draw_batch(examples: Sequence[Example], set_name: str, num_texts: int, batch: int, seed: int) -> list[Example]:
+    """The same sentences for every model and task, none of them twice in a batch."""
+    if len(examples) < num_texts:
+        raise SystemExit(f"{set_name} has {len(examples)} usable sentences, a batch of {num_texts} needs more")
+    generator = np.random.default_rng([seed, zlib.crc32(set_name.encode()), num_texts, batch])
+    return [examples[index] for index in generator.choice(len(examples), size=num_texts, replace=False)]

@@ -15,12 +15,10 @@ import argparse
 import hashlib
 import json
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from gradients.paper_clients import PAPERS_HEAD_SCALE, draw_head, parameters_that_are_read
 from gradients.paper_report import TASKS, report
@@ -28,7 +26,7 @@ from machine import machine
 from progress_bar import progress_bar
 from result_lines import Result, append, open_results
 from synthetic import gpt2_shape
-from text_sets import SETS, SHARED_DATA, read_set, sha256_of
+from text_sets import SETS, SHARED_DATA, draw_batch, read_set, sha256_of
 from transformers import AutoTokenizer
 
 from unmask import observe_gradients, recover_text, score_texts
@@ -172,20 +170,12 @@ def encode(model: Model, sentences: list[tuple[str, int]]) -> list[Example]:
     return [example for example in examples if len(example[0]) >= MIN_TOKENS]
 
 
-def draw_batch(spec: Spec, examples: list[Example]) -> list[Example]:
-    """The same sentences for every model and task, none of them twice."""
-    if len(examples) < spec.texts:
-        raise SystemExit(f"{spec.set} has {len(examples)} usable sentences, a batch of {spec.texts} needs more")
-    generator = np.random.default_rng([spec.seed, zlib.crc32(spec.set.encode()), spec.texts, spec.batch])
-    return [examples[index] for index in generator.choice(len(examples), size=spec.texts, replace=False)]
-
-
 # ---- one batch
 
 
 def measure(model: Model, spec: Spec, examples: list[Example]) -> Result:
     """Observe, attack what was observed, and only then compare with the truth."""
-    texts, labels = zip(*draw_batch(spec, examples), strict=True)
+    texts, labels = zip(*draw_batch(examples, spec.set, spec.texts, spec.batch, spec.seed), strict=True)
     num_labels = max(2, 1 + max(label for _, label in examples))
     evidence = observe_gradients(
         model,
