@@ -3,22 +3,26 @@
 python benchmarks/run.py paper dager [--cells 'gpt2/*/ours' 'fig2/*'] [--batches 100] [--device cuda] [--seconds 540]
 python benchmarks/run.py paper dager --only-page           the page and its plots from the stored results alone
 
-Cells are model/set/texts/attack and figN/…; --list shows those that were chosen. Cheap and missing ones come first, and
---seconds ends the run with the batch that is under way. Every batch is a line of --out as soon as it is done, and what
-that file holds is not run again. --data is a folder with cola.tsv, sst2.tsv and rotten_tomatoes.tsv. A machine that has
-no packaged weights gets a copy: --export-models FOLDER here, --models FOLDER there.
+Cells are model/set/texts/attack and figN/…; --list shows those that were chosen. Cheap and missing ones come first;
+--seconds ends the run with the batch that is under way, and --batch-seconds stops a batch. Every batch is a line of
+--out as soon as it is done, and what that file holds is not run again. --data is a folder with cola.tsv, sst2.tsv and
+rotten_tomatoes.tsv. A machine without the packaged weights gets a copy: --export-models FOLDER here, --models FOLDER
+there.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import machine
 from paper.dager_batches import Workshop, measure, settings_of
 from paper.dager_cells import RIVALS, Spec, choose, in_order
 from paper.dager_figures import choose_points, measure_point
@@ -30,6 +34,13 @@ from text_sets import SETS, SHARED_DATA, sha256_of
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+
+
+STOPPED = "STOPPED"
+
+
+class BatchStoppedError(Exception):
+    """A batch has used up its time."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cells", nargs="+", default=[], help="names with * and ?; all that the device can do if none")
     parser.add_argument("--batches", type=int, default=100, help="of each cell at most (the paper: 100)")
     parser.add_argument("--seconds", type=float, help="start no batch after this time")
+    parser.add_argument("--batch-seconds", type=float, help="stop a batch after this time; it then counts as 0")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--data", type=Path, default=SHARED_DATA)
     parser.add_argument("--models", type=Path, help="a folder that --export-models wrote")
@@ -93,16 +105,49 @@ def run_jobs(options: argparse.Namespace) -> None:
         print("\n".join(dict.fromkeys(job.name for job in jobs)))
         return
     held = open_results(options.out, resume=True)
-    missing = [job for job in jobs if job.spec.key not in held]
+    limit = options.batch_seconds or float("inf")
+    done = {key for key, one in held.items() if one.get("status") != STOPPED or one["seconds"] >= limit}
+    missing = [job for job in jobs if job.spec.key not in done]
     print(f"{len(jobs)} batches were asked for, {len(missing)} are missing", flush=True)
     workshop = Workshop(Place(options.device, options.models), options.data)
     for number, job in enumerate(missing, start=1):
         if time.monotonic() > ends:
             print(f"the time is up: {len(missing) - number + 1} batches are left for another run", flush=True)
             return
-        result = {"key": job.spec.key, "spec": asdict(job.spec), **job.run(workshop)}
+        try:
+            with time_limit(options.batch_seconds):
+                found = job.run(workshop)
+        except BatchStoppedError:
+            found = stopped(job, options.batch_seconds)
+        result = {"key": job.spec.key, "spec": asdict(job.spec), **found}
         append(options.out, result)
         print(f"{number}/{len(missing)} {job.name} {told(result)}", flush=True)
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Stop what happens meanwhile after so many seconds, by the clock's signal."""
+    if seconds is None:
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise BatchStoppedError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def stopped(job: Job, seconds: float) -> Result:
+    """A batch that found nothing in its time; a later run with more time tries it again."""
+    counts = dict.fromkeys(("tokens", "width", "rouge1", "rouge2", "exact", "certain", "false_certain"), 0)
+    times = {"seconds": seconds, "cpu_seconds": seconds, "status": STOPPED, "reason": f"stopped after {seconds:g} s"}
+    return {"num_texts": job.spec.texts, **counts, **times, "machine": machine()}
 
 
 def plan(options: argparse.Namespace) -> list[Job]:

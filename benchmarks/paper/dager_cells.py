@@ -59,7 +59,7 @@ class Cell:
     @property
     def cost(self) -> float:
         """Seconds a batch, roughly: for the order only."""
-        depth = {"gpt2-large": 3.0, "llama2-7b": 4.0, "llama2-7b-deep": 20.0, "bert": 4.0}.get(self.model, 1.0)
+        depth = {"gpt2-large": 3.0, "llama2-7b": 0.3, "llama2-7b-deep": 3.0, "bert": 4.0}.get(self.model, 1.0)
         length = {"cola": 1.0, "sst2": 2.5, "rotten_tomatoes": 2.5}.get(self.data, 1.0)
         return SECONDS[self.attack] * depth * length * self.texts
 

@@ -153,7 +153,7 @@ def fine_tune(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     optimizer.zero_grad()
     return losses
 

@@ -23,7 +23,7 @@ from torch import Tensor, tensor
 from unmask.errors import UnmaskError
 
 HEAD_SCALE = 0.02  # what transformers draws, as in the rivals' own experiments; neither depends on it much
-GPU_TAG, GPU_LAMP = Tag(), Lamp()
+GPU_TAG, GPU_LAMP = Tag(), Lamp(batch_size=200)
 CPU_TAG = Tag(num_steps=300, starts=((0.1, 0.01), (0.03, 0.01)))
 CPU_LAMP = Lamp(num_steps=500, num_moves=50, num_candidates=100, move_every=40)
 PRIOR = "smollm2-135m"
