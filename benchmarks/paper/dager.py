@@ -32,6 +32,8 @@ from paper.dager_rivals import measure_rival, rival_settings
 from result_lines import Result, append, open_results
 from text_sets import SETS, SHARED_DATA, sha256_of
 
+from unmask.errors import UnmaskError
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -118,7 +120,10 @@ def run_jobs(options: argparse.Namespace) -> None:
             with time_limit(options.batch_seconds):
                 found = job.run(workshop)
         except BatchStoppedError:
-            found = stopped(job, options.batch_seconds)
+            found = stopped(job, options.batch_seconds, options.device)
+        except (UnmaskError, OSError, torch.OutOfMemoryError) as error:  # weights or memory that this machine lacks
+            print(f"{number}/{len(missing)} {job.name} is passed over: {str(error).splitlines()[0]}", flush=True)
+            continue
         result = {"key": job.spec.key, "spec": asdict(job.spec), **found}
         append(options.out, result)
         print(f"{number}/{len(missing)} {job.name} {told(result)}", flush=True)
@@ -143,11 +148,11 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def stopped(job: Job, seconds: float) -> Result:
+def stopped(job: Job, seconds: float, device: str) -> Result:
     """A batch that found nothing in its time; a later run with more time tries it again."""
     counts = dict.fromkeys(("tokens", "width", "rouge1", "rouge2", "exact", "certain", "false_certain"), 0)
     times = {"seconds": seconds, "cpu_seconds": seconds, "status": STOPPED, "reason": f"stopped after {seconds:g} s"}
-    return {"num_texts": job.spec.texts, **counts, **times, "machine": machine()}
+    return {"num_texts": job.spec.texts, **counts, **times, "device": device, "machine": machine()}
 
 
 def plan(options: argparse.Namespace) -> list[Job]:

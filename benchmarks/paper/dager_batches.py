@@ -149,6 +149,7 @@ def compare(found: Sequence[Sequence[int]], subject: Subject, texts: Sequence[To
         "num_texts": len(texts),
         "tokens": sum(map(len, texts)),
         "width": subject.model.width,
+        "device": subject.model.device.type,
         "rouge1": score.rouge1,
         "rouge2": score.rouge2,
         "exact": round(score.exact_rate * len(texts)),

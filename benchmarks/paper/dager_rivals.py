@@ -64,7 +64,7 @@ def choose_prior(workshop: Workshop, subject: Subject, others: list[Tokens]) -> 
     """SmolLM2 if its weights are here, else bigrams."""
     try:
         model = workshop.prior(PRIOR)
-    except (UnmaskError, OSError):
+    except (UnmaskError, OSError, ImportError):
         return BigramPrior(others, subject.model.vocab_size)
     shares_tokens = model.tokenizer.get_vocab() == subject.tokenizer.get_vocab()
     return ModelPrior(model, None if shares_tokens else subject.decode, name="SmolLM2-135M")

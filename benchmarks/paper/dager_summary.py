@@ -29,8 +29,8 @@ class Summary:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU is named in the machine."""
-        return "NVIDIA" in self.machine
+        """Whether the batches ran there."""
+        return any(one.get("device") == "cuda" for one in self.results)
 
     def rouge(self) -> tuple[float, float]:
         """Means × 100."""

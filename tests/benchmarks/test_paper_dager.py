@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -143,6 +144,17 @@ def test_a_batch_that_takes_too_long_counts_nothing_and_is_tried_again(room, mon
     assert summary.rouge() == (100, 100)
 
 
+def test_a_model_whose_weights_are_not_here_is_passed_over(room, monkeypatch, capsys):
+    def missing(_):
+        raise OSError("no such weights\nat all")
+
+    entry = room.dager_models.ENTRIES["gpt2"]
+    monkeypatch.setitem(room.dager_models.ENTRIES, "gpt2", replace(entry, load=missing))
+    (found,) = run(room, "gpt2/cola/1/ours", "minilm/cola/1/ours")
+    assert found["spec"]["model"] == "minilm"
+    assert "gpt2/cola/1/ours is passed over: no such weights\n" in capsys.readouterr().out
+
+
 def test_a_model_is_trained_on_texts_that_are_not_attacked(room):
     attacked, trained = room.dager_models.split_for_training(SENTENCES)
     assert len(attacked) + len(trained) == len(SENTENCES)
@@ -214,7 +226,7 @@ def test_without_the_cut_large_batches_count_nothing(room):
 def test_rivals_on_a_gpu_stand_in_the_table(room):
     cell = room.dager_cells.Cell("gpt2", "cola", 1, "lamp")
     core = room.dager_summary.Summary(cell, "few steps", "core", ({}, {}))
-    gpu = room.dager_summary.Summary(cell, "all steps", "NVIDIA H200", ({},))
+    gpu = room.dager_summary.Summary(cell, "all steps", "NVIDIA H200", ({"device": "cuda"},))
     assert room.dager_summary.best([core, gpu], cell) is gpu
     assert room.dager_summary.best([core], cell) is core
     assert room.dager_summary.best([core], room.dager_cells.Cell("gpt2", "cola", 2, "lamp")) is None
