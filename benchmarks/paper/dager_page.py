@@ -206,7 +206,8 @@ def _exact(found: Summary | None) -> str:
 
 
 def _hours(found: Summary) -> str:
-    return f"{100 * found.median('seconds') / 3600:.2g}{' (GPU)' if found.on_gpu else ' (one core)'}"
+    seconds = found.median("seconds" if found.on_gpu else "cpu_seconds")
+    return f"{100 * seconds / 3600:.2g}{' (GPU)' if found.on_gpu else ' (one core)'}"
 
 
 def _pair(rouge: tuple[float, float]) -> str:

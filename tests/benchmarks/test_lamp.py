@@ -39,7 +39,7 @@ def test_a_text_is_read(lamp, priors, kind):
     client = matching.Client.of_batch(model, head_of(model), text, [0])
     update = matching.client_update(client, padded(text))
     prior = priors.BigramPrior(text, model.vocab_size)
-    attack = lamp.Lamp(num_steps=100, num_candidates=20, num_moves=16, move_every=20, rates=(0.03,))
+    attack = lamp.Lamp(num_steps=60, num_candidates=20, num_moves=16, move_every=20, rates=(0.03,))
     found = attack(client, update, prior)
     assert len(found[0]) == len(text[0])
     assert len(set(found[0]) & set(text[0])) >= len(text[0]) - 1
