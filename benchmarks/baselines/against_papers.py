@@ -33,7 +33,7 @@ from baselines.against_noise import noise_rows
 from baselines.algorithm3 import as_dager, count_tuned
 from baselines.dager_sweep import DagerSweep, certificate_merit
 from gradients.encoder_cases import code, word_salad
-from gradients.paper_tables import PAPERS_HEAD_SCALE, draw_head
+from gradients.paper_clients import PAPERS_HEAD_SCALE, draw_head
 from machine import machine
 from queries.single import learned, random_head, raw
 from synthetic import gpt2_shape, zipf_batch

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from baselines.against_papers import num_exact, tune
 from baselines.dager_sweep import DagerSweep
-from gradients.paper_tables import PAPERS_HEAD_SCALE, draw_head
+from gradients.paper_clients import PAPERS_HEAD_SCALE, draw_head
 from machine import machine
 from synthetic import gpt2_shape, zipf_batch
 

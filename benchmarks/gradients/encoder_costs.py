@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from baselines.algorithm3 import OutOfTimeError, as_dager, count, count_tuned, within
 from gradients.encoder_cases import ROWS, Attack, Result, Tokens, attacked, code, key_of, word_salad
-from gradients.paper_tables import append, open_results, progress_bar
 from machine import machine
+from progress_bar import progress_bar
+from result_lines import append, open_results
 
 from unmask.attacks.gradients.encoder.attack import EncoderAttack
 from unmask.models import Model

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import statistics
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 from gradients.encoder_cases import ROWS, Attack, Result, Tokens, attacked, code, key_of, word_salad
-from gradients.paper_tables import SETS, UNKNOWN, append, mean_with_interval, open_results, progress_bar, read_set
+from gradients.paper_report import UNKNOWN
+from intervals import mean_with_interval
 from machine import machine
+from progress_bar import progress_bar
 from published import published
+from result_lines import append, open_results
+from text_sets import SETS, draw_batch, read_set
 
 from unmask import observe_gradients
 from unmask.attacks.gradients.encoder.attack import EncoderAttack
@@ -128,7 +130,7 @@ def plan(options: argparse.Namespace, sources: Sequence[Source]) -> list[Spec]:
 
 def measure(attack: Attack, model: Model, spec: Spec, examples: list[Example]) -> Result:
     """One batch; the same texts whatever the model, the pooling and the part of the update."""
-    texts, labels = zip(*draw(spec, examples), strict=True)
+    texts, labels = zip(*draw_batch(examples, spec.set, spec.texts, spec.batch, spec.seed), strict=True)
     evidence = observe_gradients(
         model,
         texts,
@@ -140,14 +142,6 @@ def measure(attack: Attack, model: Model, spec: Spec, examples: list[Example]) -
     )
     result = attacked(attack, evidence, model, texts)
     return {"key": key_of(spec), "spec": asdict(spec), **result, "code": code(), "machine": machine()}
-
-
-def draw(spec: Spec, examples: list[Example]) -> list[Example]:
-    """Sentences of a batch, none of them twice."""
-    if len(examples) < spec.texts:
-        raise SystemExit(f"{spec.set} has {len(examples)} usable sentences, a batch of {spec.texts} needs more")
-    generator = np.random.default_rng([spec.seed, zlib.crc32(spec.set.encode()), spec.texts, spec.batch])
-    return [examples[index] for index in generator.choice(len(examples), size=spec.texts, replace=False)]
 
 
 # ---- the report

@@ -20,8 +20,8 @@ import torch
 from gradients.encoder_cases import ROWS
 from gradients.encoder_costs import against_dager, slopes
 from gradients.encoder_tables import WHOLE, exact, paper
-from gradients.paper_tables import SETS, SHARED_DATA
 from machine import machine
+from text_sets import SETS, SHARED_DATA
 
 RESULTS = Path(__file__).parents[1] / "results"
 MODES = {"exact": exact, "against-dager": against_dager, "slopes": slopes, "paper": paper}

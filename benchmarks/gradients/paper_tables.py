@@ -14,53 +14,27 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import statistics
 import time
-import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
+from gradients.paper_clients import PAPERS_HEAD_SCALE, draw_head, parameters_that_are_read
+from gradients.paper_report import TASKS, report
 from machine import machine
-from published import published
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from progress_bar import progress_bar
+from result_lines import Result, append, open_results
 from synthetic import gpt2_shape
-from torch import Tensor
+from text_sets import SETS, SHARED_DATA, draw_batch, read_set, sha256_of
 from transformers import AutoTokenizer
 
 from unmask import observe_gradients, recover_text, score_texts
-from unmask.models import Model, Role, adapt, load_model
+from unmask.models import Model, adapt, load_model
 from unmask.models.catalog import resolve
 
-SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-SETS = {"cola": "CoLA", "sst2": "SST-2", "rotten_tomatoes": "Rotten Tomatoes"}
-TASKS = {"classification": "classification", "next_token": "next token"}
-NUM_RESAMPLES = 10_000
 MIN_TOKENS = 2  # a text of one token has nothing to predict
-UNKNOWN = "–"
-PAPERS_HEAD_SCALE = 1e-3  # deviation of the paper's classification heads; transformers draws them with 0.02
-# (row, task) → the paper's name of the model in its tables.
-PAPERS_MODELS = {
-    ("base", "classification"): "gpt2",
-    ("base", "next_token"): "gpt2-nexttoken",
-    ("large", "classification"): "gpt2-large",
-}
-# (row, task, set, texts) → the paper's (ROUGE-1, ROUGE-2) × 100.
-PUBLISHED = {
-    (row, task, set_name, num_texts): rouge
-    for (row, task), name in PAPERS_MODELS.items()
-    for (model_name, set_name, num_texts), rouge in published().items()
-    if model_name == name
-}
 Example = tuple[list[int], int]  # tokens, label
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -85,11 +59,6 @@ class Spec:
     whole_update: bool
     data_sha256: str
     head_scale: float | None = None  # of classification; None: the deviation that transformers draws heads with
-
-    @property
-    def cell(self) -> tuple[str, str, str, int]:
-        """The line of the printed table that the batch counts in."""
-        return self.row, self.task, self.set, self.texts
 
     @property
     def key(self) -> str:
@@ -154,7 +123,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def plan(options: argparse.Namespace, rows: dict[str, Row]) -> list[Spec]:
     """Every batch that was asked for, in the order of the table."""
-    digests = {name: _sha256(options.data / f"{name}.tsv") for name in options.sets}
+    digests = {name: sha256_of(options.data / f"{name}.tsv") for name in options.sets}
     specs = [
         Spec(
             name,
@@ -195,31 +164,10 @@ GPT2_ROWS = {
 }
 
 
-def read_set(path: Path) -> list[tuple[str, int]]:
-    """Sentences with their labels."""
-    pairs = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        sentence, _, label = line.rstrip("\r").rpartition("\t")
-        if not sentence or not label.isdecimal():
-            raise SystemExit(f"{path}, line {number}: expected 'sentence<TAB>label', got {line[:60]!r}")
-        pairs.append((sentence, int(label)))
-    return pairs
-
-
 def encode(model: Model, sentences: list[tuple[str, int]]) -> list[Example]:
     """Tokens and labels of the sentences that every task can train on."""
     examples = [(model.encode(sentence), label) for sentence, label in sentences]
     return [example for example in examples if len(example[0]) >= MIN_TOKENS]
-
-
-def draw_batch(spec: Spec, examples: list[Example]) -> list[Example]:
-    """The same sentences for every model and task, none of them twice."""
-    if len(examples) < spec.texts:
-        raise SystemExit(f"{spec.set} has {len(examples)} usable sentences, a batch of {spec.texts} needs more")
-    generator = np.random.default_rng([spec.seed, zlib.crc32(spec.set.encode()), spec.texts, spec.batch])
-    return [examples[index] for index in generator.choice(len(examples), size=spec.texts, replace=False)]
 
 
 # ---- one batch
@@ -227,7 +175,7 @@ def draw_batch(spec: Spec, examples: list[Example]) -> list[Example]:
 
 def measure(model: Model, spec: Spec, examples: list[Example]) -> Result:
     """Observe, attack what was observed, and only then compare with the truth."""
-    texts, labels = zip(*draw_batch(spec, examples), strict=True)
+    texts, labels = zip(*draw_batch(examples, spec.set, spec.texts, spec.batch, spec.seed), strict=True)
     num_labels = max(2, 1 + max(label for _, label in examples))
     evidence = observe_gradients(
         model,
@@ -259,150 +207,6 @@ def measure(model: Model, spec: Spec, examples: list[Example]) -> Result:
         "used": list(recovered.used),
         "machine": machine(),
     }
-
-
-def draw_head(model: Model, num_labels: int, scale: float, seed: int) -> Tensor:
-    """A classification head of Gaussian weights (labels, d)."""
-    return scale * torch.randn(num_labels, model.width, generator=torch.Generator().manual_seed(seed))
-
-
-def parameters_that_are_read(model: Model, task: str) -> list[str]:
-    """The first block, the last down projection and, where it tells tokens apart, the embedding.
-
-    The whole update of GPT-2 large is 3 GB. A tied embedding moves in every row under next-token training.
-    """
-    layers = [model.linear(role, 0) for role in Role] + [model.linear(Role.MLP_OUT, model.num_blocks - 1)]
-    names = [layer.parameter for layer in layers if layer is not None]
-    if task == "classification" or model.unembedding_name != model.token_embedding:
-        names += [name for name in (model.token_embedding, model.position_embedding) if name is not None]
-    return list(dict.fromkeys(names))
-
-
-# ---- the results file
-
-
-def open_results(path: Path | None, resume: bool) -> dict[str, Result]:
-    """What the file holds, by key; a line that a killed run left unfinished is cut off."""
-    if path is None:
-        return {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    held = path.read_bytes() if resume and path.is_file() else b""
-    whole = held[: held.rfind(b"\n") + 1]
-    if not path.is_file() or path.stat().st_size != len(whole):
-        path.write_bytes(whole)
-    results = (json.loads(line) for line in whole.splitlines())
-    return {result["key"]: result for result in results}
-
-
-def append(path: Path | None, result: Result) -> None:
-    """One line, on the disk before the next batch starts."""
-    if path is None:
-        return
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(result, allow_nan=False) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-# ---- the report
-
-
-def report(results: Sequence[Result], labels: dict[str, str], model: str | None) -> str:
-    """A header, the table in Markdown, and what was not exact."""
-    cells: defaultdict[tuple[str, str, str, int], list[Result]] = defaultdict(list)
-    for result in results:
-        cells[_spec(result).cell].append(result)
-    weights = "its own weights and tokenizer" if model else "true shape, random weights, SmolLM2's tokenizer"
-    machines = sorted({result["machine"] for result in results})
-    lines = [
-        f"DAGER's tables (arXiv 2405.15586): {', '.join(labels.values())}; {weights}; float32, dropout off.",
-        *(f"Machine: {name}." for name in machines),
-        f"The update: {_update(results)}.",
-        "The adversary knows the model, the task and the number of texts.",
-        "ROUGE: × 100, mean over batches, 95 % bootstrap interval (zero wide where all batches agree, however few).",
-        "Exact: texts recovered token by token, in %. Seconds (elapsed and CPU): the attack alone, median.",
-        "Paper: DAGER's ROUGE-1 / ROUGE-2 on the pretrained model (its Tables 1 to 3, 100 batches a cell).",
-        "",
-        "| model | task | set | texts | batches | ROUGE-1 | ROUGE-2 | exact, % | s/batch | CPU s | paper |",
-        "| --- | --- | --- | --: | --: | --- | --- | --: | --: | --: | --: |",
-        *(_line(cell, held, labels) for cell, held in cells.items()),
-        "",
-        *_not_exact(results),
-    ]
-    return "\n".join(lines)
-
-
-def _line(cell: tuple[str, str, str, int], results: list[Result], labels: dict[str, str]) -> str:
-    row, task, set_name, num_texts = cell
-    seed = results[0]["spec"]["seed"]
-    published = PUBLISHED.get(cell)
-    columns = [
-        labels[row],
-        TASKS[task],
-        SETS[set_name],
-        str(num_texts),
-        str(len(results)),
-        *(mean_with_interval([100 * result[name] for result in results], seed) for name in ("rouge1", "rouge2")),
-        f"{100 * statistics.fmean(result['exact_rate'] for result in results):.1f}",
-        *(f"{statistics.median(result[name] for result in results):.2f}" for name in ("seconds", "cpu_seconds")),
-        UNKNOWN if published is None else f"{published[0]:.1f} / {published[1]:.1f}",
-    ]
-    return f"| {' | '.join(columns)} |"
-
-
-def mean_with_interval(values: list[float], seed: int) -> str:
-    """The mean, with its bootstrap interval where there are several values."""
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
-    low, high = bootstrap_interval(values, np.random.default_rng(seed))
-    return f"{statistics.fmean(values):.1f} [{low:.1f}, {high:.1f}]"
-
-
-def bootstrap_interval(values: Sequence[float], generator: np.random.Generator) -> tuple[float, float]:
-    """The middle 95 % of the means of batches drawn again with replacement."""
-    drawn = generator.integers(len(values), size=(NUM_RESAMPLES, len(values)))
-    low, high = np.quantile(np.asarray(values)[drawn].mean(axis=1), [0.025, 0.975])
-    return float(low), float(high)
-
-
-def _not_exact(results: Sequence[Result]) -> list[str]:
-    """Batches with a text missed or made up, or of another status than RECOVERED; exact ones with a lower ROUGE."""
-    lines = []
-    for result in results:
-        cell = "{row}, {task}, {set}, {texts} texts, batch {batch}".format(**result["spec"])
-        rate, num_false = result["exact_rate"], result["num_false"]
-        if rate < 1 or num_false or result["status"] != "RECOVERED" or not result["certificate_holds"]:
-            lines.append(f"- {cell}: {rate:.0%} exact, {num_false} false; {result['status']}: {result['reason']}")
-        elif min(result["rouge1"], result["rouge2"]) < 1:
-            lines.append(f"- {cell}: exact, but a text of a single word has no bigram, so ROUGE-2 counts 0 for it")
-    return ["Not exact:", *lines] if lines else ["Every batch was recovered exactly, and its certificate holds."]
-
-
-def _update(results: Sequence[Result]) -> str:
-    if any(result["spec"]["whole_update"] for result in results):
-        return "all parameters"
-    return "block 0, the last down projection, with classification the embeddings too (the paper reads blocks 0 and 1)"
-
-
-@contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar over batches on standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("loading", total=total)
-
-        def advance(what: str, done: int) -> None:
-            bar.update(task, description=what, advance=done)
-
-        yield advance
-
-
-def _spec(result: Result) -> Spec:
-    return Spec(**result["spec"])
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":
