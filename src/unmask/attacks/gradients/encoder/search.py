@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from unmask.attacks.gradients.encoder.attending_rows import ProbedLayer
 from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.problem import Problem
-from unmask.attacks.gradients.encoder.relaxation import ProbedLayer, Relaxation, whiten_probes
+from unmask.attacks.gradients.encoder.relaxation import Relaxation, whiten_probes
 from unmask.attacks.gradients.encoder.search_settings import SearchSettings
 from unmask.attacks.gradients.encoder.token_swaps import TokenSwaps
 from unmask.attacks.gradients.sites import SpanSite
@@ -94,7 +95,7 @@ class EncoderSearch:
     def _pass(self, relaxation: Relaxation, least_share: float) -> None:
         """Anchor by anchor; if the last text resists, from all clear places that are left: they are its own."""
         self.num_passes += 1
-        num_failures = 0
+        num_failures = self.num_in_vain = 0
         for anchor in self._anchors(least_share):
             if self.is_done or self.is_out_of_budget or self.is_hopeless:
                 return
@@ -119,13 +120,17 @@ class EncoderSearch:
         self.num_anchors += 1
         self.run.progress("recovering texts", self.num_rows, self.problem.rank)
         text, cost, weights = self._descend(anchors, relaxation, self.removed)
+        text, cost = self._swap_tokens(text, cost)
+        if self.num_passes == 1 and cost > self.settings.hopeless_cost * self.random_cost:
+            return  # another anchor of the same text is likely to lead to it; if not, this one comes again
         for _ in range(self.settings.max_regroupings):
             together = self._companions(anchors, weights, relaxation)
             if text in self.found or cost < self.settings.zero_cost * self.random_cost or len(together) <= len(anchors):
                 break
             anchors = together
-            text, cost, weights = self._descend(anchors, relaxation, self.removed)
-        text, cost = self._swap_tokens(text, cost)
+            other, other_cost, weights = self._descend(anchors, relaxation, self.removed)
+            other, other_cost = self._swap_tokens(other, other_cost)
+            text, cost = (other, other_cost) if other_cost < cost else (text, cost)
         for choose in (lambda: self.narrow, lambda: self.wide):
             is_near = self.settings.zero_cost * self.random_cost <= cost <= self.settings.near_cost * self.random_cost
             if text in self.found or self.exchange is None or not is_near:
