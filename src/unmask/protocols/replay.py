@@ -46,6 +46,8 @@ _MOST_TEXTS = 4096  # unless the evidence states more
 _MOST_STEPS = 1000  # of local training: a replay costs as much as the training did
 _QUIET = 0.1  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms (key biases)
 _ENTRIES_AT_ONCE = 2**24
+_ENTRIES_A_ROW = 2**12  # whose squares are summed up in float32
+_LEAST_SQUARED = 1e-12  # of the largest entry: squares of those that are 1e-7 of it are still float32's normal numbers
 _NORMALISED = 0.75  # the quantile of tensors that counts where Adam has blown up the rounding of gradients that are 0
 
 
@@ -218,11 +220,21 @@ def _merge(tensor: Tensor, equal: Sequence[tuple[int, ...]]) -> Tensor:
 
 def _products_at_one(seen: Tensor, again: Tensor) -> Products:
     """By the norm of the difference, taken in the tensors' own precision: exact where the factor is 1, and quick."""
-    of_seen, of_again, difference = (
-        float(torch.linalg.vector_norm(part.detach(), dtype=torch.float64).square())  # squares below 1e-38 count, too
-        for part in (seen, again, seen - again)
-    )
+    of_seen, of_again, difference = (_sum_of_squares(part.detach()) for part in (seen, again, seen - again))
     return Products(of_seen, (of_seen + of_again - difference) / 2, of_again, seen.numel())
+
+
+def _sum_of_squares(tensor: Tensor) -> float:
+    """Squares summed up in float64, a few thousand at a time in float32 where none of them can vanish or overflow."""
+    flat = tensor.reshape(-1)
+    whole = len(flat) - len(flat) % _ENTRIES_A_ROW
+    if flat.dtype is not torch.float32 or not whole:
+        return float(torch.linalg.vector_norm(flat, dtype=torch.float64).square())
+    largest = float(torch.linalg.vector_norm(flat, float("inf")))
+    if not (largest == 0 or _LEAST_SQUARED < largest < 1 / _LEAST_SQUARED):
+        return float(torch.linalg.vector_norm(flat, dtype=torch.float64).square())  # also where it is not finite
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ENTRIES_A_ROW), dim=1)
+    return float(rows.double().square().sum() + flat[whole:].double().square().sum())
 
 
 def _products(seen: Tensor, again: Tensor) -> Products:

@@ -15,7 +15,7 @@ Cost: slopes take rows·k·d·f for the MLP's down projection; s columns take ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -24,17 +24,41 @@ from torch import Tensor
 
 from unmask.attacks.gradients.sites import SpanSite
 from unmask.models.adapter import Model
+from unmask.models.hidden_units import keep_hidden_units
 from unmask.shapes import Probes
 
+_FEW_UNITS = 0.8  # of all: with more of them, little is saved
 _NUM_SAMPLED = 64  # columns that tell the norm of all
 
 
 @dataclass(frozen=True)
 class ProbedLayer:
-    """A layer and directions of the orthogonal complement of its gradient's span."""
+    """A layer and directions of the orthogonal complement of its gradient's span; `model` computes the layer's rows.
+
+    A model with some hidden units alone (`models/hidden_units.py`) makes rows of the down projection cheap.
+    """
 
     site: SpanSite
     probes: Probes
+    model: Model | None = None  # the relaxation's own
+
+
+def probe_layer(
+    model: Model, site: SpanSite, num_probes: int, generator: torch.Generator, *, is_hidden: bool
+) -> ProbedLayer:
+    """Random probes of a layer; of the MLP's hidden units (`is_hidden`), of no more units than they need.
+
+    Rows of the batch, restricted to u of the f units, have a span of the same rank r: u − r probes vanish on it. The
+    units are those that the rows of the batch use most.
+    """
+    num_units = site.span.rank + num_probes
+    if is_hidden and site.noise is None and site.span.row_scale is None and num_units < _FEW_UNITS * site.span.width:
+        units = site.span.basis.norm(dim=1).topk(num_units).indices.sort().values
+        small = keep_hidden_units(model, units)
+        if small is not None:
+            span = replace(site.span, basis=torch.linalg.qr(site.span.basis[units])[0])
+            return ProbedLayer(site, span.probes(num_probes, generator).to(model.dtype), small)
+    return ProbedLayer(site, site.span.probes(num_probes, generator).to(model.dtype))
 
 
 @dataclass(frozen=True)
@@ -115,4 +139,4 @@ class AttendingRows:
 
     def _row(self, layer: ProbedLayer, mixed: Float[Tensor, "i o"]) -> Float[Tensor, "i f"]:
         """The rows that enter a layer."""
-        return layer.site.rows(self.model, self.states, mixed)
+        return layer.site.rows(layer.model or self.model, self.states, mixed)

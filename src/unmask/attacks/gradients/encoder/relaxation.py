@@ -262,7 +262,7 @@ def whiten_probes(relaxation: Relaxation, rows: Sequence[int], prior: float, max
         kept = (eigenvalues > 1e-8 * eigenvalues[-1]).nonzero()[-max_probes:, 0]
         noise = _NOISE_WEIGHT * _noise_of(alone, rows, weights) if layer.site.noise is not None else 0.0
         combine = (vectors[:, kept] / (eigenvalues[kept] + noise).sqrt()).flip(1)
-        probed.append(ProbedLayer(layer.site, (layer.probes.double() @ combine).to(layer.probes.dtype)))
+        probed.append(replace(layer, probes=(layer.probes.double() @ combine).to(layer.probes.dtype)))
     return Relaxation(relaxation.model, relaxation.places, relaxation.chosen, probed)
 
 

@@ -9,13 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.attacks.gradients.encoder.attending_rows import ProbedLayer
+from unmask.attacks.gradients.encoder.attending_rows import probe_layer
 from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.attacks.gradients.encoder.relaxation import Relaxation, whiten_probes
 from unmask.attacks.gradients.encoder.search_settings import SearchSettings
 from unmask.attacks.gradients.encoder.token_swaps import TokenSwaps
-from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.run import Run
 from unmask.linalg.gap import FLOAT32_FLOOR
 
@@ -254,16 +253,13 @@ class EncoderSearch:
         num_equations = min(self.num_equations, max(self.settings.fewest_equations, len(indices) // 4))
         sizes = (self.settings.num_output_probes, 2 * num_equations, 2 * num_equations)
         probed = [
-            ProbedLayer(site, self._probes(site, size))
+            probe_layer(self.problem.model, site, size, self.run.generator, is_hidden=site is self.problem.down)
             for site, size in zip((self.problem.output, self.problem.down, self.problem.mlp), sizes, strict=True)
             if site is not None
         ]
         clearest = places.share.masked_fill(places.is_frame | ~chosen, -1.0).argsort(descending=True)
         rows = [places.start, *clearest[: self.settings.num_whitening_rows - 1].tolist()]
         return whiten_probes(Relaxation(self.problem.model, places, indices, probed), rows, self.prior, num_equations)
-
-    def _probes(self, site: SpanSite, num_probes: int) -> Tensor:
-        return site.span.probes(num_probes, self.run.generator).to(self.problem.model.dtype)
 
     def _anchors(self, least_share: float) -> Iterator[int]:
         """Places with a clear share, the clearest first; then ends, one for each length."""

@@ -29,13 +29,16 @@ class TokenSwaps:
     """Moves on texts; `values` are the probes of every place's value vector, head by head."""
 
     places: PositionCandidates
+    queries: Float[Tensor, "j h e"]
+    keys: Float[Tensor, "j h e"]
     values: Float[Tensor, "j h k"]
 
     @classmethod
     def of(cls, places: PositionCandidates, probes: Probes) -> TokenSwaps:
         """With probes of the output projection's gradient, in their precision."""
         by_head = probes.unflatten(0, places.values.shape[1:])
-        return cls(places, torch.einsum("jhe,hek->jhk", places.values.to(probes), by_head))
+        values = torch.einsum("jhe,hek->jhk", places.values.to(probes), by_head)
+        return cls(places, places.queries.to(probes), places.keys.to(probes), values)
 
     def cost(self, text: Text) -> float:
         """Mean squared residual of a text's rows."""
@@ -50,9 +53,9 @@ class TokenSwaps:
         """The text after moves that each lower the cost, and its cost; frame tokens stay."""
         cost = self.cost(text)
         for _ in range(max_sweeps * len(text)):
-            best = None
+            best, state = None, _State.of(self, text)
             for position in self._inner(text):
-                candidates, costs = self.moves(text, position)
+                candidates, costs = self._moves(state, text, position)
                 if len(costs) and (best is None or float(costs.min()) < best[0]):
                     best = float(costs.min()), position, int(candidates[costs.argmin()])
             if best is None or not best[0] < cost * (1 - _LEAST_GAIN):
@@ -64,8 +67,9 @@ class TokenSwaps:
     def runner_up(self, text: Text) -> Text | None:
         """The best text that differs in one token."""
         best: tuple[float, Text] | None = None
+        state = _State.of(self, text)
         for position in self._inner(text):
-            candidates, costs = self.moves(text, position)
+            candidates, costs = self._moves(state, text, position)
             costs = costs.masked_fill(candidates == text[position], float("inf"))
             if len(costs) and (best is None or float(costs.min()) < best[0]):
                 other = int(candidates[costs.argmin()])
@@ -78,7 +82,9 @@ class TokenSwaps:
 
     def moves(self, text: Text, position: int) -> tuple[Int[Tensor, " c"], Float[Tensor, " c"]]:
         """Candidates for a position, and the cost of the text with each of them there."""
-        state = _State.of(self, text)
+        return self._moves(_State.of(self, text), text, position)
+
+    def _moves(self, state: _State, text: Text, position: int) -> tuple[Int[Tensor, " c"], Float[Tensor, " c"]]:
         candidates = self.places.alternatives(text[position])
         queries, keys, values = self.tables(candidates)
         old, new = state.attention[:, position], _exponentials(keys, state.queries)  # (L, h), (c, L, h)
@@ -99,8 +105,7 @@ class TokenSwaps:
 
     def tables(self, places: Int[Tensor, " n"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (n, h, e) and probed values (n, h, k) of some places."""
-        queries, keys = (table[places].to(self.values) for table in (self.places.queries, self.places.keys))
-        return queries, keys, self.values[places]
+        return self.queries[places], self.keys[places], self.values[places]
 
 
 @dataclass(frozen=True)
