@@ -15,10 +15,9 @@ Vector = Float[Tensor, " n"]
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 _MOST_AT_FIRST = 256  # unknowns off their lower bound that are kept from the start
-_AT_FIRST = 128  # unknowns that are free at first where there are more
-_AT_ONCE = 64  # unknowns that are added in a round
+_AT_FIRST = 192  # unknowns that are free at first where there are more
+_AT_ONCE = 128  # unknowns that are added in a round
 _MAX_ROUNDS = 12
-_AT_FIRST_PRECISION = 1e-2  # of the squared residual, while many unknowns are added
 _MAX_NEWTON_STEPS = 200
 _MAX_HALVINGS = 12
 _LEAST_DECREASE = 1e-4  # of what the slope promises (Armijo)
@@ -96,18 +95,15 @@ def box_least_squares(
         begin = torch.minimum(start, upper) - lower
     restricted = _Restricted.of(system, rest, chosen.nonzero()[:, 0], shift)
     weights = begin[restricted.indices].double().cpu().numpy()
-    precision = _AT_FIRST_PRECISION
     for _ in range(_MAX_ROUNDS):
         room = (upper - lower)[restricted.indices].double().cpu().numpy()
-        weights, value = restricted.solve(room, weights, damping, max(precision, tolerance), floor)
+        weights, value = restricted.solve(room, weights, damping, tolerance, floor)
         slopes = system.pull_back(restricted.left(weights).to(rest)) + shift
         slopes = slopes.masked_fill(~is_open | chosen, 0.0).clamp_min(0)
         best = slopes.topk(min(_AT_ONCE, len(slopes)))
         further = best.indices[best.values.double().square() > least_gain * max(value, floor)]
-        if len(further) == 0 and precision <= tolerance:
+        if len(further) == 0:
             break
-        if len(further) < _AT_ONCE:
-            precision = tolerance  # before, columns are missing
         restricted = restricted.add(system, further, shift)
         weights = np.concatenate([weights, np.zeros(len(further))])
         chosen[further] = True
@@ -177,7 +173,10 @@ def _project_newton(
                 break
         else:
             break
+        gained = value - reached
         weights, slope, value = moved, there, reached
+        if gained <= tolerance * max(value, floor):
+            break
     return weights, max(value, 0.0)
 
 

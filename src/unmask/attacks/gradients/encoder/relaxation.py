@@ -33,10 +33,14 @@ from unmask.linalg.box_least_squares import box_least_squares
 from unmask.models.adapter import Model
 
 _FILL_WEIGHT = 2.0
+_FIRST_PRECISION = {"tolerance": 1e-3, "least_gain": 1e-4}  # of a step that is far from linear
 _HALVINGS = 4
+_LEAST_SHARE = 0.05  # that a place starts from: shares of tokens that occur several times are hints
 _NOISE_WEIGHT = 100.0  # how much more noise counts than what a linear step gets wrong
-_USUAL_ROWS = 6  # of a descent: the start's and five anchors'; with more of them each has fewer equations
+_USUAL_ROWS = 3  # of a descent; with more of them each has fewer equations
+_MOST_ROWS = 6  # the start's and five anchors'
 _FEWEST_PROBES = 48
+_NUM_WHITENING_PLACES = 512
 _LEAST_PROGRESS = 1e-2  # of the squared residual; less in a step means that it has settled
 _SOLVED = 1e-4  # of the first squared residual: the equations hold, and further steps tell nothing
 
@@ -49,7 +53,7 @@ class Relaxation:
     places: PositionCandidates
     chosen: Int[Tensor, " c"]
     probed: Sequence[ProbedLayer]
-    max_rows: int = _USUAL_ROWS
+    max_rows: int = _MOST_ROWS
 
     @cached_property
     def position(self) -> Int[Tensor, " c"]:
@@ -123,10 +127,14 @@ class Relaxation:
     def descend(
         self, anchors: Sequence[int], removed: Bool[Tensor, " j"], prior: float, max_steps: int
     ) -> Iterator[tuple[Text, Float[Tensor, " j"]]]:
-        """The text and the weights of all places after each Gauss–Newton step from `prior`, until it settles."""
+        """The text and the weights of all places after each Gauss–Newton step, until it settles.
+
+        A place starts from its share of the `prior`, the weight of a token that stands in one text for sure.
+        """
         lower, upper = self.bounds(anchors, removed)
         free = replace(self, chosen=self.chosen[upper > 0])
-        weights = torch.full_like(upper, prior).clamp(lower, upper)[upper > 0]
+        shares = self.places.share[self.chosen].to(upper).clamp_min(_LEAST_SHARE)
+        weights = (prior * shares).clamp(lower, upper)[upper > 0]
         for moved in free._descend(anchors, lower[upper > 0], weights, max_steps):
             everywhere = torch.zeros(self.places.num_candidates).to(moved)
             everywhere[free.chosen] = moved
@@ -138,14 +146,15 @@ class Relaxation:
         places = [self.places.start, *anchors][: self.max_rows]
         rows = self._with_fewer_probes(len(places)).rows(places)
         upper = torch.ones_like(lower)
-        solved = 0.0
+        solved, precision = 0.0, _FIRST_PRECISION
         for _ in range(max_steps):
             residual, jacobian = rows.linearise_at(weights)
             solved = solved or _SOLVED * float(residual.square().sum())
             unit = jacobian.column_norm
             system = _FilledSystem(jacobian, unit, self._fill)
             wanted = torch.cat([(jacobian.apply(weights) - residual) / unit, self._fill_values])
-            aim = box_least_squares(system, wanted, weights, lower, upper)
+            aim = box_least_squares(system, wanted, weights, lower, upper, **precision)
+            precision = {}
             before = self._cost(residual / unit, weights)
             for halving in range(_HALVINGS):
                 moved = weights + 0.5**halving * (aim - weights)
@@ -248,17 +257,18 @@ class _FilledSystem:
 def whiten_probes(relaxation: Relaxation, rows: Sequence[int], prior: float, max_probes: int) -> Relaxation:
     """The same system with combinations of each layer's probes that all tell places apart equally well.
 
-    Second moments of ∂r/∂w over some rows and all places; their strongest eigenvectors, scaled to 1. Under noise, what
+    Second moments of ∂r/∂w over some rows and places; their strongest eigenvectors, scaled to 1. Under noise, what
     it leaves of a probe is added, so that combinations it drowns count for less.
     """
     weights = torch.full((len(relaxation.chosen),), prior).to(relaxation.model.dtype).to(relaxation.chosen.device)
     weights[relaxation.index_of(relaxation.places.start)] = 1.0
     probed = []
+    some = torch.arange(0, len(weights), max(1, len(weights) // _NUM_WHITENING_PLACES), device=weights.device)
     for layer in relaxation.probed:
         alone = Relaxation(relaxation.model, relaxation.places, relaxation.chosen, [layer])
-        jacobians = [alone.rows([row]).linearise_at(weights)[1].dense().double() for row in rows]
-        moments = sum((j @ j.T for j in jacobians), torch.zeros_like(jacobians[0] @ jacobians[0].T))
-        eigenvalues, vectors = torch.linalg.eigh(moments / (len(rows) * len(weights)))
+        jacobian = alone.rows(rows).linearise_at(weights)[1].columns(some).double()  # (rows·k, some)
+        by_probe = jacobian.unflatten(0, (len(rows), -1)).transpose(0, 1).flatten(1)
+        eigenvalues, vectors = torch.linalg.eigh(by_probe @ by_probe.T / by_probe.shape[1])
         kept = (eigenvalues > 1e-8 * eigenvalues[-1]).nonzero()[-max_probes:, 0]
         noise = _NOISE_WEIGHT * _noise_of(alone, rows, weights) if layer.site.noise is not None else 0.0
         combine = (vectors[:, kept] / (eigenvalues[kept] + noise).sqrt()).flip(1)

@@ -177,7 +177,8 @@ class EncoderSearch:
             self.settings.zero_cost * self.random_cost <= cost < self.settings.hopeless_cost * self.random_cost
         )
         if text not in self.found and self.exchange is not None and could_be_better:
-            text, cost = self.exchange.improve(text, self.settings.max_sweeps)
+            enough = self.settings.zero_cost * self.random_cost
+            text, cost = self.exchange.improve(text, self.settings.max_sweeps, enough)
             self._accepts(text, cost)
         return text, cost
 

@@ -49,10 +49,12 @@ class TokenSwaps:
         state = _State.of(self, text)
         return (state.sums / state.totals[..., None]).sum(1).square().sum(1)
 
-    def improve(self, text: Text, max_sweeps: int) -> tuple[Text, float]:
-        """The text after moves that each lower the cost, and its cost; frame tokens stay."""
+    def improve(self, text: Text, max_sweeps: int, enough: float = 0.0) -> tuple[Text, float]:
+        """The text after moves that each lower the cost until it is `enough`, and its cost; frame tokens stay."""
         cost = self.cost(text)
         for _ in range(max_sweeps * len(text)):
+            if cost <= enough:
+                break
             best, state = None, _State.of(self, text)
             for position in self._inner(text):
                 candidates, costs = self._moves(state, text, position)
