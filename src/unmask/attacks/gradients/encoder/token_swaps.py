@@ -6,12 +6,13 @@ row, and all of row p; with the denominators and numerators of attention kept, a
 one pass.
 
 Notation: L rows of a text, c candidates, h heads, k probes; e (i, j, h) = e^{q_i·k_j}.
-Cost: c·L·h·k for all candidates of a position.
+Cost: c·L·h·k for all candidates of a position; some of the k probes choose a few exchanges, and all of them decide.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +23,8 @@ from unmask.shapes import Probes
 
 _HIGHEST_SCORE = 60.0  # e^60 is still far from float32's end
 _LEAST_GAIN = 1e-4
+_NUM_COARSE_PROBES = 16  # that choose
+_NUM_LIKELY = 6  # exchanges whose cost is then told by all probes
 
 
 @dataclass(frozen=True)
@@ -55,28 +58,34 @@ class TokenSwaps:
         for _ in range(max_sweeps * len(text)):
             if cost <= enough:
                 break
-            best, state = None, _State.of(self, text)
-            for position in self._inner(text):
-                candidates, costs = self._moves(state, text, position)
-                if len(costs) and (best is None or float(costs.min()) < best[0]):
-                    best = float(costs.min()), position, int(candidates[costs.argmin()])
+            best = self._best_exchange(text)
             if best is None or not best[0] < cost * (1 - _LEAST_GAIN):
                 break
-            cost, position, place = best
-            text = (*text[:position], place, *text[position + 1 :])
+            cost, text = best
         return text, cost
 
     def runner_up(self, text: Text) -> Text | None:
         """The best text that differs in one token."""
-        best: tuple[float, Text] | None = None
-        state = _State.of(self, text)
-        for position in self._inner(text):
-            candidates, costs = self._moves(state, text, position)
-            costs = costs.masked_fill(candidates == text[position], float("inf"))
-            if len(costs) and (best is None or float(costs.min()) < best[0]):
-                other = int(candidates[costs.argmin()])
-                best = float(costs.min()), (*text[:position], other, *text[position + 1 :])
+        best = self._best_exchange(text)
         return None if best is None else best[1]
+
+    def _best_exchange(self, text: Text) -> tuple[float, Text] | None:
+        """The best text that differs in one token, and its cost: some probes choose a few, all of them decide."""
+        coarse, state = self._coarse, _State.of(self._coarse, text)
+        likely: list[tuple[float, Text]] = []
+        for position in self._inner(text):
+            candidates, costs = coarse._moves(state, text, position)
+            costs = costs.masked_fill(candidates == text[position], float("inf"))
+            for index in costs.topk(min(_NUM_LIKELY, len(costs)), largest=False).indices.tolist():
+                other = (*text[:position], int(candidates[index]), *text[position + 1 :])
+                likely.append((float(costs[index]), other))
+        likely = sorted(one for one in likely if one[0] < float("inf"))[:_NUM_LIKELY]
+        return min(((self.cost(other), other) for _, other in likely), default=None)
+
+    @cached_property
+    def _coarse(self) -> TokenSwaps:
+        """The same with the first of the probes alone."""
+        return replace(self, values=self.values[..., :_NUM_COARSE_PROBES].contiguous())
 
     def _inner(self, text: Text) -> list[int]:
         """Positions of tokens that frame nothing."""
