@@ -142,9 +142,7 @@ class _Restricted:
         """What the columns leave of the rest."""
         return self.rest - self.columns @ torch.from_numpy(weights).to(self.columns)
 
-    def solve(
-        self, room: Array, weights: Array, damping: float, tolerance: float, floor: float
-    ) -> tuple[Array, float]:
+    def solve(self, room: Array, weights: Array, damping: float, tolerance: float, floor: float) -> tuple[Array, float]:
         """The weights in 0 ≤ w ≤ room, from some on, and the squared residual that they leave."""
         gram = self.gram.cpu().numpy().copy()
         gram[np.diag_indices(len(gram))] += damping

@@ -9,6 +9,9 @@ random rows; where it differs, there is none.
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -23,8 +26,12 @@ _CLOSE = 1e-4  # of the largest entry
 
 @torch.no_grad()
 def keep_hidden_units(model: Model, units: Int[Tensor, " u"]) -> Model | None:
-    """A copy whose block 0 has these hidden units, in this order; None where units cannot be taken apart."""
-    kept = model.to(num_blocks=1)
+    """The model with these hidden units in block 0; None where units cannot be taken apart.
+
+    All other weights are shared with the model.
+    """
+    shared: dict[int, Any] = {id(weights): weights for weights in model.hf.parameters()}
+    kept = Model(copy.deepcopy(model.hf, shared), model.tokenizer, model.adapters, layout=model.layout)
     for role in (Role.MLP_IN, Role.MLP_GATE):
         layer = model.linear(role, 0)
         if layer is None:

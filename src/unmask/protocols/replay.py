@@ -230,7 +230,8 @@ def _sum_of_squares(tensor: Tensor) -> float:
     whole = len(flat) - len(flat) % _ENTRIES_A_ROW
     if flat.dtype is not torch.float32 or not whole:
         return float(torch.linalg.vector_norm(flat, dtype=torch.float64).square())
-    largest = float(torch.linalg.vector_norm(flat, float("inf")))
+    least, most = torch.aminmax(flat)
+    largest = float(torch.maximum(-least, most))
     if not (largest == 0 or _LEAST_SQUARED < largest < 1 / _LEAST_SQUARED):
         return float(torch.linalg.vector_norm(flat, dtype=torch.float64).square())  # also where it is not finite
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ENTRIES_A_ROW), dim=1)
