@@ -1,4 +1,4 @@
-"""The same attacks in two editions of the package, in turns: CPU seconds, their ratio, and how they grow with the batch.
+"""The same attacks in two editions of the package, in turns: CPU seconds, their ratio, and how they grow.
 
 python benchmarks/run.py gradients speed --before ../other-checkout/src [--batches 3] [--data sentences.tsv] [--out …]
 

@@ -35,7 +35,6 @@ from unmask.models.adapter import Model
 _FILL_WEIGHT = 2.0
 _FIRST_PRECISION = {"tolerance": 1e-3, "least_gain": 1e-4}  # of a step that is far from linear
 _HALVINGS = 4
-_LEAST_SHARE = 0.05  # that a place starts from: shares of tokens that occur several times are hints
 _NOISE_WEIGHT = 100.0  # how much more noise counts than what a linear step gets wrong
 _USUAL_ROWS = 3  # of a descent; with more of them each has fewer equations
 _MOST_ROWS = 6  # the start's and five anchors'
@@ -125,15 +124,20 @@ class Relaxation:
         return lower, upper
 
     def descend(
-        self, anchors: Sequence[int], removed: Bool[Tensor, " j"], prior: float, max_steps: int
+        self,
+        anchors: Sequence[int],
+        removed: Bool[Tensor, " j"],
+        prior: float,
+        max_steps: int,
+        least_share: float = 1.0,
     ) -> Iterator[tuple[Text, Float[Tensor, " j"]]]:
         """The text and the weights of all places after each Gauss–Newton step, until it settles.
 
-        A place starts from its share of the `prior`, the weight of a token that stands in one text for sure.
+        A place starts from its share of the `prior`, or from `least_share` of it: from all of it where that is 1.
         """
         lower, upper = self.bounds(anchors, removed)
         free = replace(self, chosen=self.chosen[upper > 0])
-        shares = self.places.share[self.chosen].to(upper).clamp_min(_LEAST_SHARE)
+        shares = self.places.share[self.chosen].to(upper).clamp_min(least_share)
         weights = (prior * shares).clamp(lower, upper)[upper > 0]
         for moved in free._descend(anchors, lower[upper > 0], weights, max_steps):
             everywhere = torch.zeros(self.places.num_candidates).to(moved)

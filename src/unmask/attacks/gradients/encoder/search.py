@@ -147,7 +147,9 @@ class EncoderSearch:
         """Follow the relaxation and test each text on the way; the best one, its cost, and the last weights."""
         best: tuple[float, Text] | None = None
         weights = self.problem.places.share
-        for text, weights in relaxation.descend(anchors, removed, self.prior, self.max_steps):  # noqa: B007
+        least = self.settings.least_share if self.num_passes == 1 and not self.problem.is_noisy else 1.0
+        steps = relaxation.descend(anchors, removed, self.prior, self.max_steps, least)
+        for text, weights in steps:  # noqa: B007
             self.num_steps += 1
             cost = self._cost(text)
             best = (cost, text) if best is None else min(best, (cost, text))
