@@ -19,6 +19,7 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "gradients.beyond": {"beyond": "more tokens than the width"},
         "gradients.bfloat16": {"bfloat16": "a client in bfloat16"},
         "gradients.encoders": {"encoders": "encoders: exact texts, the paper's data sets, slopes, against DAGER"},
+        "gradients.speed": {"speed": "the same attacks in two editions of the package, in turns"},
         "gradients.paper_tables": {"paper_tables": "the paper's data sets on decoders"},
         "gradients.leak_map": {"leak_map": "what protocols and defences leave: noise, few digits, local steps, LoRA"},
     },

@@ -111,9 +111,14 @@ class FirstInputs(Parts):
     # ---- pairs of texts
 
     @property
+    def _sum_of_one(self) -> LayerNormOfSum | None:
+        """The sum of one token: what types add does not depend on the others of the vocabulary."""
+        return self.first_input_sum(torch.zeros(1, dtype=torch.long, device=self.device))
+
+    @property
     def token_type_differences(self) -> Float[Tensor, "k d"]:
         """What token types but 0 add to a first input, up to the norm's scale; no row where there is one type."""
-        summed = self.first_input_sum()
+        summed = self._sum_of_one
         if summed is None or self.layout.embedding.type is None:
             return torch.zeros(0, self.width, dtype=self.dtype, device=self.device)
         kinds = self.body.get_submodule(self.layout.embedding.type).weight
@@ -122,7 +127,7 @@ class FirstInputs(Parts):
     @property
     def token_type_directions(self) -> Float[Tensor, "k d"]:
         """All that first inputs of other types than 0 hold beyond those of type 0, as rows."""
-        summed = self.first_input_sum()
+        summed = self._sum_of_one
         if self.num_token_types < 2 or summed is None:
             return torch.zeros(0, self.width, dtype=self.dtype, device=self.device)
         return torch.cat([self.token_type_differences, summed.shift[None]]).detach()

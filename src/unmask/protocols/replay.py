@@ -61,8 +61,8 @@ _MOST_TEXTS = 4096  # unless the evidence states more
 _MOST_STEPS = 1000  # of local training: a replay costs as much as the training did
 _QUIET = 0.1  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms (key biases)
 _ENTRIES_AT_ONCE = 2**24
-_PIECE = 4096  # entries whose squares are added up in a tensor's own precision
-_SQUARES = 1e-30  # mean square of an entry from which on float32 holds the squares
+_ENTRIES_A_ROW = 2**12  # whose squares are summed up in float32
+_LEAST_SQUARED = 1e-12  # of the largest entry: squares of those that are 1e-7 of it are still float32's normal numbers
 _NORMALISED = 0.75  # the quantile of tensors that counts where Adam has blown up the rounding of gradients that are 0
 
 
@@ -246,13 +246,17 @@ def _products_at_one(seen: Tensor, again: Tensor, num_entries: int) -> Products:
 
 
 def _sum_of_squares(tensor: Tensor) -> float:
-    """‖T‖², in pieces whose sums lose nothing; squares below float32's smallest number count, too."""
-    pieces = tensor.reshape(-1, _PIECE) if tensor.numel() % _PIECE == 0 else tensor.reshape(1, -1)
-    dtype = torch.promote_types(tensor.dtype, torch.float32)
-    quick = float(torch.linalg.vector_norm(pieces, dim=1, dtype=dtype).double().square().sum())
-    if quick > _SQUARES * tensor.numel():
-        return quick
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64).square())
+    """Squares summed up in float64, a few thousand at a time in float32 where none of them can vanish or overflow."""
+    flat = tensor.reshape(-1)
+    whole = len(flat) - len(flat) % _ENTRIES_A_ROW
+    if flat.dtype is not torch.float32 or not whole:
+        return float(torch.linalg.vector_norm(flat, dtype=torch.float64).square())
+    least, most = torch.aminmax(flat)
+    largest = float(torch.maximum(-least, most))
+    if not (largest == 0 or _LEAST_SQUARED < largest < 1 / _LEAST_SQUARED):
+        return float(torch.linalg.vector_norm(flat, dtype=torch.float64).square())  # also where it is not finite
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ENTRIES_A_ROW), dim=1)
+    return float(rows.double().square().sum() + flat[whole:].double().square().sum())
 
 
 def _products(seen: Tensor, again: Tensor, num_entries: int) -> Products:

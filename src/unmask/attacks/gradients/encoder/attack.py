@@ -37,6 +37,7 @@ from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery
 
+_MOST_UNDER_NOISE = 96  # equations a row: noise drowns the others
 _MAY_BE_MASKED = (
     "the task is not stated, and gradients arrive at some tokens only: words may have been masked; state the task"
 )
@@ -55,7 +56,7 @@ class EncoderAttack:
     frame: tuple[int, int] | None = None
     num_probes: int = 32
     min_gap_decades: float = 1.0
-    num_equations: int = 192
+    num_equations: int = 128
     max_steps: int = 8
     max_anchors: int | None = None
     effort: int = 1
@@ -137,7 +138,7 @@ class EncoderAttack:
             run,
             problem,
             num_texts=evidence.num_texts,
-            num_equations=self.num_equations // 2 if noisy else self.num_equations,  # noise drowns the others
+            num_equations=min(self.num_equations, _MOST_UNDER_NOISE) if noisy else self.num_equations,
             max_steps=self.max_steps,
             max_anchors=self.max_anchors,
         )

@@ -23,6 +23,7 @@ from unmask.attacks.gradients.sites import (
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 
+_POSITIONS_AT_ONCE = 8
 _LEAST_ROOM = 6  # directions that a span must leave free to tell rows apart
 _OUTSIDE = 1e-3  # a distance that no row of the batch has
 _DRIFT_FLOOR = 1e-5  # of the largest singular value: rows of float32 weights that have moved a little stay above
@@ -149,7 +150,7 @@ def why_no_places(model: Model) -> str:
         return why
     if model.position_embedding is None:
         return "where tokens stand is read off learned positions, and this encoder has none (rotary ones, or relative)"
-    if model.first_input_sum() is None:
+    if model.first_input_sum(torch.zeros(1, dtype=torch.long, device=model.device)) is None:
         return "where tokens stand is read off positions behind one norm, and more happens to this encoder's embeddings"
     return ""
 
@@ -197,13 +198,14 @@ def _num_positions(
     """The length of the longest text: positions from 0 on at which some token of the bag lies in the span."""
     limit = max(candidates.by_position) + 1
     span = inputs.span.join(model.token_type_directions)  # a position may hold tokens of type 1 only
-    for position in range(limit):
-        rows = model.first_input(tokens, torch.full_like(tokens, position))
+    for positions in torch.arange(limit, device=tokens.device).split(_POSITIONS_AT_ONCE):
+        rows = model.first_input(tokens.repeat(len(positions)), positions.repeat_interleave(len(tokens)))
         if inputs.noise is None:
             distances = span.distance(rows)
         else:
             far, left = inputs.noise.squares(rows)
             distances = (far / left).sqrt()
-        if float(distances.min()) > outside:
-            return position
+        is_empty = distances.view(len(positions), -1).amin(1) > outside
+        if bool(is_empty.any()):
+            return int(positions[is_empty][0])
     return limit

@@ -27,26 +27,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from unmask.attacks.gradients.encoder.attending_rows import AttendingRows, Jacobian, ProbedLayer
 from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
-from unmask.attacks.gradients.sites import SpanSite
 from unmask.linalg.box_least_squares import box_least_squares
 from unmask.models.adapter import Model
-from unmask.shapes import Probes
 
 _FILL_WEIGHT = 2.0
+_FIRST_PRECISION = {"tolerance": 1e-3, "least_gain": 1e-4}  # of a step that is far from linear
 _HALVINGS = 4
 _NOISE_WEIGHT = 100.0  # how much more noise counts than what a linear step gets wrong
-_USUAL_ROWS = 6  # of a descent: the start's and five anchors'; with more of them each has fewer equations
+_USUAL_ROWS = 3  # of a descent; with more of them each has fewer equations
+_MOST_ROWS = 6  # the start's and five anchors'
 _FEWEST_PROBES = 48
+_NUM_WHITENING_PLACES = 512
 _LEAST_PROGRESS = 1e-2  # of the squared residual; less in a step means that it has settled
-
-
-@dataclass(frozen=True)
-class ProbedLayer:
-    """A layer and directions of the orthogonal complement of its gradient's span."""
-
-    site: SpanSite
-    probes: Probes
+_SOLVED = 1e-4  # of the first squared residual: the equations hold, and further steps tell nothing
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class Relaxation:
     places: PositionCandidates
     chosen: Int[Tensor, " c"]
     probed: Sequence[ProbedLayer]
-    max_rows: int = _USUAL_ROWS
+    max_rows: int = _MOST_ROWS
 
     @cached_property
     def position(self) -> Int[Tensor, " c"]:
@@ -129,12 +124,21 @@ class Relaxation:
         return lower, upper
 
     def descend(
-        self, anchors: Sequence[int], removed: Bool[Tensor, " j"], prior: float, max_steps: int
+        self,
+        anchors: Sequence[int],
+        removed: Bool[Tensor, " j"],
+        prior: float,
+        max_steps: int,
+        least_share: float = 1.0,
     ) -> Iterator[tuple[Text, Float[Tensor, " j"]]]:
-        """The text and the weights of all places after each Gauss–Newton step from `prior`, until it settles."""
+        """The text and the weights of all places after each Gauss–Newton step, until it settles.
+
+        A place starts from its share of the `prior`, or from `least_share` of it: from all of it where that is 1.
+        """
         lower, upper = self.bounds(anchors, removed)
         free = replace(self, chosen=self.chosen[upper > 0])
-        weights = torch.full_like(upper, prior).clamp(lower, upper)[upper > 0]
+        shares = self.places.share[self.chosen].to(upper).clamp_min(least_share)
+        weights = (prior * shares).clamp(lower, upper)[upper > 0]
         for moved in free._descend(anchors, lower[upper > 0], weights, max_steps):
             everywhere = torch.zeros(self.places.num_candidates).to(moved)
             everywhere[free.chosen] = moved
@@ -146,21 +150,25 @@ class Relaxation:
         places = [self.places.start, *anchors][: self.max_rows]
         rows = self._with_fewer_probes(len(places)).rows(places)
         upper = torch.ones_like(lower)
+        solved, precision = 0.0, _FIRST_PRECISION
         for _ in range(max_steps):
             residual, jacobian = rows.linearise_at(weights)
-            unit = jacobian.norm() / len(weights) ** 0.5  # columns of norm 1 on average
-            system = torch.cat([jacobian / unit, self._fill])
-            wanted = torch.cat([(jacobian @ weights - residual) / unit, self._fill_values])
-            aim = box_least_squares(system, wanted, weights, lower, upper)
+            solved = solved or _SOLVED * float(residual.square().sum())
+            unit = jacobian.column_norm
+            system = _FilledSystem(jacobian, unit, self._fill)
+            wanted = torch.cat([(jacobian.apply(weights) - residual) / unit, self._fill_values])
+            aim = box_least_squares(system, wanted, weights, lower, upper, **precision)
+            precision = {}
             before = self._cost(residual / unit, weights)
             for halving in range(_HALVINGS):
                 moved = weights + 0.5**halving * (aim - weights)
-                after = self._cost(rows.residual(moved) / unit, moved)
+                left = rows.residual(moved)
+                after = self._cost(left / unit, moved)
                 if after < before:
                     break
             weights = moved
             yield weights
-            if before - after < _LEAST_PROGRESS * before:
+            if before - after < _LEAST_PROGRESS * before or float(left.square().sum()) < solved:
                 return
 
     def _with_fewer_probes(self, num_rows: int) -> Relaxation:
@@ -178,7 +186,7 @@ class Relaxation:
         queries = self.places.queries[own].to(self._keys)
         scores = torch.einsum("ihe,che->ihc", queries, self._keys)
         attention = (scores - scores.amax(-1, keepdim=True)).exp()
-        return AttendingRows(self, self.places.rows[own].to(self._keys), attention)
+        return AttendingRows(self.model, self.probed, self._values, self.places.rows[own].to(self._keys), attention)
 
     def round_to_text(self, weights: Float[Tensor, " c"]) -> Text:
         """The text that the weights say, as places: the heaviest end, and before it the heaviest place a position."""
@@ -229,89 +237,53 @@ class Relaxation:
 
 
 @dataclass(frozen=True)
-class AttendingRows:
-    """Rows with their streams and e^{q·k} to every chosen place, up to a factor for each row and head."""
+class _FilledSystem:
+    """The equations of a step: the Jacobian in units of its columns, and below it what fills positions."""
 
-    relaxation: Relaxation
-    states: Float[Tensor, "i d"]
-    attention: Float[Tensor, "i h c"]
+    jacobian: Jacobian
+    unit: float
+    fill: Float[Tensor, "p c"]
 
-    def residual(self, weights: Float[Tensor, " c"]) -> Float[Tensor, " m"]:
-        """Values of all probes at all rows, row by row."""
-        _, mixed = self._mix(weights)
-        return self._probe(self.states, mixed.flatten(1)).flatten()
+    def apply(self, weights: Float[Tensor, " c"]) -> Float[Tensor, " m"]:
+        """A·w."""
+        return torch.cat([self.jacobian.apply(weights) / self.unit, self.fill @ weights])
 
-    def linearise_at(self, weights: Float[Tensor, " c"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m c"]]:
-        """The residual and ∂r/∂w_j = Σ_h e_ij·∂r/∂o_h·(v_j − o_h)/denominator."""
-        scaled, mixed = self._mix(weights)
-        values = self.relaxation._values
-        residuals, jacobians = [], []
-        for state, share, output in zip(self.states, scaled, mixed, strict=True):
-            residual, slope = self._slopes(state, output)  # (k,), (k, h, e)
-            weighted = (values * share.T[:, :, None]).flatten(1)  # (c, h·e)
-            centre = torch.einsum("khe,he->kh", slope, output)
-            residuals.append(residual)
-            jacobians.append(slope.flatten(1) @ weighted.T - centre @ share)
-        return torch.cat(residuals), torch.cat(jacobians)
+    def pull_back(self, residual: Float[Tensor, " m"]) -> Float[Tensor, " c"]:
+        """Aᵀ·r."""
+        values, fillings = residual.split([len(residual) - len(self.fill), len(self.fill)])
+        return self.jacobian.pull_back(values) / self.unit + fillings @ self.fill
 
-    def _mix(self, weights: Float[Tensor, " c"]) -> tuple[Float[Tensor, "i h c"], Float[Tensor, "i h e"]]:
-        """Attention over its denominators, and the attention outputs."""
-        scaled = self.attention / (self.attention * weights).sum(-1, keepdim=True).clamp_min(1e-30)
-        return scaled, torch.einsum("ihc,che->ihe", scaled * weights, self.relaxation._values)
-
-    def _slopes(
-        self, state: Float[Tensor, " d"], output: Float[Tensor, "h e"]
-    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k h e"]]:
-        """All probes at a row, and their derivatives by its attention output."""
-        # Each layer alone: the output projection's probes need no way through the MLP.
-        residuals, slopes = zip(*(self._slope(layer, state, output) for layer in self.relaxation.probed), strict=True)
-        return torch.cat(residuals), torch.cat(slopes)
-
-    def _slope(
-        self, layer: ProbedLayer, state: Float[Tensor, " d"], output: Float[Tensor, "h e"]
-    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "k h e"]]:
-        def row_of(mixed: Tensor) -> Tensor:
-            return self._row(layer, state, mixed.flatten())
-
-        row, pull_back = torch.func.vjp(row_of, output)[:2]
-        (slope,) = torch.func.vmap(pull_back)(layer.probes.T)
-        return row.detach() @ layer.probes, slope
-
-    def _probe(self, states: Float[Tensor, "i d"], mixed: Float[Tensor, "i o"]) -> Float[Tensor, "i k"]:
-        return torch.cat([self._row(layer, states, mixed) @ layer.probes for layer in self.relaxation.probed], dim=-1)
-
-    def _row(
-        self, layer: ProbedLayer, states: Float[Tensor, "*i d"], mixed: Float[Tensor, "*i o"]
-    ) -> Float[Tensor, "*i f"]:
-        """The rows that enter a layer."""
-        return layer.site.rows(self.relaxation.model, states, mixed)
+    def columns(self, chosen: Int[Tensor, " s"]) -> Float[Tensor, "m s"]:
+        """Some columns of A."""
+        return torch.cat([self.jacobian.columns(chosen) / self.unit, self.fill[:, chosen]])
 
 
 def whiten_probes(relaxation: Relaxation, rows: Sequence[int], prior: float, max_probes: int) -> Relaxation:
     """The same system with combinations of each layer's probes that all tell places apart equally well.
 
-    Second moments of ∂r/∂w over some rows and all places; their strongest eigenvectors, scaled to 1. Under noise, what
+    Second moments of ∂r/∂w over some rows and places; their strongest eigenvectors, scaled to 1. Under noise, what
     it leaves of a probe is added, so that combinations it drowns count for less.
     """
     weights = torch.full((len(relaxation.chosen),), prior).to(relaxation.model.dtype).to(relaxation.chosen.device)
     weights[relaxation.index_of(relaxation.places.start)] = 1.0
     probed = []
+    some = torch.arange(0, len(weights), max(1, len(weights) // _NUM_WHITENING_PLACES), device=weights.device)
     for layer in relaxation.probed:
         alone = Relaxation(relaxation.model, relaxation.places, relaxation.chosen, [layer])
-        jacobians = [alone.rows([row]).linearise_at(weights)[1].double() for row in rows]
-        moments = sum((j @ j.T for j in jacobians), torch.zeros_like(jacobians[0] @ jacobians[0].T))
-        eigenvalues, vectors = torch.linalg.eigh(moments / (len(rows) * len(weights)))
+        jacobian = alone.rows(rows).linearise_at(weights)[1].columns(some).double()  # (rows·k, some)
+        by_probe = jacobian.unflatten(0, (len(rows), -1)).transpose(0, 1).flatten(1)
+        eigenvalues, vectors = torch.linalg.eigh(by_probe @ by_probe.T / by_probe.shape[1])
         kept = (eigenvalues > 1e-8 * eigenvalues[-1]).nonzero()[-max_probes:, 0]
         noise = _NOISE_WEIGHT * _noise_of(alone, rows, weights) if layer.site.noise is not None else 0.0
         combine = (vectors[:, kept] / (eigenvalues[kept] + noise).sqrt()).flip(1)
-        probed.append(ProbedLayer(layer.site, (layer.probes.double() @ combine).to(layer.probes.dtype)))
+        probed.append(replace(layer, probes=(layer.probes.double() @ combine).to(layer.probes.dtype)))
     return Relaxation(relaxation.model, relaxation.places, relaxation.chosen, probed)
 
 
 def _noise_of(relaxation: Relaxation, places: Sequence[int], weights: Float[Tensor, " c"]) -> float:
     """The mean square that noise leaves of a probe at rows of the batch."""
     rows, total = relaxation.rows(places), 0.0
-    _, mixed = rows._mix(weights)
+    _, mixed = rows.mix(weights)
     for layer in relaxation.probed:
         assert layer.site.noise is not None  # asked of noisy layers alone
         x = layer.site.rows(relaxation.model, rows.states, mixed.flatten(1))

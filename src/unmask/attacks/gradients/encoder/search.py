@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from unmask.attacks.gradients.encoder.attending_rows import probe_layer
 from unmask.attacks.gradients.encoder.position_candidates import PositionCandidates, Text
 from unmask.attacks.gradients.encoder.problem import Problem
-from unmask.attacks.gradients.encoder.relaxation import ProbedLayer, Relaxation, whiten_probes
+from unmask.attacks.gradients.encoder.relaxation import Relaxation, whiten_probes
 from unmask.attacks.gradients.encoder.search_settings import SearchSettings
 from unmask.attacks.gradients.encoder.token_swaps import TokenSwaps
-from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.run import Run
 from unmask.linalg.gap import FLOAT32_FLOOR
 
@@ -94,7 +94,7 @@ class EncoderSearch:
     def _pass(self, relaxation: Relaxation, least_share: float) -> None:
         """Anchor by anchor; if the last text resists, from all clear places that are left: they are its own."""
         self.num_passes += 1
-        num_failures = 0
+        num_failures = self.num_in_vain = 0
         for anchor in self._anchors(least_share):
             if self.is_done or self.is_out_of_budget or self.is_hopeless:
                 return
@@ -119,13 +119,17 @@ class EncoderSearch:
         self.num_anchors += 1
         self.run.progress("recovering texts", self.num_rows, self.problem.rank)
         text, cost, weights = self._descend(anchors, relaxation, self.removed)
+        text, cost = self._swap_tokens(text, cost)
+        if self.num_passes == 1 and cost > self.settings.hopeless_cost * self.random_cost:
+            return  # another anchor of the same text is likely to lead to it; if not, this one comes again
         for _ in range(self.settings.max_regroupings):
             together = self._companions(anchors, weights, relaxation)
             if text in self.found or cost < self.settings.zero_cost * self.random_cost or len(together) <= len(anchors):
                 break
             anchors = together
-            text, cost, weights = self._descend(anchors, relaxation, self.removed)
-        text, cost = self._swap_tokens(text, cost)
+            other, other_cost, weights = self._descend(anchors, relaxation, self.removed)
+            other, other_cost = self._swap_tokens(other, other_cost)
+            text, cost = (other, other_cost) if other_cost < cost else (text, cost)
         for choose in (lambda: self.narrow, lambda: self.wide):
             is_near = self.settings.zero_cost * self.random_cost <= cost <= self.settings.near_cost * self.random_cost
             if text in self.found or self.exchange is None or not is_near:
@@ -143,7 +147,9 @@ class EncoderSearch:
         """Follow the relaxation and test each text on the way; the best one, its cost, and the last weights."""
         best: tuple[float, Text] | None = None
         weights = self.problem.places.share
-        for text, weights in relaxation.descend(anchors, removed, self.prior, self.max_steps):  # noqa: B007
+        least = self.settings.least_share if self.num_passes == 1 and not self.problem.is_noisy else 1.0
+        steps = relaxation.descend(anchors, removed, self.prior, self.max_steps, least)
+        for text, weights in steps:  # noqa: B007
             self.num_steps += 1
             cost = self._cost(text)
             best = (cost, text) if best is None else min(best, (cost, text))
@@ -173,7 +179,8 @@ class EncoderSearch:
             self.settings.zero_cost * self.random_cost <= cost < self.settings.hopeless_cost * self.random_cost
         )
         if text not in self.found and self.exchange is not None and could_be_better:
-            text, cost = self.exchange.improve(text, self.settings.max_sweeps)
+            enough = self.settings.zero_cost * self.random_cost
+            text, cost = self.exchange.improve(text, self.settings.max_sweeps, enough)
             self._accepts(text, cost)
         return text, cost
 
@@ -249,16 +256,13 @@ class EncoderSearch:
         num_equations = min(self.num_equations, max(self.settings.fewest_equations, len(indices) // 4))
         sizes = (self.settings.num_output_probes, 2 * num_equations, 2 * num_equations)
         probed = [
-            ProbedLayer(site, self._probes(site, size))
+            probe_layer(self.problem.model, site, size, self.run.generator, is_hidden=site is self.problem.down)
             for site, size in zip((self.problem.output, self.problem.down, self.problem.mlp), sizes, strict=True)
             if site is not None
         ]
         clearest = places.share.masked_fill(places.is_frame | ~chosen, -1.0).argsort(descending=True)
         rows = [places.start, *clearest[: self.settings.num_whitening_rows - 1].tolist()]
         return whiten_probes(Relaxation(self.problem.model, places, indices, probed), rows, self.prior, num_equations)
-
-    def _probes(self, site: SpanSite, num_probes: int) -> Tensor:
-        return site.span.probes(num_probes, self.run.generator).to(self.problem.model.dtype)
 
     def _anchors(self, least_share: float) -> Iterator[int]:
         """Places with a clear share, the clearest first; then ends, one for each length."""

@@ -6,12 +6,13 @@ row, and all of row p; with the denominators and numerators of attention kept, a
 one pass.
 
 Notation: L rows of a text, c candidates, h heads, k probes; e (i, j, h) = e^{q_i·k_j}.
-Cost: c·L·h·k for all candidates of a position.
+Cost: c·L·h·k for all candidates of a position; some of the k probes choose a few exchanges, and all of them decide.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +23,8 @@ from unmask.shapes import Probes
 
 _HIGHEST_SCORE = 60.0  # e^60 is still far from float32's end
 _LEAST_GAIN = 1e-4
+_NUM_COARSE_PROBES = 16  # that choose
+_NUM_LIKELY = 6  # exchanges whose cost is then told by all probes
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,16 @@ class TokenSwaps:
     """Moves on texts; `values` are the probes of every place's value vector, head by head."""
 
     places: PositionCandidates
+    queries: Float[Tensor, "j h e"]
+    keys: Float[Tensor, "j h e"]
     values: Float[Tensor, "j h k"]
 
     @classmethod
     def of(cls, places: PositionCandidates, probes: Probes) -> TokenSwaps:
         """With probes of the output projection's gradient, in their precision."""
         by_head = probes.unflatten(0, places.values.shape[1:])
-        return cls(places, torch.einsum("jhe,hek->jhk", places.values.to(probes), by_head))
+        values = torch.einsum("jhe,hek->jhk", places.values.to(probes), by_head)
+        return cls(places, places.queries.to(probes), places.keys.to(probes), values)
 
     def cost(self, text: Text) -> float:
         """Mean squared residual of a text's rows."""
@@ -46,31 +52,40 @@ class TokenSwaps:
         state = _State.of(self, text)
         return (state.sums / state.totals[..., None]).sum(1).square().sum(1)
 
-    def improve(self, text: Text, max_sweeps: int) -> tuple[Text, float]:
-        """The text after moves that each lower the cost, and its cost; frame tokens stay."""
+    def improve(self, text: Text, max_sweeps: int, enough: float = 0.0) -> tuple[Text, float]:
+        """The text after moves that each lower the cost until it is `enough`, and its cost; frame tokens stay."""
         cost = self.cost(text)
         for _ in range(max_sweeps * len(text)):
-            best = None
-            for position in self._inner(text):
-                candidates, costs = self.moves(text, position)
-                if len(costs) and (best is None or float(costs.min()) < best[0]):
-                    best = float(costs.min()), position, int(candidates[costs.argmin()])
+            if cost <= enough:
+                break
+            best = self._best_exchange(text)
             if best is None or not best[0] < cost * (1 - _LEAST_GAIN):
                 break
-            cost, position, place = best
-            text = (*text[:position], place, *text[position + 1 :])
+            cost, text = best
         return text, cost
 
     def runner_up(self, text: Text) -> Text | None:
         """The best text that differs in one token."""
-        best: tuple[float, Text] | None = None
-        for position in self._inner(text):
-            candidates, costs = self.moves(text, position)
-            costs = costs.masked_fill(candidates == text[position], float("inf"))
-            if len(costs) and (best is None or float(costs.min()) < best[0]):
-                other = int(candidates[costs.argmin()])
-                best = float(costs.min()), (*text[:position], other, *text[position + 1 :])
+        best = self._best_exchange(text)
         return None if best is None else best[1]
+
+    def _best_exchange(self, text: Text) -> tuple[float, Text] | None:
+        """The best text that differs in one token, and its cost: some probes choose a few, all of them decide."""
+        coarse, state = self._coarse, _State.of(self._coarse, text)
+        likely: list[tuple[float, Text]] = []
+        for position in self._inner(text):
+            candidates, costs = coarse._moves(state, text, position)
+            costs = costs.masked_fill(candidates == text[position], float("inf"))
+            for index in costs.topk(min(_NUM_LIKELY, len(costs)), largest=False).indices.tolist():
+                other = (*text[:position], int(candidates[index]), *text[position + 1 :])
+                likely.append((float(costs[index]), other))
+        likely = sorted(one for one in likely if one[0] < float("inf"))[:_NUM_LIKELY]
+        return min(((self.cost(other), other) for _, other in likely), default=None)
+
+    @cached_property
+    def _coarse(self) -> TokenSwaps:
+        """The same with the first of the probes alone."""
+        return replace(self, values=self.values[..., :_NUM_COARSE_PROBES].contiguous())
 
     def _inner(self, text: Text) -> list[int]:
         """Positions of tokens that frame nothing."""
@@ -78,7 +93,9 @@ class TokenSwaps:
 
     def moves(self, text: Text, position: int) -> tuple[Int[Tensor, " c"], Float[Tensor, " c"]]:
         """Candidates for a position, and the cost of the text with each of them there."""
-        state = _State.of(self, text)
+        return self._moves(_State.of(self, text), text, position)
+
+    def _moves(self, state: _State, text: Text, position: int) -> tuple[Int[Tensor, " c"], Float[Tensor, " c"]]:
         candidates = self.places.alternatives(text[position])
         queries, keys, values = self.tables(candidates)
         old, new = state.attention[:, position], _exponentials(keys, state.queries)  # (L, h), (c, L, h)
@@ -99,8 +116,7 @@ class TokenSwaps:
 
     def tables(self, places: Int[Tensor, " n"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (n, h, e) and probed values (n, h, k) of some places."""
-        queries, keys = (table[places].to(self.values) for table in (self.places.queries, self.places.keys))
-        return queries, keys, self.values[places]
+        return self.queries[places], self.keys[places], self.values[places]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,147 @@
+"""The same attacks in two editions of the package, in turns: CPU seconds, their ratio, and how they grow.
+
+python benchmarks/run.py gradients speed --before ../other-checkout/src [--batches 3] [--data sentences.tsv] [--out …]
+
+Each task runs in a process of its own, one edition after the other on the same texts, with one thread. A batch counts
+as exact if every text comes back token by token; a certain text that is not in the batch is false. The slope is that of
+log seconds against log texts, over the sizes of a task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from gradients.paper_tables import SHARED_DATA
+from machine import machine
+
+HERE = Path(__file__).parents[1]
+SIZES = (8, 16)
+# Name → what a worker runs: it gives `model`, `evidence` and `texts` (token by token) for `size`, `batch` and `data`.
+ENCODER = """
+from dataclasses import asdict
+from gradients.encoder_tables import Source, Spec, draw
+from unmask.attacks.gradients.encoder.attack import EncoderAttack
+source = Source.read(Path(data), labels=False)
+spec = Spec("minilm", source.name, {pooling!r}, {keep!r}, size, batch, 0, 8, 25, source.sha256, "")
+model = unmask.load_model("minilm-l6")
+texts = [tokens for tokens, _ in draw(spec, source.examples(model, spec))]
+evidence = unmask.observe_gradients(
+    model, texts, task="classification", pooling=spec.pooling, seed=batch,
+    parameters=None if spec.keep == "all" else [spec.keep],
+)
+attack = EncoderAttack()
+"""
+TASKS = {
+    "MiniLM-L6, mean, all gradients": ENCODER.format(pooling="mean", keep="all"),
+    "MiniLM-L6, mean, embeddings withheld": ENCODER.format(pooling="mean", keep="encoder."),
+    "MiniLM-L6, [CLS], all gradients": ENCODER.format(pooling="first", keep="all"),
+    "MiniLM-L6, [CLS], embeddings withheld": ENCODER.format(pooling="first", keep="encoder."),
+}
+WORKER = """
+import json, time, torch, unmask
+from collections import Counter
+from pathlib import Path
+torch.set_num_threads(1)
+size, batch, data = {size}, {batch}, {data!r}
+{task}
+started = time.process_time()
+found = attack(evidence, model)
+seconds = time.process_time() - started
+held = Counter(map(tuple, texts))
+certain = Counter(text.tokens for text in found.value.certain for _ in range(text.count))
+exact = (Counter(map(tuple, found.value.expand())) & held).total()
+print(json.dumps(dict(seconds=seconds, exact=exact, texts=len(texts), false=(certain - held).total(),
+                      certain=certain.total(), certificate=found.certificate.holds)))
+"""
+Run = dict[str, Any]
+
+
+def main() -> None:
+    """Run all tasks in both editions, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, help="src of the other edition")
+    parser.add_argument(
+        "--data", type=Path, default=SHARED_DATA / "rotten_tomatoes.tsv", help="sentences, first column"
+    )
+    parser.add_argument("--only", default="", help="tasks whose names hold this")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="texts in a batch")
+    parser.add_argument("--batches", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if not options.data.is_file():
+        parser.error(f"{options.data} is no file; give a TSV file of sentences with --data")
+    editions = {"before": options.before, "now": HERE.parent / "src"}
+    runs: list[Run] = []
+    for batch in range(options.batches):
+        for size in options.sizes:
+            for task in (name for name in TASKS if options.only in name):
+                for edition, source in editions.items():
+                    told = {"task": task, "size": size, "batch": batch, "edition": edition}
+                    runs.append({**told, **measure(source, task, size, batch, options.data)})
+                    print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+                    if options.out:
+                        options.out.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1) + "\n")
+    print(report(runs))
+
+
+def measure(source: Path, task: str, size: int, batch: int, data: Path) -> Run:
+    """One attack in a fresh process."""
+    path = os.pathsep.join([str(source.resolve()), str(HERE)])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    code = WORKER.format(task=TASKS[task], size=size, batch=batch, data=str(data.resolve()))
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
+    if run.returncode:
+        raise SystemExit(f"{source}: {run.stderr.strip().splitlines()[-1]}")
+    return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def report(runs: list[Run]) -> str:
+    """A line for each task and size, then the slopes."""
+    lines = [
+        f"CPU seconds of one thread, medians; {machine()}",
+        "",
+        "| task | texts | batches | before, s | now, s | ratio | exact, before | exact, now | false |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for task, size in dict.fromkeys((run["task"], run["size"]) for run in runs):
+        before, now = (_select(runs, task, size, edition) for edition in ("before", "now"))
+        if not now:
+            continue
+        ratio = statistics.median(b["seconds"] / n["seconds"] for b, n in zip(before, now, strict=False))
+        exact = [f"{sum(r['exact'] for r in part)} of {sum(r['texts'] for r in part)}" for part in (before, now)]
+        seconds = [f"{statistics.median(r['seconds'] for r in part):.1f}" for part in (before, now)]
+        false = sum(r["false"] for r in [*before, *now])
+        cells = [task, str(size), str(len(now)), *seconds, f"{ratio:.1f}×", *exact, str(false)]
+        lines.append(f"| {' | '.join(cells)} |")
+    slopes = {edition: _slope(runs, edition) for edition in ("before", "now")}
+    told = ", ".join(f"{edition} {slope:.2f}" for edition, slope in slopes.items() if slope is not None)
+    return "\n".join([*lines, "", f"Log–log slope of the seconds in the number of texts: {told}."])
+
+
+def _select(runs: list[Run], task: str, size: int, edition: str) -> list[Run]:
+    return [run for run in runs if (run["task"], run["size"], run["edition"]) == (task, size, edition)]
+
+
+def _slope(runs: list[Run], edition: str) -> float | None:
+    """The slope of a line through the medians of all tasks, least and most texts."""
+    sizes = sorted({run["size"] for run in runs})
+    if len(sizes) < 2:
+        return None
+    seconds = [
+        statistics.median(r["seconds"] for r in runs if r["size"] == size and r["edition"] == edition)
+        for size in (sizes[0], sizes[-1])
+        if any(r["size"] == size and r["edition"] == edition for r in runs)
+    ]
+    return math.log(seconds[1] / seconds[0]) / math.log(sizes[-1] / sizes[0]) if len(seconds) == 2 else None
+
+
+if __name__ == "__main__":
+    main()
