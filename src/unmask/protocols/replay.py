@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,14 +29,18 @@ from torch import Tensor
 
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Task, Update
+from unmask.evidence.tensor_files import StoredTensors
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
+from unmask.models.mapped import free_bytes
 from unmask.protocols.batch import TokenIds
 from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
+from unmask.protocols.gradient_visits import only_trainable, visit_gradients
 from unmask.protocols.lora import observe_lora_again
 from unmask.protocols.pairs import observe_pairs
 
+__all__ = ["Agreement", "agree", "only_trainable", "replay"]
 _FLOAT32 = 5e-5  # a right batch is within 5e-6 in float32; one token more among 3,000 changes every tensor by 3e-4
 _FLOAT64 = 1e-7  # what differences of sums of squares can show
 _TRAINED = 2e-3  # local steps in float32: a right batch is within 1e-4, a wrong one beyond 1e-1
@@ -45,7 +48,8 @@ _COARSE = 2e-2  # a client in bfloat16 rounds every product
 _MOST_TEXTS = 4096  # unless the evidence states more
 _MOST_STEPS = 1000  # of local training: a replay costs as much as the training did
 _QUIET = 0.1  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms (key biases)
-_ENTRIES_AT_ONCE = 2**24
+_ENTRIES_AT_ONCE = 2**22
+_HELD = 3  # times the update: the replayed one, the weights that it moves and what their optimiser keeps
 _NORMALISED = 0.75  # the quantile of tensors that counts where Adam has blown up the rounding of gradients that are 0
 
 
@@ -123,16 +127,70 @@ def replay(
     return dict(again.gradients)
 
 
+def replay_and_agree(
+    evidence: GradientEvidence,
+    model: Model,
+    texts: Sequence[TokenIds],
+    *,
+    padding_side: Literal["left", "right"] = "right",
+    by_token: Collection[str] = (),
+    equal: Sequence[tuple[int, ...]] = (),
+) -> Agreement:
+    """Run the client again and compare; with an update that is read by tensor, tensor by tensor."""
+    if not can_visit(evidence):
+        again = replay(evidence, model, texts, padding_side=padding_side)
+        return agree(evidence, again, by_token=by_token, equal=equal)
+    tolerance, products = tolerance_of(evidence), {}
+    weights = dict(model.named_parameters())
+
+    def compare(name: str, gradient: Tensor) -> None:
+        if evidence.update is Update.DELTA:  # rounded as the difference of two weights is
+            old = weights[name].detach()
+            gradient = old.add(gradient, alpha=-float(evidence.learning_rate or 0.0)).sub_(old)
+        pair = evidence.gradients[name], gradient
+        merged = (_merge(pair[0], equal), _merge(pair[1], equal)) if name in by_token and equal else pair
+        quick = _products_at_one(*merged)
+        products[name] = quick if quick.distance(1.0) <= tolerance * quick.seen**0.5 else _products(*merged)
+
+    visit_gradients(model, texts, frozenset(evidence.gradients), compare, padding_side=padding_side)
+    return agreement_of(products, tolerance)
+
+
+def can_visit(evidence: GradientEvidence) -> bool:
+    """Whether a stored update is compared tensor by tensor: one plain step of next-token training."""
+    is_plain = evidence.optimizer in (None, "sgd") and not evidence.weight_decay and not evidence.momentum
+    is_step = evidence.num_steps in (None, 1) and is_plain and evidence.learning_rate is not None
+    is_known = evidence.update is Update.GRADIENT or is_step
+    stored = isinstance(evidence.gradients, StoredTensors) and not evidence.adapters
+    return stored and is_known and evidence.task in (None, Task.NEXT_TOKEN)
+
+
+def why_too_large(evidence: GradientEvidence) -> str:
+    """What to say of an update that can only be compared as a whole, and for which the memory is too small."""
+    if not isinstance(evidence.gradients, StoredTensors):
+        return ""
+    needed, free = _HELD * evidence.gradients.num_bytes, free_bytes()
+    if needed <= free:
+        return ""
+    return (
+        f"running this client again takes {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free, so that "
+        "it was not done"
+    )
+
+
 def replay_pairs(model: EncoderDecoder, pairs: Sequence[tuple[TokenIds, TokenIds]]) -> dict[str, Tensor]:
     """The gradient that a client of an encoder–decoder sends if these are its pairs."""
     return dict(observe_pairs(model, [(tuple(read), tuple(written)) for read, written in pairs]).gradients)
 
 
-def can_replay(evidence: GradientEvidence, num_texts: int) -> bool:
+def can_replay(evidence: GradientEvidence, num_texts: int, *, by_tensor: bool = False) -> bool:
     """Whether the stated client does the same again: not where unknown minibatches were drawn, or noise was added.
 
-    Nor where it would take too many steps, or texts: a search that goes wrong counts a text a million times.
+    Nor where it would take too many steps, too much memory, or too many texts: a search that goes wrong counts a text a
+    million times. `by_tensor`: the update is compared by `replay_and_agree`.
     """
+    if not (by_tensor and can_visit(evidence)) and why_too_large(evidence):
+        return False
     is_long = bool(why_too_long(evidence)) or num_texts > max(_MOST_TEXTS, evidence.num_texts or 0)
     if evidence.task is Task.MASKED_TOKEN or evidence.noise_std or is_long:
         return False
@@ -144,6 +202,11 @@ def why_too_long(evidence: GradientEvidence) -> str:
     if evidence.update is not Update.DELTA or (evidence.num_steps or 1) <= _MOST_STEPS:
         return ""
     return f"the client states {evidence.num_steps:,} local steps, and a replay runs {_MOST_STEPS:,} at most"
+
+
+def why_not_replayed(evidence: GradientEvidence, *, by_tensor: bool = False) -> str:
+    """Why the client was not run again, where it states too many steps or there is too little memory; else empty."""
+    return why_too_long(evidence) or ("" if by_tensor and can_visit(evidence) else why_too_large(evidence))
 
 
 def agree(
@@ -218,33 +281,26 @@ def _merge(tensor: Tensor, equal: Sequence[tuple[int, ...]]) -> Tensor:
 
 def _products_at_one(seen: Tensor, again: Tensor) -> Products:
     """By the norm of the difference, taken in the tensors' own precision: exact where the factor is 1, and quick."""
-    of_seen, of_again, difference = (
-        float(torch.linalg.vector_norm(part.detach(), dtype=torch.float64).square())  # squares below 1e-38 count, too
-        for part in (seen, again, seen - again)
-    )
+    of_seen = of_again = difference = 0.0
+    for g, h in _pieces(seen, again):
+        of_seen, of_again, difference = (
+            total + float(torch.linalg.vector_norm(part, dtype=torch.float64).square())  # squares below 1e-38 count
+            for total, part in ((of_seen, g), (of_again, h), (difference, g - h))
+        )
     return Products(of_seen, (of_seen + of_again - difference) / 2, of_again, seen.numel())
 
 
 def _products(seen: Tensor, again: Tensor) -> Products:
-    """In float64, in pieces: differences of 1e-7 must not drown in the sums."""
+    """In float64: differences of 1e-7 must not drown in the sums."""
     sums = torch.zeros(3, dtype=torch.float64)
-    pieces = zip(seen.flatten().split(_ENTRIES_AT_ONCE), again.flatten().split(_ENTRIES_AT_ONCE), strict=True)
-    for left, right in pieces:
-        g, h = left.detach().double(), right.detach().to(left.device).double()
+    for left, right in _pieces(seen, again):
+        g, h = left.double(), right.double()
         sums += torch.stack([g @ g, g @ h, h @ h]).cpu()
     of_seen, mixed, of_again = sums.tolist()
     return Products(of_seen, mixed, of_again, seen.numel())
 
 
-@contextmanager
-def only_trainable(model: Model, names: Collection[str]) -> Iterator[None]:
-    """Gradients for the parameters that an update holds, and for no others; afterwards as it was."""
-    parameters = dict(model.named_parameters())
-    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(name in names)
-    try:
-        yield
-    finally:
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(before[name])
+def _pieces(seen: Tensor, again: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both tensors side by side, a part at a time."""
+    parts = (part.detach().flatten().split(_ENTRIES_AT_ONCE) for part in (seen, again.to(seen.device)))
+    return zip(*parts, strict=True)
