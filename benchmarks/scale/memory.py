@@ -1,6 +1,6 @@
 """A 7B update on a CPU machine: peak memory of loading, recovering and confirming, tensor by tensor from the disk.
 
-python benchmarks/run.py scale memory [--blocks 32] [--texts 4] [--folder FOLDER] [--keep] [--out results.json]
+python benchmarks/run.py scale memory [--blocks 32] [--texts 2] [--folder FOLDER] [--keep] [--out results.json]
 
 Writes a float32 model of the Llama-2-7B shape with random weights and a client's update of it into a folder (27 GB each
 at 32 blocks), and runs each row in a process of its own. Peak memory is VmHWM, which counts mapped pages of files too;
@@ -44,7 +44,7 @@ def main() -> None:
     """Make what is missing, measure each row, print a table, clean up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=32)
-    parser.add_argument("--texts", type=int, default=4)
+    parser.add_argument("--texts", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "unmask-scale-memory")
     parser.add_argument("--keep", action="store_true", help="leave the folder where it is")
     parser.add_argument("--out", type=Path)
@@ -119,7 +119,11 @@ def write_model(folder: Path, num_blocks: int) -> None:
     """Random weights as transformers stores them, a block a file; files that are there are kept."""
     folder.mkdir(exist_ok=True)
     config = transformers.LlamaConfig(
-        hidden_size=WIDTH, intermediate_size=HIDDEN, num_attention_heads=HEADS, num_hidden_layers=num_blocks
+        hidden_size=WIDTH,
+        intermediate_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_hidden_layers=num_blocks,
+        vocab_size=VOCAB,
     )
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
