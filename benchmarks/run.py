@@ -92,6 +92,10 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "models": {
         "models.editions": {"editions": "the same work in two editions of the package, in turns"},
     },
+    "scale": {
+        "scale.memory": {"memory": "a 7B update on a CPU machine: peak memory, tensor by tensor from the disk"},
+        "scale.audit": {"audit": "the same plan with one and with several workers: speed-up and efficiency"},
+    },
     "baselines": {
         "baselines.against_papers": {"against_papers": "every 'against' number: DAGER at its best, the query papers"},
     },

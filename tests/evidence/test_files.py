@@ -22,7 +22,7 @@ import unmask
 from unmask.errors import EvidenceError, UnmaskError
 from unmask.evidence import GradientEvidence, Task, Update, load_evidence
 from unmask.evidence import files as evidence_files
-from unmask.evidence.files import FORMAT, require_floats, write
+from unmask.evidence.files import FORMAT, FORMAT_BY_TENSOR, require_floats, write
 
 # Examples share a folder: each overwrites the file of the one before.
 quick = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -164,8 +164,10 @@ def test_whole_numbers_are_no_gradients():
 
 
 def test_a_future_format_is_refused_with_what_to_do(path):
-    with pytest.raises(EvidenceError, match=rf"format {FORMAT + 1}, this version reads up to {FORMAT}; upgrade"):
-        load_evidence(write_raw(path, HEADER | {"format": FORMAT + 1}))
+    with pytest.raises(
+        EvidenceError, match=rf"format {FORMAT_BY_TENSOR + 1}, this version reads up to {FORMAT_BY_TENSOR}; upgrade"
+    ):
+        load_evidence(write_raw(path, HEADER | {"format": FORMAT_BY_TENSOR + 1}))
 
 
 @pytest.mark.parametrize("version", [None, "1", 1.5, [1], 0, -1, True])

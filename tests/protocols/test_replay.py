@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from unmask.errors import InputError
-from unmask.evidence import GradientEvidence
+from unmask.evidence import GradientEvidence, files, load_evidence
 from unmask.models import Model
 from unmask.protocols import observe_fedavg, observe_gradients, observe_lora
 from unmask.protocols.replay import (
@@ -20,7 +20,10 @@ from unmask.protocols.replay import (
     can_replay,
     only_trainable,
     replay,
+    replay_and_agree,
     tolerance_of,
+    why_not_replayed,
+    why_too_large,
     why_too_long,
 )
 
@@ -178,3 +181,31 @@ def test_a_quiet_tensor_is_measured_by_the_typical_one():
     assert agreement_of({**loud, "bias": noise}, 5e-5).holds
     assert not agreement_of({**loud, "w": Products(100.0, 99.0, 100.0, 100)}, 5e-5).holds
     assert not agreement_of({}, 5e-5).holds
+
+
+@pytest.mark.parametrize("name", ["gradient", "one step"])
+def test_an_update_on_the_disk_is_compared_tensor_by_tensor(tiny_llama, name, tmp_path, monkeypatch):
+    """With the same result as in memory, and without the memory that all gradients take."""
+    monkeypatch.setattr(files, "LARGE_BYTES", 1)
+    monkeypatch.setenv("UNMASK_MEMORY_GB", "1e-6")
+    seen = PROTOCOLS[name](tiny_llama, TEXTS)
+    stored = load_evidence(seen.save(tmp_path / "update.safetensors"))
+    assert can_replay(stored, len(TEXTS), by_tensor=True)
+    assert not can_replay(stored, len(TEXTS))
+    assert not why_not_replayed(stored, by_tensor=True)
+    plain, again = (replay_and_agree(each, tiny_llama, TEXTS) for each in (seen, stored))
+    assert again.holds
+    assert (again.num_tensors, again.tolerance) == (plain.num_tensors, plain.tolerance)
+    for texts in WRONG.values():
+        assert not replay_and_agree(stored, tiny_llama, texts).holds
+
+
+def test_what_is_compared_as_a_whole_needs_the_memory_for_it(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGE_BYTES", 1)
+    stored = load_evidence(sgd(4)(tiny_llama, TEXTS).save(tmp_path / "update.safetensors"))
+    assert not why_too_large(stored)
+    assert replay_and_agree(stored, tiny_llama, TEXTS).holds
+    monkeypatch.setenv("UNMASK_MEMORY_GB", "1e-6")
+    assert "it was not done" in why_not_replayed(stored, by_tensor=True)
+    assert not can_replay(stored, len(TEXTS), by_tensor=True)
+    assert not why_too_large(sgd(4)(tiny_llama, TEXTS))  # it is in memory already

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.errors import EvidenceError
+from unmask.evidence.tensor_files import StoredTensors, by_size, shapes_of
 from unmask.models.adapter import Model
 
 # Wrappers that put their name before those of the parameters: DDP, torch.compile, FSDP, Opacus.
@@ -21,6 +22,7 @@ _PREDICTS_TOKENS = re.compile(r"(^|\.)(cls|lm_head|predictions|vocab_\w+|generat
 _SAMPLE = 4096  # entries of a tensor that are compared with its weights
 _COSINE = 0.9  # a gradient's cosine with its own weights is about 1/√entries
 _NORM_RATIO = 2.0
+_FEW = 2  # matrices of a file that are compared with their weights before anything else is read
 _MATRIX = 64  # entries from which a cosine of 0.9 is no chance: seven deviations
 
 
@@ -60,12 +62,12 @@ def trains_classifier(model: Model, tensors: Mapping[str, Tensor]) -> bool:
     that did not move says nothing: the client may have trained for something else.
     """
     own = {name for name, _ in model.named_parameters()}
-    beside = {name: tensor.shape for name, tensor in tensors.items() if name not in own}
+    beside = {name: shape for name, shape in shapes_of(tensors).items() if name not in own}
     names = own | set(beside)
     predicts_tokens = model.unembedding is not None or any(map(_PREDICTS_TOKENS.search, names))
     if predicts_tokens or any(model.vocab_size in shape for shape in beside.values()):
         return False
-    return any(is_classifier(name) and bool(tensor.any()) for name, tensor in tensors.items())
+    return any(is_classifier(name) and bool(tensors[name].any()) for name in tensors)
 
 
 def is_classifier(name: str) -> bool:
@@ -77,9 +79,13 @@ def refuse_weights(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor
     """Refuse tensors that are the model's own weights, or weights after a little training.
 
     One matrix is enough: no gradient is parallel to its weights and of their length. Of vectors alone, all must be.
+    Of tensors that are read one at a time, the smallest few matrices are looked at.
     """
-    known = [name for name in gradients if name in weights and gradients[name].shape == weights[name].shape]
-    matrices = [name for name in known if gradients[name].ndim > 1 and gradients[name].numel() >= _MATRIX]
+    shapes = shapes_of(gradients)
+    known = [name for name in by_size(gradients) if name in weights and shapes[name] == tuple(weights[name].shape)]
+    matrices = [name for name in known if len(shapes[name]) > 1 and torch.Size(shapes[name]).numel() >= _MATRIX]
+    if isinstance(gradients, StoredTensors):
+        matrices = matrices[:_FEW]
     seen = [name for name in matrices or known if _is_weight(gradients[name], weights[name])]
     if seen and (matrices or len(seen) == len(known)):
         raise EvidenceError(

@@ -16,10 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.errors import EvidenceError
+from unmask.evidence.tensor_files import StoredTensors, TensorWriter, as_bytes
 from unmask.safe_text import quote_word
 from unmask.whole_files import written_whole
 
 FORMAT = 1
+FORMAT_BY_TENSOR = 2  # has a digest for each tensor, so that each may be read alone
+LARGE_BYTES = 2**30  # of tensors; from here on they are read and written one at a time
+_BY_TENSOR = frozenset({"gradients"})  # kinds whose tensors need not be read at once
 _HEADER = "unmask"
 Evidence = TypeVar("Evidence")
 Kind = TypeVar("Kind", bound=Enum)
@@ -47,13 +51,38 @@ def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], header: Ma
         raise EvidenceError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir():
         raise EvidenceError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    contiguous = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-    stated = {"format": FORMAT, "kind": kind, **header}
-    document = json.dumps({**stated, "digest": _digest(stated, contiguous)}, sort_keys=True)
     with written_whole(path) as temporary:
-        save_file(contiguous, temporary, metadata={_HEADER: document})
+        if kind in _BY_TENSOR and _num_bytes(tensors) >= LARGE_BYTES:
+            outlines = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+            writer = write_by_tensor(temporary, kind, outlines, header)
+            for name in tensors:
+                writer.put(name, tensors[name])
+            writer.finish()
+        else:
+            contiguous = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+            stated = {"format": FORMAT, "kind": kind, **header}
+            document = json.dumps({**stated, "digest": _digest(stated, contiguous)}, sort_keys=True)
+            save_file(contiguous, temporary, metadata={_HEADER: document})
         os.chmod(temporary, 0o600)  # evidence is as sensitive as the secret in it
     return path
+
+
+def write_by_tensor(
+    path: Path, kind: str, outlines: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], header: Mapping[str, Any]
+) -> TensorWriter:
+    """A writer of evidence whose tensors come one at a time; `outlines` are their types and shapes."""
+
+    def state(digests: Mapping[str, str]) -> dict[str, str]:
+        stated = {"format": FORMAT_BY_TENSOR, "kind": kind, **header, "digests": dict(digests)}
+        return {_HEADER: json.dumps({**stated, "digest": _digest(stated, {})}, sort_keys=True)}
+
+    return TensorWriter(path, outlines, state)
+
+
+def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    if isinstance(tensors, StoredTensors):
+        return tensors.num_bytes
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
@@ -63,13 +92,15 @@ def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
         command = f"unmask observe gradients … -o {quote_word(path.name)}"
         raise EvidenceError(f"there is no file {path}; make one with `{command}`")
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with safe_open(path, framework="np") as file:  # torch would map all of it, which a large file may not allow
             header = _header(path, file.metadata())
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        tensors = _open_tensors(path, header, device)
     except (SafetensorError, OSError) as error:
         raise EvidenceError(_foreign(path, error)) from None
     digest = header.pop("digest", None)  # the first files had none
-    if digest is not None and digest != _digest(header, tensors):
+    is_by_tensor = isinstance(tensors, StoredTensors) and header["format"] == FORMAT_BY_TENSOR
+    is_short = is_by_tensor and set(header.get("digests", ())) != set(tensors)
+    if is_short or (digest is not None and digest != _digest(header, {} if is_by_tensor else tensors)):
         raise EvidenceError(
             f"{path} is damaged: its content is not what was written (the digest differs); copy it again, or make the "
             "evidence again"
@@ -83,13 +114,22 @@ def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
         ) from None
 
 
+def _open_tensors(path: Path, header: Mapping[str, Any], device: str | torch.device) -> Mapping[str, Tensor]:
+    """The tensors of a file: all of them, or, of a large update, each when it is asked for."""
+    is_large = header["format"] == FORMAT_BY_TENSOR or path.stat().st_size >= LARGE_BYTES
+    if is_large and header["kind"] in _BY_TENSOR:
+        return StoredTensors.open(path, header.get("digests", {}), _require_finite_one).to(device)
+    with safe_open(path, framework="pt", device=str(device)) as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+
+
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """A hash of everything that a file says, so that a flipped bit is no evidence."""
     digest = hashlib.blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode("utf-8", "surrogatepass"))
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(as_bytes(tensor).data)
     return digest.hexdigest()
 
 
@@ -105,9 +145,10 @@ def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
         header = None
     if not isinstance(header, dict) or type(header.get("format")) is not int or header["format"] < 1:
         raise EvidenceError(f"the unmask header of {path} is damaged; make the evidence again")
-    if header["format"] > FORMAT:
+    if header["format"] > FORMAT_BY_TENSOR:
         raise EvidenceError(
-            f"{path} has evidence format {header['format']}, this version reads up to {FORMAT}; upgrade unmask"
+            f"{path} has evidence format {header['format']}, this version reads up to {FORMAT_BY_TENSOR}; "
+            "upgrade unmask"
         )
     if not isinstance(header.get("kind"), str) or header["kind"] not in _READERS:
         raise EvidenceError(
@@ -159,6 +200,8 @@ def require_floats(tensors: Mapping[str, Tensor], advice: str = _OVERFLOW) -> Ma
     """
     if not isinstance(tensors, Mapping):
         raise EvidenceError(f"tensors must come with their names, got {type(tensors).__name__}; pass a dictionary")
+    if isinstance(tensors, StoredTensors):
+        return tensors  # each is checked when it is read
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise EvidenceError(f"'{name}' must be a tensor, got {type(tensor).__name__}; use torch.as_tensor(…)")
@@ -188,6 +231,11 @@ def _require_finite(tensors: Mapping[str, Tensor], advice: str) -> None:
                 f"'{name}' holds {bad} of {tensor.numel()} values that are NaN or Inf, and no attack can use it; "
                 f"{advice}"
             )
+
+
+def _require_finite_one(name: str, tensor: Tensor) -> None:
+    """The same for a tensor that is read alone; float8 is looked at in float32."""
+    _require_finite({name: tensor.float() if _is_float8(tensor) else tensor}, _OVERFLOW)
 
 
 def _has_finite_sum(tensor: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import ChainMap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,6 +19,7 @@ from unmask.arguments import require_count, require_member, require_number
 from unmask.errors import EvidenceError
 from unmask.evidence.captured import check_factors, name_tensors, plain_name, refuse_weights
 from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
+from unmask.evidence.tensor_files import StoredTensors, by_size, shapes_of
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.linear import Role
@@ -147,7 +149,7 @@ class GradientEvidence:
 
     def check(self, model: Model | EncoderDecoder) -> None:
         """Refuse evidence of another model (other weights, parameters, shapes), weights, and numbers near zero."""
-        largest = max((float(tensor.abs().max()) for tensor in self.gradients.values() if tensor.numel()), default=0.0)
+        largest = _largest_entry(self.gradients)
         if 0 < largest < _SMALLEST:
             raise EvidenceError(
                 f"the largest entry of this update is {largest:.1e}: float32 cannot square such numbers, so nothing "
@@ -162,10 +164,10 @@ class GradientEvidence:
             )
         weights = dict(model.named_parameters())
         shapes = {name: tuple(parameter.shape) for name, parameter in weights.items()}
-        for name, tensor in self.gradients.items():
-            if name in shapes and tuple(tensor.shape) != shapes[name]:
+        for name, shape in shapes_of(self.gradients).items():
+            if name in shapes and shape != shapes[name]:
                 raise EvidenceError(
-                    f"the gradient of '{name}' has shape {tuple(tensor.shape)}, the parameter has {shapes[name]}; "
+                    f"the gradient of '{name}' has shape {shape}, the parameter has {shapes[name]}; "
                     "was it flattened or sharded on the way?"
                 )
         factors: Collection[str] = ()
@@ -195,8 +197,10 @@ class GradientEvidence:
 
     def only(self, *patterns: str) -> GradientEvidence:
         """The part of the update whose names contain one of the patterns."""
-        kept = {name: g for name, g in self.gradients.items() if any(pattern in name for pattern in patterns)}
-        return self._changed(gradients=kept)
+        names = [name for name in self.gradients if any(pattern in name for pattern in patterns)]
+        if isinstance(self.gradients, StoredTensors):
+            return self._changed(gradients=self.gradients.only(names))
+        return self._changed(gradients={name: self.gradients[name] for name in names})
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """The gradients by parameter name, as defences change them."""
@@ -209,7 +213,10 @@ class GradientEvidence:
     def to(self, device: str | torch.device) -> GradientEvidence:
         """The same evidence on another device."""
         gradients, adapters = (
-            {name: tensor.to(device) for name, tensor in part.items()} for part in (self.gradients, self.adapters)
+            part.to(device)
+            if isinstance(part, StoredTensors)
+            else {name: tensor.to(device) for name, tensor in part.items()}
+            for part in (self.gradients, self.adapters)
         )
         return self._changed(
             gradients=gradients, adapters=adapters, head=None if self.head is None else self.head.to(device)
@@ -234,14 +241,27 @@ class GradientEvidence:
         }
         adapters = {_ADAPTER + name: tensor for name, tensor in self.adapters.items()}
         head = {} if self.head is None else {_HEAD: self.head}
-        return write(path, "gradients", {**self.gradients, **adapters, **head}, header)
+        return write(path, "gradients", ChainMap({**adapters, **head}, self.gradients), header)  # type: ignore[arg-type]
+
+
+def _largest_entry(gradients: Mapping[str, Tensor]) -> float:
+    """The largest entry of an update; the first one that is no small number where there is one."""
+    largest = 0.0
+    for name in by_size(gradients):
+        tensor = gradients[name]
+        largest = max(largest, float(tensor.abs().max()) if tensor.numel() else 0.0)
+        if largest >= _SMALLEST:
+            break
+    return largest
 
 
 @reads("gradients")
 def _read(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> GradientEvidence:
-    adapters = {name.removeprefix(_ADAPTER): t for name, t in tensors.items() if name.startswith(_ADAPTER)}
+    adapters = {name.removeprefix(_ADAPTER): tensors[name] for name in tensors if name.startswith(_ADAPTER)}
+    names = [name for name in tensors if not name.startswith(_ADAPTER) and name != _HEAD]
+    stored = tensors.only(names) if isinstance(tensors, StoredTensors) else {name: tensors[name] for name in names}
     return GradientEvidence(
-        gradients={name: t for name, t in tensors.items() if not name.startswith(_ADAPTER) and name != _HEAD},
+        gradients=stored,
         model_fingerprint=str(header["model_fingerprint"]),
         task=None if header["task"] is None else Task(header["task"]),
         num_texts=header["num_texts"],

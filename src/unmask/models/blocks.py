@@ -24,6 +24,7 @@ from unmask.models.first_inputs import FirstInputs
 from unmask.models.inputs import no_cache
 from unmask.models.layout import ask_bias
 from unmask.models.linear import Role
+from unmask.models.mapped import release
 from unmask.models.record import first_tensor, input_of
 from unmask.models.roles import ATTENTION, MLP, STREAM
 from unmask.shapes import MaskBatch, States, TokenBatch
@@ -230,9 +231,11 @@ class Blocks(FirstInputs):
             return states
         if self._place(block).problem:
             return self._run_block(block, states, positions, mask)
-        return self.after_mlp(
+        left = self.after_mlp(
             block, self.after_attention(block, states, self.mixed_values(block, states, positions, mask))
         )
+        release(self._block(block))
+        return left
 
     def _run_block(self, block: int, states: States, positions: TokenBatch, mask: MaskBatch) -> States:
         """The same by the block as it is, with what the model itself would give it."""

@@ -14,6 +14,7 @@ from unmask.models.adapter import Model
 from unmask.models.catalog import load_pretrained
 from unmask.models.dequantise import dequantise
 from unmask.models.encoder_decoder import EncoderDecoder
+from unmask.models.mapped import release_blocks
 from unmask.models.peft_adapters import Adapters, split_adapters
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
@@ -36,6 +37,7 @@ def load_model(
     """
     if isinstance(source, (str, Path)):
         hf, found_tokenizer = load_pretrained(str(source), dtype=dtype, device=device)
+        release_blocks(hf)
         return adapt(hf, tokenizer or found_tokenizer)
     return adapt(source, tokenizer)
 

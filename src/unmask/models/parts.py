@@ -80,6 +80,11 @@ class Parts(Vocabulary):
     def _block(self, block: int) -> Any:
         return self.body.get_submodule(self._place(block).name)
 
+    def block_module(self, block: int) -> nn.Module:
+        """A block as transformers runs it."""
+        found: nn.Module = self._block(block)
+        return found
+
     def _module(self, block: int, name: str) -> nn.Module:
         return self._block(block).get_submodule(name)
 

@@ -13,7 +13,7 @@ from unmask.arguments import require_member
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
-from unmask.models.inputs import training_mode
+from unmask.models.inputs import no_cache, training_mode
 from unmask.models.load import require_model
 from unmask.protocols.batch import Batch, Texts, make_batch
 from unmask.protocols.client import (
@@ -95,4 +95,5 @@ def next_token_loss(model: Model, batch: Batch) -> Tensor:
     """
     require_next_token(model, batch)
     labels = batch.tokens.masked_fill(~batch.mask, -100)
-    return model.hf(input_ids=batch.tokens, attention_mask=batch.mask.long(), labels=labels).loss
+    inputs = {"input_ids": batch.tokens, "attention_mask": batch.mask.long(), "labels": labels}
+    return model.hf(**inputs, **no_cache(model.hf)).loss

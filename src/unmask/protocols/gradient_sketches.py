@@ -16,8 +16,7 @@ Cost: a·b·k for each layer. Source: Freivalds' check of matrix products, with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -131,17 +130,3 @@ def _can_sketch(module: nn.Module) -> bool:
 
 def _weight(module: nn.Module) -> Tensor:
     return module.get_parameter("weight")
-
-
-@contextmanager
-def only_trainable(model: Model, names: Collection[str]) -> Iterator[None]:
-    """Gradients for the parameters that an update holds, and for no others; afterwards as it was."""
-    parameters = dict(model.named_parameters())
-    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
-        parameter.requires_grad_(name in names)
-    try:
-        yield
-    finally:
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(before[name])

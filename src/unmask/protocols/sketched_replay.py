@@ -20,7 +20,8 @@ from torch.nn import functional
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.models.inputs import training_mode
-from unmask.protocols.gradient_sketches import GradientSketches, Sketch, only_trainable
+from unmask.protocols.gradient_sketches import GradientSketches, Sketch
+from unmask.protocols.gradient_visits import only_trainable
 
 _ROWS_AT_ONCE = 4096
 _PADDING_ROWS, _PADDING = 24, 0.15  # rows, or a share of them, that cost less than another pass through the model

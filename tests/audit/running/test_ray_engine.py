@@ -72,6 +72,46 @@ def test_a_worker_that_died_for_good_is_an_error_of_its_case(monkeypatch):
     assert "RayActorError" in found.reason
 
 
+def cases_of(num_seeds: int, defences: list[list[str]]) -> list[Case]:
+    return [Case(spec(seed=seed, defences=defence)) for defence in defences for seed in range(num_seeds)]
+
+
+def test_cases_with_one_control_go_to_one_worker():
+    """Each worker that meets a protected case runs its control, so that a plan on n workers would run it n times."""
+    cases = cases_of(4, [[], ["noise:sigma=1e-3"], ["clip:norm=1"]])
+    (families,) = ray_engine.families_of(cases, 2).values()
+    assert [len(family) for family in families] == [3, 3, 3, 3]
+    assert all(len({case["seed"] for case in family}) == 1 for family in families)
+    (split,) = ray_engine.families_of(cases[:1] + cases[4:5], 2).values()  # one family for two workers
+    assert [len(family) for family in split] == [1, 1]
+
+
+class Recorder:
+    """An actor that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.work, self.given = self, []
+
+    def remote(self, case: Case) -> object:
+        self.given.append(case)
+        return object()
+
+
+def test_a_worker_has_the_next_case_before_it_is_done_and_a_dead_one_gives_it_back():
+    cases = cases_of(3, [[], ["clip:norm=1"]])
+    waiting = ray_engine.families_of(cases, 1)
+    slot = ray_engine._Slot(Recorder())
+    slot.fill(waiting)
+    assert [case["seed"] for case in slot.actor.given] == [0, 0]
+    slot.given.pop(next(iter(slot.given)))
+    slot.fill(waiting)
+    assert [case["seed"] for case in slot.actor.given] == [0, 0, 1]
+    slot.give_up(waiting)
+    left = [case for families in waiting.values() for family in families for case in family]
+    assert not slot.given
+    assert {case.id for case in left} == {case.id for case in cases} - {slot.actor.given[0].id}
+
+
 def test_a_cluster_that_is_there_is_joined(monkeypatch):
     """Ray refuses to size the store of a cluster that somebody else started."""
     calls = []

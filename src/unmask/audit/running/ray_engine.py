@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere; must be said before the import
@@ -19,7 +19,7 @@ from unmask.audit.cases.data import DataSet
 from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.result import error_finding
 from unmask.audit.running.engines import EngineSettings
-from unmask.audit.running.worker import Worker
+from unmask.audit.running.worker import Worker, control_case
 from unmask.errors import InputError
 
 try:
@@ -27,8 +27,10 @@ try:
 except ImportError:
     raise InputError("--engine ray needs Ray, which is not installed; run: pip install 'unmask[ray]'") from None
 
+_AHEAD = 2  # cases that a worker is given: the one that it runs, and the next
 _RETRIES = 3  # of a case whose worker died
 _OBJECT_STORE_BYTES = 256 * 2**20  # cases and findings are small
+Families = deque[deque[Case]]
 
 
 class _Actor:
@@ -44,11 +46,29 @@ class _Actor:
 
 @dataclass
 class _Slot:
-    """An actor, the model that it holds, and the case that it works on."""
+    """An actor, the model that it holds, the rest of its family, and what it was given, in the order that it runs."""
 
     actor: Any
-    model: str
-    case: Case
+    model: str = ""
+    family: deque[Case] = field(default_factory=deque)
+    given: dict[Any, Case] = field(default_factory=dict)  # by what Ray hands out for each
+
+    def fill(self, waiting: dict[str, Families]) -> None:
+        """Give it the case that it runs and the next one, where there are any left."""
+        while len(self.given) < _AHEAD and (self.family or waiting):
+            if not self.family:
+                self.model = self.model if self.model in waiting else _longest(waiting)
+                self.family = waiting[self.model].popleft()
+                if not waiting[self.model]:
+                    del waiting[self.model]
+            case = self.family.popleft()
+            self.given[self.actor.work.remote(case)] = case
+
+    def give_up(self, waiting: dict[str, Families]) -> None:
+        """Put back what it has not begun."""
+        for case in (*self.given.values(), *self.family):
+            waiting.setdefault(case["model"], deque()).append(deque([case]))
+        self.given.clear()
 
 
 def run_on_ray(cases: Sequence[Case], settings: EngineSettings) -> Iterator[Finding]:
@@ -62,36 +82,48 @@ def run_on_ray(cases: Sequence[Case], settings: EngineSettings) -> Iterator[Find
 
 
 def _schedule(cases: Sequence[Case], settings: EngineSettings) -> Iterator[Finding]:
-    waiting: dict[str, deque[Case]] = {}
-    for case in cases:
-        waiting.setdefault(case["model"], deque()).append(case)
+    """Workers have a case and the next one, so that none waits while the driver writes a finding."""
     options, device, num_slots = _resources(settings)
-    running: dict[Any, _Slot] = {}
-    while waiting or running:
-        while waiting and len(running) < num_slots:
+    waiting = families_of(cases, num_slots)
+    slots: list[_Slot] = []
+    while waiting or slots:
+        while waiting and len(slots) < num_slots:
             actor = ray.remote(**options)(_Actor).remote(dict(settings.data), device, settings.threads)
-            _submit(actor, _longest(waiting), waiting, running)
-        (reference,), _ = ray.wait(list(running), num_returns=1)
-        slot = running.pop(reference)
-        finding, alive = _result(reference, slot.case)
-        if alive and waiting:  # its own model, or another one: a new process would take seconds to start
-            _submit(slot.actor, slot.model if slot.model in waiting else _longest(waiting), waiting, running)
+            slots.append(_Slot(actor))
+            slots[-1].fill(waiting)
+        ready, _ = ray.wait([each for slot in slots for each in slot.given], num_returns=1)
+        slot = next(slot for slot in slots if ready[0] in slot.given)
+        first = next(iter(slot.given))  # a worker runs its cases in order: if it died, then of this one
+        finding, alive = _result(first, slot.given.pop(first))
+        if alive:
+            slot.fill(waiting)
         else:
+            slot.give_up(waiting)
+        if not slot.given:
             ray.kill(slot.actor)
+            slots.remove(slot)
         yield finding
 
 
-def _longest(waiting: Mapping[str, deque[Case]]) -> str:
+def families_of(cases: Iterable[Case], num_workers: int) -> dict[str, Families]:
+    """Cases by model. Those that share a control are one family: one worker takes them, and runs the control once.
+
+    With fewer families than workers they are split, as workers without work cost more than a control.
+    """
+    found: dict[str, dict[str, deque[Case]]] = {}
+    for case in cases:
+        found.setdefault(case["model"], {}).setdefault((control_case(case) or case).id, deque()).append(case)
+    if sum(map(len, found.values())) >= num_workers:
+        return {model: deque(families.values()) for model, families in found.items()}
+    return {
+        model: deque(deque([case]) for family in families.values() for case in family)
+        for model, families in found.items()
+    }
+
+
+def _longest(waiting: Mapping[str, Families]) -> str:
     """The model with the most cases."""
-    return max(waiting, key=lambda name: len(waiting[name]))
-
-
-def _submit(actor: Any, model: str, waiting: dict[str, deque[Case]], running: dict[Any, _Slot]) -> None:
-    """Give an actor the next case of its model."""
-    case = waiting[model].popleft()
-    if not waiting[model]:
-        del waiting[model]
-    running[actor.work.remote(case)] = _Slot(actor, model, case)
+    return max(waiting, key=lambda name: sum(map(len, waiting[name])))
 
 
 def _result(reference: Any, case: Case) -> tuple[Finding, bool]:

@@ -35,6 +35,7 @@ from unmask.attacks.gradients.replay.arrivals import Arrivals, highest_layer
 from unmask.attacks.gradients.sites import SpanSite, prefix_sites
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
+from unmask.evidence.tensor_files import StoredTensors
 from unmask.models.adapter import Model
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
@@ -233,7 +234,10 @@ def as_gradient(evidence: GradientEvidence) -> GradientEvidence:
     if evidence.update is not Update.DELTA or evidence.num_steps not in (None, 1) or not plain:
         return evidence
     rate = evidence.learning_rate or 1.0
-    gradients = {name: delta / -rate for name, delta in evidence.gradients.items()}
+    sent = evidence.gradients
+    if isinstance(sent, StoredTensors):
+        return replace(evidence, gradients=sent.divided_by(-rate), update=Update.GRADIENT)
+    gradients = {name: delta / -rate for name, delta in sent.items()}
     return replace(evidence, gradients=gradients, update=Update.GRADIENT)
 
 

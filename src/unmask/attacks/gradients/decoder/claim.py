@@ -19,7 +19,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.protocols.replay import why_too_long
+from unmask.protocols.replay import why_not_replayed
 from unmask.recovery import (
     Ambiguity,
     AmbiguityKind,
@@ -272,7 +272,7 @@ def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[
     if not findings.has_ends:
         problems.append(_no_ends(findings))
     if not findings.explains_everything:
-        problems.append(why_too_long(evidence) or _describe_unexplained(findings, rank))
+        problems.append(why_not_replayed(evidence, by_tensor=True) or _describe_unexplained(findings, rank))
     if evidence.num_texts is not None and len(texts) > evidence.num_texts:
         problems.append(f"the batch holds {evidence.num_texts} texts, so these are too many, and none is certain")
     open_counts = {p.reason for text in texts for p in text.ambiguities if p.kind is AmbiguityKind.COUNT}

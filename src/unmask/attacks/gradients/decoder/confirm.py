@@ -23,6 +23,7 @@ from unmask.attacks.gradients.replay.arrivals import Arrivals, TextInput, replay
 from unmask.attacks.gradients.replay.client import ClientReplay, replay_client
 from unmask.attacks.gradients.replay.later_spans import IN_SPAN, distances_of_ends, lies_in, spans_of_blocks
 from unmask.evidence.gradients import GradientEvidence, Update
+from unmask.evidence.tensor_files import by_size
 from unmask.linalg.coarse import Coarseness, storage_of
 from unmask.models.adapter import Model
 from unmask.protocols.replay import Agreement
@@ -163,7 +164,7 @@ def is_coarse(evidence: GradientEvidence, model: Model) -> bool:
     if evidence.compute_dtype in (torch.bfloat16, torch.float16):
         return True
     # Any tensor tells: the smallest that has entries enough to see levels in.
-    sizes = sorted(evidence.gradients, key=lambda name: evidence.gradients[name].numel())
+    sizes = by_size(evidence.gradients)
     telling = next((name for name in sizes if int(evidence.gradients[name].count_nonzero()) >= _TELLING), sizes[-1])
     update = evidence.gradients[telling]
     if storage_of(update).kind is Coarseness.FINE:

@@ -26,7 +26,7 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import Gap
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
-from unmask.protocols.replay import why_too_long
+from unmask.protocols.replay import why_not_replayed
 from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
 _ALIKE = 0.7  # guesses that share more than this part of their tokens count as one
@@ -228,7 +228,7 @@ def _status(evidence: GradientEvidence, findings: EncoderResult, texts: Sequence
         why = findings.originals if isinstance(findings.originals, str) else _why_not_certain(findings)
         problems.append(f"{num_found - num_certain} more are not certain: {why}")
     if not findings.explains_everything:
-        problems.append(why_too_long(evidence) or _describe_unexplained(findings))
+        problems.append(why_not_replayed(evidence) or _describe_unexplained(findings))
     if evidence.num_texts is None:
         problems.append(
             "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"

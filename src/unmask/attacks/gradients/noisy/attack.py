@@ -33,7 +33,7 @@ from unmask.linalg.gap import Gap
 from unmask.linalg.noise import estimate_noise
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
-from unmask.protocols.replay import why_too_long
+from unmask.protocols.replay import why_not_replayed
 from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
 
 _ROUNDING = 1e-6  # of the largest entry: float32 leaves less in directions without signal
@@ -80,7 +80,7 @@ class NoisyAttack:
             if role is not None and not claimed <= set(tokens):
                 found = self._search(run, evidence, model, sites, role, sorted(claimed | set(tokens)))
         if not found.is_confirmed:
-            why = _UNSTABLE if found.confirmation.is_unstable else why_too_long(evidence) or NO_ORDER
+            why = _UNSTABLE if found.confirmation.is_unstable else why_not_replayed(evidence) or NO_ORDER
             return claim_bag(run, bag, guesses=found.guesses(evidence, model), why=why)
         return self._claim(run, evidence, model, bag, found)
 

@@ -26,7 +26,7 @@ from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_tied
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Attended, Model
 from unmask.models.linear import Role
-from unmask.protocols.replay import Agreement, agree, only_trainable, tolerance_of
+from unmask.protocols.replay import Agreement, agree, only_trainable, tolerance_of, why_too_large
 
 _CONDITION = 1e2  # least squares spreads the rounding of float32 by the condition of A; up to here it does not show
 _MOST_LENIENT = 1e-2  # a wrong text differs by more, whatever the condition
@@ -95,6 +95,8 @@ def replay_arrivals(
 
     Embedding rows of `equal` tokens are compared together.
     """
+    if why_too_large(evidence):
+        return None
     top = highest_layer(evidence, model)
     if top is None or not 0 < len(rows) <= top.gradient.shape[0]:
         return None

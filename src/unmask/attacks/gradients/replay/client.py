@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,7 +10,7 @@ from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, agree, can_replay, replay, replay_sketched
+from unmask.protocols.replay import Agreement, can_replay, replay_and_agree
 
 _MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
 _MOST_SWAPS = 32  # single tokens of a class that are tried in another member's place
@@ -37,7 +36,8 @@ def replay_client(
 ) -> ClientReplay:
     """The best agreement over the sides that batches are padded on; then which member of a class is meant."""
     total = sum(ending.count for ending in endings)
-    if not endings or not can_replay(evidence, total) or max(len(e.node[1]) for e in endings) > model.max_positions:
+    is_stated = bool(endings) and can_replay(evidence, total, by_tensor=True)
+    if not is_stated or max(len(e.node[1]) for e in endings) > model.max_positions:
         return ClientReplay(endings)
     sides: list[Literal["left", "right"]] = ["left"] if any(e.node[0] for e in endings) else ["right", "left"]
     if len({len(ending.node[1]) for ending in endings}) == 1:
@@ -46,17 +46,8 @@ def replay_client(
     used = [token for token in equal if any(token in ending.node[1] for ending in endings)]
 
     def run(chosen: list[TextEnding], side: Literal["left", "right"], classes: Sequence[tuple[int, ...]]) -> Agreement:
-        counts: Counter[tuple[int, ...]] = Counter()
-        for ending in chosen:
-            counts[ending.node[1]] += ending.count
-        sketched = replay_sketched(evidence, model, counts) if side == "right" else None
-        if sketched is not None:
-            agreement = agree(evidence, sketched, by_token=by_token, equal=classes)
-            if agreement.holds:
-                return agreement
-        texts = list(counts.elements())
-        again = replay(evidence, model, texts, padding_side=side)
-        return agree(evidence, again, by_token=by_token, equal=classes)
+        texts = [ending.node[1] for ending in chosen for _ in range(ending.count)]
+        return replay_and_agree(evidence, model, texts, padding_side=side, by_token=by_token, equal=classes)
 
     try:
         found = [(run(endings, side, [equal[token] for token in used]), side) for side in sides[:1]]
