@@ -16,9 +16,7 @@ class SearchSettings:
     unique_share: float = 0.9  # from here on a token stands at one position only, and leaves the search with its text
     spread_share: float = 0.6  # a token whose largest share is below this may stand anywhere
     clear_anchor: float = 0.8  # the share of a place to start from, in the first pass
-    least_share: float = (
-        0.05  # of the prior: the least that a place starts from in the first pass; later all of it
-    )
+    least_share: float = 0.05  # of the prior: the least that a place starts from in the first pass; later all of it
     least_anchor: float = 0.02  # the same in later passes: every place that may hold a token
     num_output_probes: int = 64  # equations of the output projection; more is slower and tells more places apart
     fewest_equations: int = 48  # for the shortest lists of candidates
