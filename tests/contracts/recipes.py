@@ -281,17 +281,19 @@ class LayerInput(Recipe):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StackInput(Recipe):
-    """Three definite layers of 3 tokens of width 6."""
+    """Three definite layers of 3 tokens of width 12; they are sharp, so that three of them leave digits."""
 
     def observe(self, path: Path | None = None) -> AttentionStackEvidence:
         return self._stack()[0]
 
-    def _stack(self, value_width: int = 6) -> tuple[AttentionStackEvidence, Tensor]:
-        return random_stack("pd", 3, 6, 3, e=value_width)
+    def _stack(self, value_width: int = 12) -> tuple[AttentionStackEvidence, Tensor]:
+        return random_stack("pd", 3, 12, 3, 3.0, e=value_width)
 
     def tensors(self, evidence: AttentionStackEvidence) -> Mapping[str, Tensor]:
         weights = {
-            f"{index}.{name}": getattr(layer, name) for index, layer in enumerate(evidence.layers) for name in "WV"
+            f"layers.{index}.{name}": getattr(layer, name)
+            for index, layer in enumerate(evidence.layers)
+            for name in "WV"
         }
         return {**weights, "output": evidence.output}
 
@@ -305,7 +307,7 @@ class StackInput(Recipe):
 
     def controls(self) -> Iterator[tuple[str, AttentionStackEvidence]]:
         """The last V is wide, so that noise is no output of the stack."""
-        evidence, _ = self._stack(value_width=9)
+        evidence, _ = self._stack(value_width=16)
         output = {"output": evidence.output}
         yield "noise", replace(evidence, **controls.noise_of_the_same_norm(output, 0))
         yield "shuffled entries", replace(evidence, **controls.shuffle_entries(output, seed=3))

@@ -41,7 +41,7 @@ def random_stack(
     output = X
     for index in range(num_layers):
         at = 1000 * seed + 10 * index
-        V = torch.linalg.qr(gaussian(at + 2, d, d)).Q
+        V = torch.linalg.qr(gaussian(at + 2, d, d)).Q.contiguous()
         if index == num_layers - 1 and e > d:
             V = torch.cat([V, gaussian(at + 4, d, e - d) / d**0.5], dim=1)
         layers.append(AttentionLayer(scores_matrix(family, d, sharpness, at), V, causal))

@@ -38,8 +38,6 @@ from unmask.linalg.coarse import relative_rounding
 from unmask.linalg.softmax_attention import AttentionMap
 from unmask.recovery import Certificate, Recovery, Status
 
-USED = ("W", "V", "output")
-
 
 @dataclass(frozen=True)
 class Chain:
@@ -132,7 +130,7 @@ class AttentionStackAttack:
         exact = [chain for chain in chains if chain.preimage is not None and chain.preimage.residual <= tolerance]
         found = self._join(exact, cut, evidence.row_norms is not None)
         if not exact:
-            return _refuse(ended, found, run)
+            return _refuse(evidence, ended, found, run)
         status, reason = _judge(exact, ended, found, rounding, len(evidence.layers))
         certificate = Certificate(
             claim=f"each of the {len(exact)} inputs listed gives this output under the weights given; {reason}",
@@ -147,7 +145,7 @@ class AttentionStackAttack:
                 "num_dead_ends": float(len(ended)),
             },
         )
-        return Recovery(found, status, reason, certificate, run.cost(), USED)
+        return Recovery(found, status, reason, certificate, run.cost(), _used(evidence))
 
     def _join(self, chains: list[Chain], cut: bool, normed: bool) -> Preimages:
         """The pre-images of the stack; how hard they were looked for is what the weakest layer says."""
@@ -194,8 +192,16 @@ def _judge(
     )
 
 
-def _refuse(ended: list[Recovery[Preimages]], found: Preimages, run: Run) -> Recovery[Preimages]:
+def _used(evidence: AttentionStackEvidence) -> tuple[str, ...]:
+    """Tensors as the file of the evidence names them."""
+    weights = [f"layers.{index}.{name}" for index in range(len(evidence.layers)) for name in "WV"]
+    return (*weights, "output", *(() if evidence.row_norms is None else ("row_norms",)))
+
+
+def _refuse(
+    evidence: AttentionStackEvidence, ended: list[Recovery[Preimages]], found: Preimages, run: Run
+) -> Recovery[Preimages]:
     """Nothing reaches the bottom: the first layer at which a chain ended says why."""
     reason = ended[0].reason if ended else "no chain of pre-images gives the output again"
     status = ended[0].status if ended else Status.NOTHING_FOUND
-    return Recovery(found, status, reason, Certificate.none(reason), run.cost(), USED)
+    return Recovery(found, status, reason, Certificate.none(reason), run.cost(), _used(evidence))

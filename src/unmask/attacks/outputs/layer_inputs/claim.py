@@ -74,7 +74,7 @@ def claim_preimages(
             "value_condition": posed.value_condition,
         },
     )
-    return Recovery(found, status, reason, certificate, run.cost(), USED)
+    return Recovery(found, status, reason, certificate, run.cost(), (*USED, "row_norms") if found.normed else USED)
 
 
 def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_power: float) -> tuple[Status, str]:
