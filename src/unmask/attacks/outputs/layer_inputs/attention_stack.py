@@ -106,15 +106,20 @@ class AttentionStackAttack:
     def _check(self, evidence: AttentionStackEvidence, chain: Chain) -> Chain:
         """The evidence, recomputed through all layers."""
         assert chain.preimage is not None  # there is at least one layer
-        B = X = chain.X
+        B = chain.X
         for layer in evidence.layers:
             W, V = (tensor.detach().to("cpu", torch.float64) for tensor in (layer.W, layer.V))
             B = AttentionMap(W * layer.scale, layer.causal)(B) @ V
         output = evidence.output.detach().to("cpu", torch.float64)
         residual = float((B - output).norm() / output.norm())
-        unique = chain.preimage.unique_within if chain.certified else 0.0
-        known = {"residual": residual, "radius": chain.error, "unique_within": unique}
-        return replace(chain, X=X, preimage=replace(chain.preimage, inverse_norm=chain.amplification, **known))
+        checked = replace(
+            chain.preimage,
+            residual=residual,
+            radius=chain.error,
+            unique_within=chain.preimage.unique_within if chain.certified else 0.0,
+            inverse_norm=chain.amplification,
+        )
+        return replace(chain, preimage=checked)
 
     def _claim(
         self,

@@ -79,7 +79,8 @@ def normed_starts(
     """Solutions of the first order and noise in turn, all rows with their norms; the first one is without noise."""
     Y = problem.Y
     noise = torch.randn(2, num_starts, *Y.shape, generator=generator, dtype=Y.dtype)
-    levels = torch.logspace(*map(math.log10, _NOISE), num_starts, dtype=Y.dtype)[:, None, None]
+    low, high = map(math.log10, _NOISE)
+    levels = torch.logspace(low, high, num_starts, dtype=Y.dtype)[:, None, None]
     levels[0] = 0
     size = (Y - Y.mean(0)).norm() / Y.numel() ** 0.5
     linear = invert_first_order(problem.W, Y + levels * size * noise[0], num_steps=_HALVINGS)
