@@ -85,6 +85,11 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         },
         "queries.logits": {"logits": "hidden size and output layer of SmolLM2-135M behind an OpenAI-style server"},
     },
+    "paper": {
+        "paper.unmasking": {
+            "unmasking": "arXiv 2310.12462, whole: stacks, descent, wrong weights, bounds, indefinite W"
+        },
+    },
     "models": {
         "models.editions": {"editions": "the same work in two editions of the package, in turns"},
     },

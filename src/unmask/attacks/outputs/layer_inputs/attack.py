@@ -125,7 +125,7 @@ class AttentionAttack:
             own = Search(() if first is None else (first,), 0, 0)
             search = (
                 own
-                if self._is_beyond_proof(problem, first)
+                if self._is_beyond_proof(problem, first) or _is_near_norms(posed, problem, first)
                 else join_searches([own, self._search(problem, posed.norms, generator)], size)
             )
         roots = merge_roots([self._polish(problem, root) for root in search.roots], size)
@@ -152,9 +152,10 @@ class AttentionAttack:
     def _search(self, problem: AttentionProblem, norms: Tensor | None, generator: torch.Generator) -> Search:
         """Other roots: large problems without matrices, small ones (and those that this fails on) in batches."""
         tolerance, size = self._absolute(problem), float(problem.Y.norm())
+        if norms is not None and problem.size > self.dense_limit:
+            return Search((), 0, 0)
         if norms is not None:
-            num_starts = self.num_normed_starts if problem.size <= self.dense_limit else 0
-            limits = {"num_starts": num_starts, "max_steps": self.max_steps}
+            limits = {"num_starts": self.num_normed_starts, "max_steps": self.max_steps}
             return search_with_norms(problem, norms, tolerance=tolerance, generator=generator, **limits)
         search = Search((), 0, 0)
         if problem.size > self.batch_from and problem.is_definite:
@@ -194,6 +195,11 @@ class AttentionAttack:
 
     def _absolute(self, problem: AttentionProblem) -> float:
         return self.tolerance * float(problem.Y.norm())
+
+
+def _is_near_norms(posed: Posed, problem: AttentionProblem, root: Tensor | None) -> bool:
+    """Whether a root has the norms that are known: no search finds another one that has."""
+    return root is not None and posed.norms is not None and norm_error(problem.lift(root), posed.norms) <= NEAR
 
 
 def _has_norms(posed: Posed, preimage: Preimage) -> bool:

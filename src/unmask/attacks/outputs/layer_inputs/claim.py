@@ -6,6 +6,7 @@ pre-images may be called what is in `attack.py`.
 
 from __future__ import annotations
 
+from unmask.attacks.outputs.layer_inputs.known_norms import norm_error
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem, Posed
 from unmask.attacks.run import Run
@@ -102,10 +103,11 @@ def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_powe
     premise = "" if found.normed or posed.V.shape[1] > posed.V.shape[0] else f"; {_PREMISE}"
     if found.proved_complete:
         return Status.RECOVERED, f"the only pre-image (proved by enumeration){premise}"
-    if found.normed:
+    if posed.norms is not None:
+        error = norm_error(found.X, posed.norms)
         return Status.RECOVERED, (
-            f"locally unique (Newton–Kantorovich), and its {len(posed.Y)} rows have the known norms, equations that no "
-            "other input meets but by coincidence; that there is none is not proved"
+            f"locally unique (Newton–Kantorovich), and its {len(posed.Y)} rows have the known norms to {error:.0e}, "
+            "equations that another input meets by coincidence alone; that there is none is not proved"
         )
     local = "locally unique (Newton–Kantorovich), no other pre-image found"
     if not found.definite:
