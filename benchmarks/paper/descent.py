@@ -21,9 +21,9 @@ from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem, pose
 from unmask.attacks.outputs.layer_inputs.starts import random_starts
 from unmask.scores.inputs import relative_error
 
-RATES = {"gradient descent": (0.01, 0.03, 0.1, 0.3, 1.0), "Adam": (1e-3, 3e-3, 0.01, 0.03, 0.1)}
+RATES = {"gradient descent": (0.03, 0.1, 0.3, 1.0, 3.0), "Adam": (1e-3, 3e-3, 0.01, 0.03, 0.1)}
 NUM_STARTS = 8  # the output itself, and seven of the search's
-MAX_STEPS = 3000
+MAX_STEPS = 10_000
 RIGHT = {"1e-2": 1e-2, "1e-4": 1e-4, "1e-8": 1e-8}
 GRID = (("pd", 4, 8), ("pd", 8, 16), ("pd", 16, 32), ("gauss", 4, 8), ("gauss", 8, 16))
 
