@@ -88,6 +88,9 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
     "paper": {
         "paper.dager": {"dager": "DAGER's tables and figures whole, with TAG and LAMP: published numbers beside ours"},
+        "paper.unmasking": {
+            "unmasking": "arXiv 2310.12462, whole: stacks, descent, wrong weights, bounds, indefinite W"
+        },
     },
     "models": {
         "models.editions": {"editions": "the same work in two editions of the package, in turns"},

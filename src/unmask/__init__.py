@@ -20,8 +20,9 @@ _NAMES = {
     "unmask.defences": "defend_states parse_defence parse_oracle_defence",
     "unmask.errors": "UnmaskError",
     "unmask.evidence": (
-        "AttentionEvidence CacheEvidence FunctionOracle GradientEvidence HiddenEvidence Ledger ModuleOracle "
-        "OracleEvidence Site Task Update VectorEvidence load_evidence vectors_of_logits"
+        "AttentionEvidence AttentionLayer AttentionStackEvidence CacheEvidence FunctionOracle GradientEvidence "
+        "HiddenEvidence Ledger ModuleOracle OracleEvidence Site Task Update VectorEvidence load_evidence "
+        "vectors_of_logits"
     ),
     "unmask.integrations.http": "HttpOracle",
     "unmask.linalg.heads": "HeadWeights",
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from unmask.defences import parse_oracle_defence as parse_oracle_defence
     from unmask.errors import UnmaskError as UnmaskError
     from unmask.evidence import AttentionEvidence as AttentionEvidence
+    from unmask.evidence import AttentionLayer as AttentionLayer
+    from unmask.evidence import AttentionStackEvidence as AttentionStackEvidence
     from unmask.evidence import CacheEvidence as CacheEvidence
     from unmask.evidence import FunctionOracle as FunctionOracle
     from unmask.evidence import GradientEvidence as GradientEvidence

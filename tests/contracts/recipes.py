@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from outputs.newton_matrices import GaussNewton
-from tests.attacks.outputs.attention_layers import gaussian, random_layer
+from tests.attacks.outputs.attention_layers import gaussian, random_layer, random_stack
 from tests.attacks.queries.random_heads import random_head, rounded
 from tests.attacks.queries.random_networks import random_layers, random_transformer
 from tests.contracts import controls
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from unmask.attacks.run import Progress, silent
 from unmask.attacks.table import ATTACKS
-from unmask.evidence import AttentionEvidence, GradientEvidence, HiddenEvidence
+from unmask.evidence import AttentionEvidence, AttentionStackEvidence, GradientEvidence, HiddenEvidence
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.logits import FunctionLogitOracle, LogitEvidence
 from unmask.evidence.oracles import question_keys
@@ -279,6 +279,40 @@ class LayerInput(Recipe):
         yield "another layer's", replace(evidence, output=other.output)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StackInput(Recipe):
+    """Three definite layers of 3 tokens of width 12; they are sharp, so that three of them leave digits."""
+
+    def observe(self, path: Path | None = None) -> AttentionStackEvidence:
+        return self._stack()[0]
+
+    def _stack(self, value_width: int = 12) -> tuple[AttentionStackEvidence, Tensor]:
+        return random_stack("pd", 3, 12, 3, 3.0, e=value_width)
+
+    def tensors(self, evidence: AttentionStackEvidence) -> Mapping[str, Tensor]:
+        weights = {
+            f"layers.{index}.{name}": getattr(layer, name)
+            for index, layer in enumerate(evidence.layers)
+            for name in "WV"
+        }
+        return {**weights, "output": evidence.output}
+
+    def faults(self, recovery: Recovery[Any]) -> Iterator[str]:
+        if recovery.status.conclusive and not self.is_found(recovery):
+            yield f"'{recovery.status.value}' with another input"
+
+    def is_found(self, recovery: Recovery[Any]) -> bool:
+        X = self._stack()[1]
+        return float((recovery.value.X - X).norm() / X.norm()) < 1e-8  # rounding, times the layers' condition numbers
+
+    def controls(self) -> Iterator[tuple[str, AttentionStackEvidence]]:
+        """The last V is wide, so that noise is no output of the stack."""
+        evidence, _ = self._stack(value_width=16)
+        output = {"output": evidence.output}
+        yield "noise", replace(evidence, **controls.noise_of_the_same_norm(output, 0))
+        yield "shuffled entries", replace(evidence, **controls.shuffle_entries(output, seed=3))
+
+
 # ---- weights, from answers
 
 
@@ -492,6 +526,7 @@ RECIPES: tuple[Recipe, ...] = (
     texts("stack", "gpt2", GPT2, (STREAM, 1), SHORT),
     *(LayerInput(name="attention", on=f"layer {seed}", seed=seed) for seed in range(2)),
     LayerInput(name="attention", on="causal layer", causal=True),
+    StackInput(name="attention-stack", on="three layers"),
     LayerInput(name="attention-newton", on="layer", status=NOTHING),
     LayerInput(
         name="attention-newton",

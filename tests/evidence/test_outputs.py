@@ -134,6 +134,17 @@ def test_every_attention_header_comes_back(tmp_path, causal, scale):
     assert (after.causal, after.scale) == (causal, scale)
 
 
+def test_known_norms_come_back_and_wrong_ones_are_refused(tmp_path):
+    n = len(attention().output)
+    norms = torch.arange(1.0, n + 1)
+    after = load_evidence(attention(row_norms=norms).save(tmp_path / "attention.safetensors"))
+    assert torch.equal(after.row_norms, norms)
+    assert load_evidence(attention().save(tmp_path / "attention.safetensors")).row_norms is None
+    for wrong in (norms[1:], -norms, norms[None], norms.long(), norms * torch.nan, list(norms)):
+        with pytest.raises(EvidenceError, match="row_norms"):
+            attention(row_norms=wrong)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

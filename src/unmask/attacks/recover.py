@@ -30,6 +30,7 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.evidence.ledger import BudgetSpent, Ledger
 from unmask.evidence.oracles import Oracle, OracleEvidence
 from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
+from unmask.evidence.stacks import AttentionStackEvidence
 from unmask.evidence.vectors import VectorEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.linalg.relu import ReluNetwork
@@ -48,6 +49,7 @@ _CHANNEL_OF = {
     CacheEvidence: "caches",
     VectorEvidence: "vectors",
 }
+_STACK = "attention-stack"
 _NUM_NEW = 4  # questions to a service whose answers were kept from an earlier run
 _ADDED = 20  # times what the oracle adds to an answer
 _CHANGED = 0.1  # of an answer: another layer is off by the order of one
@@ -156,16 +158,26 @@ def as_client_ran_it(model: Model, compute_dtype: torch.dtype) -> Model:
 
 
 def recover_inputs(
-    evidence: AttentionEvidence, *, attack: AttackChoice = None, progress: Progress = silent, seed: int = 0
+    evidence: AttentionEvidence | AttentionStackEvidence,
+    *,
+    attack: AttackChoice = None,
+    progress: Progress = silent,
+    seed: int = 0,
 ) -> Recovery[Preimages]:
-    """All inputs X that the layer may have had: softmax(scale·X W Xᵀ)·X·V = output.
+    """All inputs X that a layer, or a stack of layers, may have had: softmax(scale·X W Xᵀ)·X·V = output.
 
     `recovery.value.X` is the first pre-image, `recovery.value.preimages` all that were found; the status is RECOVERED
     only if there is one, and no sign of another. `attack` as for texts; `seed` is that of the search's starts.
     """
-    if not isinstance(evidence, AttentionEvidence):
-        raise InputError(f"inputs of a layer are recovered from AttentionEvidence, got {type(evidence).__name__}")
-    run = _choose(attack, "attention", "outputs", Secret.INPUTS, seed=seed)
+    if not isinstance(evidence, AttentionEvidence | AttentionStackEvidence):
+        raise InputError(
+            "inputs of layers are recovered from AttentionEvidence or AttentionStackEvidence, got "
+            f"{type(evidence).__name__}"
+        )
+    is_stack = isinstance(evidence, AttentionStackEvidence)
+    if is_stack and not (attack in (None, DEFAULT) or callable(attack) or str(attack).startswith(_STACK)):
+        raise InputError(f"a stack of layers is read by the attack '{_STACK}', got {attack!r}")
+    run = _choose(attack, _STACK if is_stack else "attention", "outputs", Secret.INPUTS, seed=seed)
     recovery: Recovery[Preimages] = run(evidence, progress)
     return recovery
 

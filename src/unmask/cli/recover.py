@@ -77,7 +77,9 @@ def recover_text_command(
 
 @recover.command("inputs")
 def recover_inputs_command(
-    evidence: Annotated[Path, typer.Argument(help="Evidence file of one attention layer: W, V and its output.")],
+    evidence: Annotated[
+        Path, typer.Argument(help="Evidence file of one attention layer, or a stack: W, V and its output.")
+    ],
     attack: AttackOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the pre-images (safetensors).")] = None,
     seed: Annotated[int, typer.Option(help="Seeds the starts of the search.")] = 0,
@@ -90,12 +92,12 @@ def recover_inputs_command(
     Example: [bold]unmask recover inputs layer.safetensors --out inputs.safetensors[/bold]
     """
     from unmask.attacks.recover import recover_inputs
-    from unmask.evidence import AttentionEvidence, load_evidence
+    from unmask.evidence import AttentionEvidence, AttentionStackEvidence, load_evidence
     from unmask.terminal import print_inputs_recovery, progress_bar, write_preimages
 
     refuse_unprintable(attack)
     seen = load_evidence(evidence)
-    if not isinstance(seen, AttentionEvidence):
+    if not isinstance(seen, AttentionEvidence | AttentionStackEvidence):
         raise InputError(
             f"{evidence} holds {type(seen).__name__}, but inputs are recovered from AttentionEvidence; use "
             "`unmask recover text` for gradients and hidden states"

@@ -7,10 +7,13 @@ from unmask.evidence.ledger import Ledger
 from unmask.evidence.next_token import vectors_of_logits
 from unmask.evidence.oracles import FunctionOracle, ModuleOracle, OracleEvidence
 from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
+from unmask.evidence.stacks import AttentionLayer, AttentionStackEvidence
 from unmask.evidence.vectors import VectorEvidence
 
 __all__ = [
     "AttentionEvidence",
+    "AttentionLayer",
+    "AttentionStackEvidence",
     "CacheEvidence",
     "FunctionOracle",
     "GradientEvidence",

@@ -106,13 +106,17 @@ class HiddenEvidence:
 
 @dataclass(frozen=True)
 class AttentionEvidence:
-    """Y = softmax(scale·X W Xᵀ)·X·V of one attention layer, rows being tokens; X is the secret."""
+    """Y = softmax(scale·X W Xᵀ)·X·V of one attention layer, rows being tokens; X is the secret.
+
+    Side knowledge of the adversary: `row_norms`, the norm of each token (√d behind an RMS norm without gains).
+    """
 
     W: Float[Tensor, "d d"]
     V: Float[Tensor, "d e"]
     output: Float[Tensor, "n e"]
     causal: bool = False
     scale: float = 1.0
+    row_norms: Float[Tensor, " n"] | None = None
 
     def __post_init__(self) -> None:
         for name, tensor in require_floats({"W": self.W, "V": self.V, "output": self.output}).items():
@@ -128,11 +132,26 @@ class AttentionEvidence:
                 "expected W (d, d), V (d, e) and output (n, e), got "
                 f"{tuple(self.W.shape)}, {tuple(self.V.shape)} and {tuple(self.output.shape)}"
             )
+        object.__setattr__(self, "row_norms", require_norms(self.row_norms, len(self.output)))
 
     def save(self, path: str | Path) -> Path:
         """Write to a safetensors file."""
         tensors = {"W": self.W, "V": self.V, "output": self.output}
+        tensors |= {} if self.row_norms is None else {"row_norms": self.row_norms}
         return write(path, "attention", tensors, {"causal": self.causal, "scale": self.scale})
+
+
+def require_norms(norms: Tensor | None, n: int) -> Tensor | None:
+    """One positive norm a row, or None."""
+    if norms is None:
+        return None
+    norms = require_floats({"row_norms": norms})["row_norms"]
+    if norms.shape != (n,) or not norms.is_floating_point() or not (norms > 0).all():
+        raise EvidenceError(
+            f"row_norms must be {n} positive numbers, one for each row of the output, got "
+            f"{norms.dtype} of shape {tuple(norms.shape)}; leave them out if they are not known"
+        )
+    return norms
 
 
 @reads("hidden")
@@ -151,5 +170,10 @@ def _read_hidden(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> Hidde
 @reads("attention")
 def _read_attention(tensors: Mapping[str, Tensor], header: dict[str, Any]) -> AttentionEvidence:
     return AttentionEvidence(
-        tensors["W"], tensors["V"], tensors["output"], bool(header["causal"]), float(header["scale"])
+        tensors["W"],
+        tensors["V"],
+        tensors["output"],
+        bool(header["causal"]),
+        float(header["scale"]),
+        tensors.get("row_norms"),
     )

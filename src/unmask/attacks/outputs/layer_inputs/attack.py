@@ -12,7 +12,8 @@ Everything else that was found is PARTIAL: exact pre-images, of which the input 
 
 Notation: Y = B V⁺; W is the scores' matrix with their scale; n, d, r as in `problem.py`.
 Limits: rank V = d. If sym(W) ≻ 0 *every* output has a pre-image, noise too: an exact pre-image of a noisy output is
-not the input that the noise was added to. Indefinite W without a mask: nothing is found from afar at n = 16, d = 32.
+not the input that the noise was added to. Indefinite W without a mask: nothing is found from afar at n = 16, d = 32,
+unless the norms of the rows are known (`known_norms.py`).
 Cost: docs/outputs-solvers.md. Source: ours, after arXiv 2310.12462's problem.
 """
 
@@ -27,7 +28,8 @@ from torch import Tensor
 
 from unmask.attacks.outputs.layer_inputs.causal_search import is_unseen, search_branches
 from unmask.attacks.outputs.layer_inputs.claim import claim_preimages, refuse
-from unmask.attacks.outputs.layer_inputs.preimages import Preimages, certify, inverse_bound, merge_roots
+from unmask.attacks.outputs.layer_inputs.known_norms import NEAR, norm_error, search_with_norms
+from unmask.attacks.outputs.layer_inputs.preimages import Preimage, Preimages, certify, inverse_bound, merge_roots
 from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem, Posed, pose
 from unmask.attacks.outputs.layer_inputs.starts import (
     Search,
@@ -45,6 +47,7 @@ from unmask.solvers.levenberg_marquardt import LevenbergMarquardt
 from unmask.solvers.newton_krylov import NewtonKrylov
 from unmask.solvers.trust_region import Dogleg
 
+_SAME_NORMS = 1e-6  # relative error of the norms of a pre-image of an output that was not rounded
 _POLISH = 1e-3  # of the tolerance; the last Newton step reaches the rounding floor
 
 
@@ -56,7 +59,8 @@ class AttentionAttack:
     `num_starts` starts of a search in batches, for up to `batch_limit` unknowns; `num_large_starts` of one without
     matrices, for more than `batch_from`. `dense_limit`: unknowns up to which J is built. `max_nodes`: rows solved in a
     causal search, each from `num_row_starts`. `least_power`, `least_row_power`: the share of starts that must converge
-    before uniqueness is spoken of; rows are small, so more can be asked of them.
+    before uniqueness is spoken of; rows are small, so more can be asked of them. `num_normed_starts`: where norms of
+    rows are known, at the most.
     """
 
     tolerance: float = 1e-12
@@ -64,6 +68,7 @@ class AttentionAttack:
     num_starts: int = 160
     num_large_starts: int = 30
     num_row_starts: int = 144
+    num_normed_starts: int = 64
     least_power: float = 0.8
     least_row_power: float = 0.95
     batch_from: int = 100
@@ -75,8 +80,11 @@ class AttentionAttack:
 
     def __call__(self, evidence: AttentionEvidence, progress: Progress = silent) -> Recovery[Preimages]:
         """Run the attack; the evidence is left as it is."""
+        return self.invert(pose(evidence), progress)
+
+    def invert(self, posed: Posed, progress: Progress = silent) -> Recovery[Preimages]:
+        """The same of evidence in which V is eliminated, whose output may have an error."""
         run = Run(self.seed, progress)
-        posed = pose(evidence)
         refused = refuse(posed, self.residual_tolerance, run)
         if refused is not None:
             return refused
@@ -109,31 +117,46 @@ class AttentionAttack:
         size = float(problem.Y.norm())
         complete, cut = len(problem.Y) == 1, False
         if problem.causal:
-            search, complete, cut = self._branches(problem, generator, progress)
+            search, complete, cut = self._branches(problem, posed.norms, generator, progress)
         else:
             progress("solving from the output itself", 0, 2)
-            first = self.solve(problem)
+            first = self.solve(problem) if posed.norms is None or problem.is_definite else None
             progress("searching for other pre-images", 1, 2)
             own = Search(() if first is None else (first,), 0, 0)
             search = (
                 own
-                if self._is_beyond_proof(problem, first)
-                else join_searches([own, self._search(problem, generator)], size)
+                if self._is_beyond_proof(problem, first) or _is_near_norms(posed, problem, first)
+                else join_searches([own, self._search(problem, posed.norms, generator)], size)
             )
         roots = merge_roots([self._polish(problem, root) for root in search.roots], size)
         found = [certify(posed, problem, root, self.dense_limit) for root in roots]
         exact = tuple(preimage for preimage in found if preimage.residual <= self.residual_tolerance)
         complete = complete and len(exact) == len(found)
-        unseen = problem.causal and any(is_unseen(posed.W, posed.Y, preimage.X) for preimage in exact)
-        return Preimages(exact, search.num_starts, search.num_converged, problem.is_definite, complete, cut, unseen)
+        kept = tuple(preimage for preimage in exact if _has_norms(posed, preimage))
+        return Preimages(
+            kept,
+            search.num_starts,
+            search.num_converged,
+            definite=problem.is_definite,
+            proved_complete=complete,
+            budget_ended=cut,
+            unseen=problem.causal and any(is_unseen(posed.W, posed.Y, preimage.X) for preimage in kept),
+            normed=posed.norms is not None,
+            num_refused=len(exact) - len(kept),
+        )
 
     def _is_beyond_proof(self, problem: AttentionProblem, root: Tensor | None) -> bool:
         """Whether a root is too large for a dense J and too mixed for the bound without one: no search helps it."""
         return root is not None and problem.size > self.dense_limit and inverse_bound(problem.point(root)) is None
 
-    def _search(self, problem: AttentionProblem, generator: torch.Generator) -> Search:
+    def _search(self, problem: AttentionProblem, norms: Tensor | None, generator: torch.Generator) -> Search:
         """Other roots: large problems without matrices, small ones (and those that this fails on) in batches."""
         tolerance, size = self._absolute(problem), float(problem.Y.norm())
+        if norms is not None and problem.size > self.dense_limit:
+            return Search((), 0, 0)
+        if norms is not None:
+            limits = {"num_starts": self.num_normed_starts, "max_steps": self.max_steps}
+            return search_with_norms(problem, norms, tolerance=tolerance, generator=generator, **limits)
         search = Search((), 0, 0)
         if problem.size > self.batch_from and problem.is_definite:
             starts = random_starts(problem, self.num_large_starts, generator, unmixed=False)
@@ -146,7 +169,7 @@ class AttentionAttack:
         return Search(join_searches([search, batch], size).roots, batch.num_starts, batch.num_converged)
 
     def _branches(
-        self, problem: AttentionProblem, generator: torch.Generator, progress: Progress
+        self, problem: AttentionProblem, norms: Tensor | None, generator: torch.Generator, progress: Progress
     ) -> tuple[Search, bool, bool]:
         """The leaves of the causal search; whether they are proved to be all; whether the budget ended it.
 
@@ -154,6 +177,7 @@ class AttentionAttack:
         """
         branches = search_branches(
             problem,
+            norms=norms,
             tolerance=self._absolute(problem),
             num_starts=self.num_row_starts,
             max_nodes=self.max_nodes,
@@ -171,3 +195,16 @@ class AttentionAttack:
 
     def _absolute(self, problem: AttentionProblem) -> float:
         return self.tolerance * float(problem.Y.norm())
+
+
+def _is_near_norms(posed: Posed, problem: AttentionProblem, root: Tensor | None) -> bool:
+    """Whether a root has the norms that are known: no search finds another one that has."""
+    return root is not None and posed.norms is not None and norm_error(problem.lift(root), posed.norms) <= NEAR
+
+
+def _has_norms(posed: Posed, preimage: Preimage) -> bool:
+    """Whether the rows have the norms that are known, up to what rounding of the output does to them."""
+    if posed.norms is None:
+        return True
+    rounded = preimage.inverse_norm * posed.value_condition * posed.rounding * float(posed.Y.norm() / posed.norms.min())
+    return norm_error(preimage.X, posed.norms) <= min(NEAR, max(_SAME_NORMS, rounded))

@@ -4,7 +4,7 @@
 
 x − y_i lies in the span of the differences y_i − x_k, so a row has q = rank ≤ min(i − 1, r) unknowns. A row may have
 several exact solutions; each is a branch, and depth-first search follows all of them. A branch after which some row has
-no solution is dead.
+no solution is dead. Where norms of rows are known, a row has one equation more, and other solutions are dropped.
 
 Theorem (two tokens): with δ = y_2 − x_1, a = x_1ᵀWδ, b = δᵀWδ and g = (1 − p)/p, p = f_22, the second row is
     log g + a(1 + g) + b(1 + g)² = 0   (⇔ logit p = a/p + b/p²).
@@ -20,7 +20,7 @@ Source: ours.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -37,6 +37,8 @@ _LOG_RANGE = 700.0  # exp(±700) are the ends of float64
 _MOST_LEAVES = 128  # more are a continuum, as where attention is saturated: no search ends there
 _REPEATED = 1e-10  # a row so near to an earlier token, by its norm, is that token up to rounding
 _UNSEEN = 20.0  # e⁻²⁰: a token that gives itself this little weight hides in what is left to rounding
+_CLOSE = 1e-6  # of ‖y‖: from there Newton's method on the square system takes over
+_SAME_NORM = 1e-4  # relative error of a norm that only other solutions have
 _RANK = 1e-10  # differences shorter than this share of the longest add no direction
 _LENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)  # structured starts: y + t·(y − mean), as if t = Σ g_k
 _SHORTEST, _LONGEST = 0.1, 30.0  # random starts, in units of the differences: x is far from y where f_i is small
@@ -44,12 +46,13 @@ _SHORTEST, _LONGEST = 0.1, 30.0  # random starts, in units of the differences: x
 
 @dataclass(frozen=True)
 class RowProblem:
-    """One row given the earlier ones: c ↦ Dᵀ(x̄(x) − y) with x = y + D c."""
+    """One row given the earlier ones: c ↦ Dᵀ(x̄(x) − y) with x = y + D c; below it ‖y‖(‖x‖²/ρ² − 1)/2, if ρ is known."""
 
     W: Float[Tensor, "r r"]
     earlier: Float[Tensor, "m r"]
     y: Float[Tensor, " r"]
     directions: Float[Tensor, "r q"]
+    norm: float | None = None
 
     def inputs(self, cs: Float[Tensor, "k q"]) -> Float[Tensor, "k r"]:
         """x of each c."""
@@ -60,13 +63,17 @@ class RowProblem:
         x = self.inputs(cs)
         f = self._weights(x)
         mixed = f[:, :-1] @ self.earlier + f[:, -1:] * x
-        return (mixed - self.y) @ self.directions
+        missing = (mixed - self.y) @ self.directions
+        if self.norm is None:
+            return missing
+        length = self.y.norm() / 2 * (x.square().sum(1, keepdim=True) / self.norm**2 - 1)
+        return torch.cat([missing, length], dim=1)
 
-    def jacobian(self, c: Float[Tensor, " q"]) -> Float[Tensor, "q q"]:
+    def jacobian(self, c: Float[Tensor, " q"]) -> Float[Tensor, "e q"]:
         """At one point."""
         return self.jacobians(c[None])[0]
 
-    def jacobians(self, cs: Float[Tensor, "k q"]) -> Float[Tensor, "k q q"]:
+    def jacobians(self, cs: Float[Tensor, "k q"]) -> Float[Tensor, "k e q"]:
         """Dᵀ(f_i I + Σ_k f_k (x_k − x̄) ∇S_kᵀ)D, with ∇S_k = W x_k and, for the row itself, (W + Wᵀ)x."""
         x = self.inputs(cs)
         f = self._weights(x)
@@ -78,7 +85,9 @@ class RowProblem:
         slopes[:, -1] += x @ self.W
         J = (offsets @ self.directions).mT @ (slopes @ self.directions)
         J.diagonal(dim1=1, dim2=2).add_(f[:, -1:])
-        return J
+        if self.norm is None:
+            return J
+        return torch.cat([J, (self.y.norm() / self.norm**2 * x @ self.directions)[:, None]], dim=1)
 
     def _weights(self, x: Float[Tensor, "k r"]) -> Float[Tensor, "k m+1"]:
         z = x @ self.W
@@ -109,6 +118,7 @@ class Branches:
 def search_branches(
     problem: AttentionProblem,
     *,
+    norms: Float[Tensor, " n"] | None = None,
     tolerance: float,
     num_starts: int,
     max_nodes: int,
@@ -127,7 +137,8 @@ def search_branches(
             continue
         num_nodes += 1
         progress("searching branches", len(rows), len(Y))
-        found = solve_row(problem.W, rows, Y[len(rows)], tolerance, num_starts, generator)
+        norm = None if norms is None else float(norms[len(rows)])
+        found = solve_row(problem.W, rows, Y[len(rows)], tolerance, num_starts, generator, norm)
         power, complete = min(power, found.power), complete and found.enumerated
         nearest_last = sorted(found.inputs, key=lambda x: -float((x - Y[len(rows)]).norm()))
         stack += [torch.cat([rows, x[None]]) for x in nearest_last]
@@ -141,8 +152,9 @@ def solve_row(
     tolerance: float,
     num_starts: int,
     generator: torch.Generator,
+    norm: float | None = None,
 ) -> RowSolutions:
-    """All solutions of one row that can be found, and whether those are all."""
+    """All solutions of one row that can be found (and have its norm, if that is known), and whether those are all."""
     directions = _directions(y - earlier)
     if directions.shape[1] == 0:  # the first row; or all earlier tokens equal y, and so does this one
         return RowSolutions((y,), 1.0, True)
@@ -153,10 +165,14 @@ def solve_row(
         points = [(x - y) @ directions for x in inputs]
         power, enumerated = 1.0, True
     else:
-        search = search_in_batches(row, _starts(row, num_starts, generator), float(y.norm()), tolerance, max_steps=60)
+        size, starts = float(y.norm()), _starts(row, num_starts, generator)
+        guided = row if norm is None else replace(row, norm=norm)
+        search = search_in_batches(guided, starts, size, tolerance if norm is None else _CLOSE * size, max_steps=60)
         points, power, enumerated = list(search.roots), search.power, False
-    polished = [_polish(row, c, tolerance) for c in points]
-    return RowSolutions(tuple(row.inputs(torch.stack(polished))) if polished else (), power, enumerated)
+    polished = [row.inputs(_polish(row, c, tolerance)[None])[0] for c in points]
+    if norm is not None:
+        polished = [x for x in polished if abs(float(x.norm()) / norm - 1) <= _SAME_NORM]
+    return RowSolutions(tuple(polished), power, enumerated)
 
 
 def is_unseen(W: Float[Tensor, "d d"], Y: Float[Tensor, "n d"], X: Float[Tensor, "n d"]) -> bool:
@@ -236,4 +252,4 @@ def _starts(row: RowProblem, num_starts: int, generator: torch.Generator) -> Flo
 
 def _polish(row: RowProblem, c: Tensor, tolerance: float) -> Tensor:
     """A few Newton steps more: errors of a row are passed on to all later ones."""
-    return iterate(LevenbergMarquardt(1e-3 * tolerance), row, c, max_steps=3).state.x
+    return iterate(LevenbergMarquardt(1e-3 * tolerance), row, c, max_steps=5).state.x

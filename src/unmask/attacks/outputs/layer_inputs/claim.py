@@ -6,6 +6,7 @@ pre-images may be called what is in `attack.py`.
 
 from __future__ import annotations
 
+from unmask.attacks.outputs.layer_inputs.known_norms import norm_error
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem, Posed
 from unmask.attacks.run import Run
@@ -13,7 +14,7 @@ from unmask.recovery import Certificate, Recovery, Status
 
 USED = ("W", "V", "output")
 FEWEST_STARTS = 24  # a search from fewer says nothing: with 24, other roots have at most 3/24 of the starts
-_COARSE = 1e-5  # of the largest entry: coarser than float32
+COARSE = 1e-5  # of the largest entry: coarser than float32
 _PREMISE = "V is square, so noise in the output would not show: it must be exactly what the layer computed"
 _OFF_RANGE_ROUNDINGS = 1e3  # an exact output leaves the row space of V by rounding of its own number type
 
@@ -27,7 +28,8 @@ def refuse(posed: Posed, residual_tolerance: float, run: Run) -> Recovery[Preima
             f"the value matrix has rank {posed.value_rank} of {width}, so a continuum of inputs gives this output",
             run,
         )
-    if posed.off_range > max(residual_tolerance, _OFF_RANGE_ROUNDINGS * posed.rounding):
+    error = posed.output_error / float(posed.B.norm().clamp(min=1e-300))
+    if posed.off_range > max(residual_tolerance, _OFF_RANGE_ROUNDINGS * posed.rounding) + error:
         return _nothing(
             Status.NOTHING_FOUND,
             f"{posed.off_range:.1e} of the output's norm lies outside the row space of the value matrix: no input "
@@ -52,12 +54,13 @@ def claim_preimages(
         return _nothing(Status.BUDGET_EXHAUSTED, "the causal search ended before any branch did", run, found)
     if len(found) == 0:
         exists = "one exists, as sym(W) is positive definite" if found.definite else "there may be none"
-        reason = f"no pre-image found from the output itself and {found.num_starts} starts; {exists}"
+        known = f" whose rows have the known norms ({found.num_refused} have others)" if found.normed else ""
+        reason = f"no pre-image{known} found from the output itself and {found.num_starts} starts; {exists}"
         return _nothing(Status.NOTHING_FOUND, reason, run, found)
     status, reason = _judge(posed, problem, found, least_power)
     worst = max(preimage.residual for preimage in found.preimages)
     certificate = Certificate(
-        claim=f"each of the {len(found)} inputs listed gives the output; {reason}",
+        claim=f"each of the {len(found)} inputs listed gives this output under the weights given; {reason}",
         residual=worst,
         tolerance=residual_tolerance,
         details={
@@ -72,7 +75,7 @@ def claim_preimages(
             "value_condition": posed.value_condition,
         },
     )
-    return Recovery(found, status, reason, certificate, run.cost(), USED)
+    return Recovery(found, status, reason, certificate, run.cost(), (*USED, "row_norms") if found.normed else USED)
 
 
 def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_power: float) -> tuple[Status, str]:
@@ -92,14 +95,20 @@ def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_powe
             "one pre-image found, but a row of the output is an earlier token up to rounding: its own token may be any "
             "that attends to itself too little to be seen"
         )
-    if posed.rounding > _COARSE:
+    if posed.rounding > COARSE:
         return Status.PARTIAL, (
             f"one pre-image found, but the output was rounded to {posed.rounding:.0e} of its largest entry: inputs "
             "near this one give the same output"
         )
-    premise = "" if posed.V.shape[1] > posed.V.shape[0] else f"; {_PREMISE}"
+    premise = "" if found.normed or posed.V.shape[1] > posed.V.shape[0] else f"; {_PREMISE}"
     if found.proved_complete:
         return Status.RECOVERED, f"the only pre-image (proved by enumeration){premise}"
+    if posed.norms is not None:
+        error = norm_error(found.X, posed.norms)
+        return Status.RECOVERED, (
+            f"locally unique (Newton–Kantorovich), and its {len(posed.Y)} rows have the known norms to {error:.0e}, "
+            "equations that another input meets by coincidence alone; that there is none is not proved"
+        )
     local = "locally unique (Newton–Kantorovich), no other pre-image found"
     if not found.definite:
         return Status.PARTIAL, f"{local}; {looked}; sym(W) is indefinite, so others may well exist"

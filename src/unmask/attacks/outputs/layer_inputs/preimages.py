@@ -10,6 +10,9 @@ There is no gauge: with V of full rank no transformation of X leaves F(X)·X·V 
 the same only if they are equal.
 
 Notation: as in `linalg/softmax_attention.py` and `solvers/kantorovich.py`.
+Where B is only known up to `output_error`, its part in Y is added to η, and J is that of the whole problem: then for
+*every* output that near one exact pre-image lies within `radius`.
+
 Limits: float64 with a rounding floor, not interval arithmetic. A degenerate pre-image (J singular: repeated tokens,
 uniform attention) gets no certificate.
 Cost: one SVD of J up to `dense_limit` unknowns; n³ + n²r² beyond.
@@ -62,7 +65,8 @@ class Preimages:
 
     `definite`: sym(W) ≻ 0 where it matters, so the number of pre-images is odd. `proved_complete`: that there are no
     others is proved, not only not found. `budget_ended`: a causal search was cut short. `unseen`: a row of a causal
-    layer leaves its token open, as rounding hides how much it attends to itself.
+    layer leaves its token open, as rounding hides how much it attends to itself. `normed`: the rows have the norms that
+    are known; `num_refused` others had not.
     """
 
     preimages: tuple[Preimage, ...] = ()
@@ -72,6 +76,8 @@ class Preimages:
     proved_complete: bool = False
     budget_ended: bool = False
     unseen: bool = False
+    normed: bool = False
+    num_refused: int = 0
 
     @property
     def X(self) -> Float[Tensor, "n d"]:
@@ -97,7 +103,10 @@ def merge_roots(roots: Iterable[Float[Tensor, " m"]], size: float) -> tuple[Floa
 
 
 def certify(posed: Posed, problem: AttentionProblem, x: Float[Tensor, " m"], dense_limit: int) -> Preimage:
-    """A converged point with its certificate."""
+    """A converged point with its certificate; errors of B may leave the row space, so they need the whole problem."""
+    if posed.output_error > 0:
+        whole = posed.whole_problem()
+        problem, x = whole, whole.flat(problem.lift(x))
     point = problem.point(x)
     bounded = inverse_bound(point)
     if bounded is None and problem.size <= dense_limit:
@@ -114,7 +123,7 @@ def _proof(posed: Posed, problem: AttentionProblem, point: AttentionPoint, inver
     scores = float((point.Z @ point.X.mT).abs().max())
     size_of_X, size_of_Y = float(point.X.norm()), float(problem.Y.norm())
     floor = eps * ((problem.size**0.5 + posed.value_condition) * size_of_Y + 4 * scores * size_of_X)
-    residual = float((point.mixed - problem.Y).norm())
+    residual = float((point.mixed - problem.Y).norm()) + posed.mixed_error
     width = float(torch.linalg.matrix_norm(problem.W, 2))
     longest, n = float(point.X.norm(dim=1).max()), len(point.X)
 

@@ -125,7 +125,8 @@ class Posed:
     """The evidence in float64 with V eliminated.
 
     `off_range` is the share of B that no input can produce (B must lie in the row space of V); `rounding` how coarsely
-    B was rounded, relative to its largest entry: by its number type, or before it was stored in that type.
+    B was rounded, relative to its largest entry: by its number type, or before it was stored in that type. `norms` are
+    those of the rows of X, if they are known. `output_error` bounds ‖B − what the layer gave‖, beyond rounding.
     """
 
     W: Float[Tensor, "d d"]
@@ -137,6 +138,15 @@ class Posed:
     off_range: float
     rounding: float
     causal: bool
+    norms: Float[Tensor, " n"] | None = None
+    output_error: float = 0.0
+
+    @property
+    def mixed_error(self) -> float:
+        """The same for Y: ‖B − …‖/σ_min(V)."""
+        if self.output_error == 0:
+            return 0.0
+        return self.output_error * self.value_condition / float(torch.linalg.matrix_norm(self.V, 2))
 
     def problem(self) -> AttentionProblem:
         """Reduced to the row space of Y."""
@@ -157,7 +167,7 @@ class Posed:
         return float((B - self.B).norm() / self.B.norm().clamp(min=1e-300))
 
 
-def pose(evidence: AttentionEvidence) -> Posed:
+def pose(evidence: AttentionEvidence, output_error: float = 0.0) -> Posed:
     """Eliminate V; the evidence is left as it is."""
     W, V, B = (tensor.detach().to("cpu", torch.float64) for tensor in (evidence.W, evidence.V, evidence.output))
     left, sizes, right = torch.linalg.svd(V, full_matrices=False)
@@ -176,4 +186,6 @@ def pose(evidence: AttentionEvidence) -> Posed:
         off_range,
         relative_rounding(evidence.output),
         evidence.causal,
+        None if evidence.row_norms is None else evidence.row_norms.detach().to("cpu", torch.float64),
+        output_error,
     )
