@@ -440,6 +440,8 @@ def orthogonal_heads() -> HeadWeights:
     return HeadWeights(W=pair.W * mask[:, :, None] * mask[:, None], v=pair.v * mask)
 
 
+_UNIT = tuple(tuple(float(i == j) for j in range(6)) for i in range(6))  # of which these heads take three each
+
 RECIPES: tuple[Recipe, ...] = (
     texts("decoder", "gpt2, next token", GPT2, NEXT),
     texts("decoder", "gpt2, block 0 alone", GPT2, NEXT, status=PART, keep=SPAN_OF_GPT2),
@@ -507,6 +509,7 @@ RECIPES: tuple[Recipe, ...] = (
     heads("vector-heads", vector_heads()),
     heads("repeated-tokens", random_head(4, num_heads=2), max_norm=10.0),
     heads("orthogonal-heads", orthogonal_heads()),
+    heads("known-subspaces", orthogonal_heads(), subspaces=(_UNIT[:3], _UNIT[3:])),
     heads("unit-probes", random_head(6)),
     heads("nuclear-norm", random_head(8, rank=1), num_measurements=40),
     network("relu-network", "network", lambda X: random_layers(5, 6)(X[:, 0])),

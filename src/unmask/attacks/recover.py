@@ -14,6 +14,7 @@ from unmask.attacks.gradients.lora.attack import reads_adapters_alone
 from unmask.attacks.gradients.pairs.attack import PairAttack
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.queries.claims import fresh_sequences, no_heads, refuse
+from unmask.attacks.queries.many_heads.known_subspaces import KnownSubspacesAttack
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
 from unmask.attacks.queries.many_heads.vector_heads import VectorHeadsAttack
@@ -177,6 +178,7 @@ def recover_weights(
     ledger: str | Path | None = None,
     budget: int | None = None,
     max_norm: float | None = None,
+    subspaces: Sequence[Any] | None = None,
     attack: AttackChoice = None,
     progress: Progress = silent,
     seed: int = 0,
@@ -186,8 +188,13 @@ def recover_weights(
     `attack`: a name of the table of attacks, with settings if it has any ('low-rank:rank=4'), or an attack; by default
     the oracle is probed, and the one that fits its answers is run. `ledger` is a file that keeps every answer, so that
     a killed run goes on where it was and pays nothing twice; `budget` the number of answers that may be paid for;
-    `max_norm` a bound on tokens, if one is known.
+    `max_norm` a bound on tokens, if one is known; `subspaces` (rank, width) rows for each head, if the adversary also
+    knows that heads live in orthogonal subspaces, and in which (Prop. C.2: Σ (r² + r) queries then suffice).
     """
+    if subspaces is not None:
+        if attack not in (None, DEFAULT):
+            raise InputError("subspaces and an attack were both given; leave one of them out")
+        attack = KnownSubspacesAttack(subspaces=subspaces, seed=seed)
     book = Ledger(ledger, budget=budget, about=f"{oracle.name}, tokens of {width}")
     try:
         evidence = OracleEvidence(oracle, width, book, max_norm)
