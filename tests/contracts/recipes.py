@@ -507,6 +507,7 @@ RECIPES: tuple[Recipe, ...] = (
     heads("low-rank", random_head(8, rank=2)),
     heads("many-heads", random_head(6, num_heads=3)),
     heads("vector-heads", vector_heads()),
+    heads("circle-heads", random_head(6, num_heads=3), max_norm=10.0),
     heads("repeated-tokens", random_head(4, num_heads=2), max_norm=10.0),
     heads("orthogonal-heads", orthogonal_heads()),
     heads("known-subspaces", orthogonal_heads(), subspaces=(_UNIT[:3], _UNIT[3:])),

@@ -14,6 +14,7 @@ from unmask.attacks.gradients.lora.attack import reads_adapters_alone
 from unmask.attacks.gradients.pairs.attack import PairAttack
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.queries.claims import fresh_sequences, no_heads, refuse
+from unmask.attacks.queries.many_heads.circle_heads import CircleHeadsAttack
 from unmask.attacks.queries.many_heads.known_subspaces import KnownSubspacesAttack
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
@@ -214,8 +215,9 @@ def recover_from_answers(
     """The same, of evidence; with a `profile` if the oracle was probed before.
 
     Signs go to bisection, vectors and numbers to gating and isolation. Where tokens may not be as long as these need,
-    a single head that answers with numbers is read with averaged passes, and up to three by repeated tokens. Where the
-    ledger was used before, a few new questions tell whether it is still the same layer.
+    or heads turn on and off together, layers that answer with numbers are read by other means: a single head with
+    averaged passes, several by the poles beside a circle of tokens, up to three by repeated tokens. Where the ledger
+    was used before, a few new questions tell whether it is still the same layer.
     """
     before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
     if attack not in (None, DEFAULT):
@@ -250,9 +252,10 @@ def _ask_by_profile(
     if evidence.width == 1:
         return one_head(evidence, progress)
     recovery = MultiHeadAttack(seed=seed)(evidence, progress, profile)
-    if recovery.status is not Status.NOTHING_FOUND or profile.max_norm == float("inf"):
+    if recovery.status is not Status.NOTHING_FOUND:
         return recovery
-    for attack in (one_head, RepetitionAttack(seed=seed)):
+    few = () if profile.max_norm == float("inf") else (one_head,)
+    for attack in (*few, CircleHeadsAttack(seed=seed), *(RepetitionAttack(seed=seed) for _ in few)):
         recovery = attack(evidence, progress)
         if recovery.status.conclusive or recovery.status is Status.BUDGET_EXHAUSTED:
             break
