@@ -20,8 +20,11 @@ _DEGREE = 3  # values for each pole
 _LEAST_HEIGHT, _MOST_HEIGHT = 0.01, 3.0  # of a pole above the circle; A = π/sinh: from 314 down to 0.3
 _LADDER = (3, 5, 7)  # a head's further poles are so many times as high as its first
 _SAME_PLACE, _SAME_STEP = 0.3, 0.25
-_MOST_HEADS = 40
+_MOST_HEADS = 24
+_PATIENCE = 4  # further poles that may fail to make the fit better
 _PROMISING = 0.05  # of the largest value: what a linear fit of good poles leaves
+_BETTER = 0.7  # of what was left before
+_NUM_STEPS = 30
 _NUM_DROPS = 3  # heads that are tried to be left out, the least missed first
 
 
@@ -56,16 +59,7 @@ def fit_circle(
         most = min(len(p), max_heads, (len(angle) - 1) // 4)
         if most == 0:
             continue
-        whole: Polished | None = None
-        for num in range(1, most + 1):
-            start, left = _heights(angle, values, p[:num], q[:num])
-            if left > _PROMISING * float(values.abs().max()) and num < most:
-                continue
-            whole = polish_equations(_equations(angle, values, num), start)
-            if whole.deviation <= _EXPLAINED * noise:
-                break
-        assert whole is not None
-        found = _thin(angle, values, whole, noise)
+        found = _thin(angle, values, _grow(angle, values, p[:most], q[:most], noise), noise)
         if best is None or found.deviation < best.deviation:
             best = found
         if best.deviation <= _EXPLAINED * noise:
@@ -96,6 +90,23 @@ def _first_poles(
     return -A * x0.sin(), A * x0.cos()
 
 
+def _grow(angle: Tensor, values: Tensor, p: Tensor, q: Tensor, noise: float) -> Polished:
+    """The fit with as many of the poles as explain the values; of fits that do not, the best."""
+    best: Polished | None = None
+    patience = _PATIENCE
+    for num in range(1, len(p) + 1):
+        start, left = _heights(angle, values, p[:num], q[:num])
+        if left > _PROMISING * float(values.abs().max()) and num < len(p):
+            continue
+        fit = polish_equations(_equations(angle, values, num), start, max_steps=_NUM_STEPS)
+        is_better = best is None or fit.deviation < _BETTER * best.deviation
+        best, patience = (fit, _PATIENCE) if is_better else (best, patience - 1)
+        if fit.deviation <= _EXPLAINED * noise or patience == 0:
+            break
+    assert best is not None
+    return best
+
+
 def _thin(angle: Tensor, values: Tensor, whole: Polished, noise: float) -> CircleHeads:
     """Leave out heads that are not missed, one by one."""
     while len(whole.x) > 4:
@@ -105,7 +116,7 @@ def _thin(angle: Tensor, values: Tensor, whole: Polished, noise: float) -> Circl
         starts = sorted((_heights(angle, values, heads[0, keep], heads[1, keep]) for keep in rest), key=lambda s: s[1])
         allowed = max(_EXPLAINED * noise, 1.02 * whole.deviation)
         for start, _ in starts[:_NUM_DROPS]:
-            less = polish_equations(_equations(angle, values, num - 1), start)
+            less = polish_equations(_equations(angle, values, num - 1), start, max_steps=_NUM_STEPS)
             if less.deviation <= allowed:
                 whole = less
                 break

@@ -17,7 +17,7 @@ from unmask.attacks.queries.resolution import NoPlane
 from unmask.linalg.least_squares import Equations, polish_equations
 
 SPARE = 3.0  # standard deviations of what a fit may leave
-_NUM_ANGLES = (240, 240, 240, 240, 480, 480, 480, 480, 960, 960)  # one plane after the other
+_NUM_ANGLES = (240, 240, 240, 240, 480, 480, 480, 480)  # one plane after the other
 _BEST_SIZE = 45.0  # of a head's score on the circle: steps of 1/45 are seen with 240 values, and poles lie close to it
 _LARGEST_ERROR = 0.2  # of a score on the circle, to begin with
 _SCORES = (-1.5, 0.0, 1.5)  # of each head where offsets are asked
