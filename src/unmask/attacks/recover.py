@@ -32,6 +32,7 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.evidence.ledger import BudgetSpent, Ledger
 from unmask.evidence.oracles import Oracle, OracleEvidence
 from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
+from unmask.evidence.samples import SampleEvidence
 from unmask.evidence.vectors import VectorEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.linalg.relu import ReluNetwork
@@ -173,9 +174,9 @@ def recover_inputs(
 
 
 def recover_weights(
-    oracle: Oracle,
+    oracle: Oracle | SampleEvidence,
     *,
-    width: int,
+    width: int | None = None,
     ledger: str | Path | None = None,
     budget: int | None = None,
     max_norm: float | None = None,
@@ -191,7 +192,14 @@ def recover_weights(
     a killed run goes on where it was and pays nothing twice; `budget` the number of answers that may be paid for;
     `max_norm` a bound on tokens, if one is known; `subspaces` (rank, width) rows for each head, if the adversary also
     knows that heads live in orthogonal subspaces, and in which (Prop. C.2: Σ (r² + r) queries then suffice).
+
+    Instead of an oracle, `SampleEvidence` may be given: sequences that somebody else chose, and their answers.
     """
+    if isinstance(oracle, SampleEvidence):
+        chosen = _choose(attack, "samples", "queries", Secret.HEADS, seed=seed)
+        return chosen(oracle, progress)
+    if width is None:
+        raise InputError("width, the numbers of a token, must be given where an oracle is asked")
     if subspaces is not None:
         if attack not in (None, DEFAULT):
             raise InputError("subspaces and an attack were both given; leave one of them out")
