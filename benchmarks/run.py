@@ -85,6 +85,9 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         },
         "queries.logits": {"logits": "hidden size and output layer of SmolLM2-135M behind an OpenAI-style server"},
     },
+    "paper": {
+        "paper.queries": {"queries": "arXiv 2601.16873 whole: counts, noise, bounded norms, samples; page and plots"},
+    },
     "models": {
         "models.editions": {"editions": "the same work in two editions of the package, in turns"},
     },

@@ -19,7 +19,7 @@ _SCORE = 2.0  # deviation of the scores of probes
 _MOVED = 1.0  # of a score: what a step of y may change, so that Newton's method finds the way
 _NUM_TRIES = 5
 _FROM_V = 30.0  # times the noise of a value: what errors of v add to what a fit leaves
-_NUM_TOGETHER = 3
+_NUM_TOGETHER = 2
 
 
 @dataclass(eq=False)
