@@ -365,7 +365,8 @@ class Samples(Recipe):
         return SampleEvidence(X, self.layer(X))
 
     def tensors(self, evidence: SampleEvidence) -> Mapping[str, Tensor]:
-        return {"sequences": evidence.sequences, "answers": evidence.answers}
+        """Sequences are what was asked, and no secret."""
+        return {"answers": evidence.answers}
 
     def faults(self, recovery: Recovery[Any]) -> Iterator[str]:
         if recovery.status.conclusive and not self.is_found(recovery):

@@ -24,7 +24,7 @@ def test_heads_behind_a_bound_on_norms(num_heads, width):
 def test_the_count_is_1_3_queries_for_each_unknown_of_a_column():
     heads = random_head(16, num_heads=4)
     recovery = CircleHeadsAttack()(oracle_of(heads, max_norm=16.0))
-    columns = 15 * (int(1.3 * 4 * 16) + 16)
+    columns = 15 * (int(1.3 * 4 * 16) + 48)
     offsets, circle, opening = 6 * 4 * 14, 240, 16 + 4 + 64
     assert recovery.certificate.details["learning_queries"] <= columns + offsets + 2 * circle + opening
 

@@ -19,6 +19,7 @@ _SCORE = 2.0  # deviation of the scores of probes
 _MOVED = 1.0  # of a score: what a step of y may change, so that Newton's method finds the way
 _NUM_TRIES = 5
 _FROM_V = 30.0  # times the noise of a value: what errors of v add to what a fit leaves
+_NUM_FIRST = 4  # times as many values at y as at another token: its error is in every column
 _NUM_TOGETHER = 2
 
 
@@ -65,8 +66,12 @@ class CircleColumns:
             self.blocks.append(self._follow(self.frame[j], min(1.0, _MOVED / size)))
 
     def learn_again(self) -> None:
-        """The same at y + p_j, where scores are predicted; a column that does not fit stays as it was."""
+        """The same at y + p_j, where scores are predicted, and at y; a column that does not fit stays as it was."""
         W = self.W
+        first = self.blocks[0]
+        U = torch.cat([choose_probes(self.run, first.w, self.point.longest) for _ in range(_NUM_FIRST)])
+        U, values = torch.cat([first.asked.U, U]), torch.cat([first.asked.values, self.even(U, self.point.y)])
+        self.blocks[0] = _Block(1.0, 1.0, Asked(U, values), first.w)
         for j in range(1, len(self.frame)):
             self.run.progress("columns of W again", j, len(self.frame))
             block, explains = self._fit(self.point.y + self.frame[j], W @ (self.point.y + self.frame[j]), 1.0)
@@ -79,24 +84,36 @@ class CircleColumns:
 
         Each Gauss–Newton step solves for v what the w_j leave of it (the Schur complement), then for the w_j.
         """
-        v = self.point.v
+        v, left = self.point.v, self._left(self.point.v, self.blocks)
         for _ in range(_NUM_TOGETHER):
-            gram = torch.zeros(v.numel(), v.numel(), dtype=v.dtype, device=v.device)
-            slope = torch.zeros(v.numel(), dtype=v.dtype, device=v.device)
-            parts = []
-            for block in self.blocks:
-                by_v, by_w, rest = _derivatives(block, v)
-                Q, R = torch.linalg.qr(by_w)
-                left_v, left = by_v - Q @ (Q.T @ by_v), rest - Q @ (Q.T @ rest)
-                gram += left_v.T @ left_v
-                slope += left_v.T @ left
-                parts.append((R, Q.T @ rest, Q.T @ by_v))
-            step = -torch.linalg.lstsq(gram, slope[:, None], driver="gelsd", rcond=1e-14).solution[:, 0]
-            v = v + step.reshape(v.shape)
-            for place, (R, rest, by_v) in enumerate(parts):
-                move = -torch.linalg.solve_triangular(R, (rest + by_v @ step)[:, None], upper=True)[:, 0]
-                self.blocks[place] = self.blocks[place].moved(move)
+            moved_v, moved = self._step(v)
+            after = self._left(moved_v, moved)
+            if not after < left:  # the start was too far away for a whole step
+                break
+            v, self.blocks, left = moved_v, moved, after
         return v
+
+    def _left(self, v: Float[Tensor, "h d"], blocks: list[_Block]) -> float:
+        """The sum of squares of what all values leave."""
+        return sum(float(_residual(block, v).square().sum()) for block in blocks)
+
+    def _step(self, v: Float[Tensor, "h d"]) -> tuple[Float[Tensor, "h d"], list[_Block]]:
+        """One Gauss–Newton step."""
+        gram = torch.zeros(v.numel(), v.numel(), dtype=v.dtype, device=v.device)
+        slope = torch.zeros(v.numel(), dtype=v.dtype, device=v.device)
+        parts = []
+        for block in self.blocks:
+            by_v, by_w = _derivatives(block, v)
+            rest = _residual(block, v)
+            Q, R = torch.linalg.qr(by_w)
+            left_v = by_v - Q @ (Q.T @ by_v)
+            gram += left_v.T @ left_v
+            slope += left_v.T @ rest
+            parts.append((R, Q.T @ rest, Q.T @ by_v))
+        step = -torch.linalg.lstsq(gram, slope[:, None], driver="gelsd", rcond=1e-14).solution[:, 0]
+        moves = [-torch.linalg.solve_triangular(R, (r + G @ step)[:, None], upper=True)[:, 0] for R, r, G in parts]
+        moved = [block.moved(move) for block, move in zip(self.blocks, moves, strict=True)]
+        return v + step.reshape(v.shape), moved
 
     def _follow(self, p: Float[Tensor, " d"], step: float) -> _Block:
         for _ in range(_NUM_TRIES):
@@ -112,7 +129,7 @@ class CircleColumns:
         U = choose_probes(self.run, w / norm, self.point.longest)
         values = self.even(U, y / norm)
         start = (w / norm).flatten()
-        found = polish_equations(_direction_equations(U, values, self.point.v), start, max_steps=12, damping=1e-6)
+        found = polish_equations(_direction_equations(U, values, self.point.v), start, max_steps=15, damping=1e-4)
         explains = found.deviation <= SPARE * _FROM_V * self.even.noise(U, values)
         return _Block(step, norm, Asked(U, values), found.x.reshape(w.shape)), explains
 
@@ -130,7 +147,7 @@ class _Block:
 
 def choose_probes(run: Run, w: Float[Tensor, "h d"], longest: float, num: int | None = None) -> Float[Tensor, "q d"]:
     """Points at which all scores are of the order of two, and which are otherwise as long as they may be."""
-    num = int(_MORE * w.numel()) + 16 if num is None else num
+    num = int(_MORE * w.numel()) + 48 if num is None else num
     drawn = torch.randn(num, len(w) + w.shape[1], generator=run.generator, dtype=torch.float64).to(w)
     U = _SCORE * drawn[:, : len(w)] @ torch.linalg.pinv(w, rtol=1e-6).T
     aside = drawn[:, len(w) :]
@@ -155,10 +172,16 @@ def _direction_equations(U: Float[Tensor, "q d"], values: Float[Tensor, " q"], v
     return equations
 
 
-def _derivatives(block: _Block, v: Float[Tensor, "h d"]) -> tuple[Tensor, Tensor, Tensor]:
-    """∂G/∂v, ∂G/∂w and the residual at one y."""
+def _residual(block: _Block, v: Float[Tensor, "h d"]) -> Float[Tensor, " q"]:
+    """G − values at one y."""
     U, values = block.asked
+    return ((U @ v.T) * 0.5 * torch.tanh(U @ block.w.T / 2)).sum(1) - values
+
+
+def _derivatives(block: _Block, v: Float[Tensor, "h d"]) -> tuple[Float[Tensor, "q x"], Float[Tensor, "q x"]]:
+    """∂G/∂v and ∂G/∂w at one y."""
+    U = block.asked.U
     share, c = 0.5 * torch.tanh(U @ block.w.T / 2), U @ v.T
     by_v = (share[:, :, None] * U[:, None]).flatten(1)
     by_w = ((c * (0.25 - share.square()))[:, :, None] * U[:, None]).flatten(1)
-    return by_v, by_w, (c * share).sum(1) - values
+    return by_v, by_w

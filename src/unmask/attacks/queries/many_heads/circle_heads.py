@@ -9,7 +9,7 @@ import torch
 
 from unmask.attacks.queries.claims import judge_heads, refuse
 from unmask.attacks.queries.many_heads.circle_columns import CircleColumns, choose_probes
-from unmask.attacks.queries.many_heads.circle_point import EvenPart, find_point
+from unmask.attacks.queries.many_heads.circle_point import EvenPart, find_point, read_signs
 from unmask.attacks.queries.opening import not_applicable, open_layer, silence
 from unmask.attacks.queries.profile import OracleProfile
 from unmask.attacks.queries.query_run import QueryRun
@@ -23,7 +23,6 @@ from unmask.recovery import Recovery, Status
 
 _EXACT = 1e-12  # errors of answers above this are worth a second pass
 _MORE = 1.3  # queries for each unknown
-_SIGN = 0.1  # how far from ±1 a sign may come out
 _PART = 3e-2  # of a head's v: what is less of it is none, where signs are told by two copies
 
 
@@ -96,13 +95,9 @@ class CircleHeadsAttack:
 
 def tell_signs(run: QueryRun, even: EvenPart, heads: HeadWeights, longest: float) -> HeadWeights:
     """Each head as (W, v) or (−W, −v); pairs W, −W and W = 0 where these do not add up to Σ_h v_h."""
-    total = even.pairs.sum_v
-    if len(heads) <= len(total):
-        signs = torch.linalg.lstsq(heads.v.T, total[:, None], driver="gelsd").solution[:, 0]
-        left = float((signs @ heads.v - total).norm())
-        if bool(((signs.abs() - 1).abs() < _SIGN).all()) and left <= _SIGN * float(heads.v.norm(dim=1).min()):
-            sign = signs.sign()
-            return HeadWeights(W=sign[:, None, None] * heads.W, v=sign[:, None] * heads.v)
+    signs = read_signs(heads.v, even.pairs.sum_v)
+    if signs is not None:
+        return HeadWeights(W=signs[:, None, None] * heads.W, v=signs[:, None] * heads.v)
     return _tell_by_copies(run, even, heads, longest)
 
 

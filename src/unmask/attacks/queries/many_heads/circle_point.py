@@ -20,6 +20,8 @@ SPARE = 3.0  # standard deviations of what a fit may leave
 _NUM_ANGLES = (240, 240, 240, 240, 480, 480, 480, 480)  # one plane after the other
 _BEST_SIZE = 45.0  # of a head's score on the circle: steps of 1/45 are seen with 240 values, and poles lie close to it
 _LARGEST_ERROR = 0.2  # of a score on the circle, to begin with
+_SIGN = 0.1  # how far from ±1 a sign may come out
+_NUM_UNSURE = 2  # planes whose heads do not add up: of a pair W, −W, or W = 0, all do so; else heads were wrong
 _SCORES = (-1.5, 0.0, 1.5)  # of each head where offsets are asked
 _INSIDE = 0.95  # of the longest u: leaves room for offsets
 _OFFSET = 0.3  # of the longest u, at most
@@ -98,7 +100,10 @@ def find_point(even: EvenPart, longest: float, generator: torch.Generator) -> Po
     Cost: 240 queries a plane, one or two planes as a rule, and 6·H·(d − 2) for the offsets.
     """
     width, last = len(even.pairs.sum_v), "no circle of tokens shows heads that explain it"
+    others = list[PointHeads]()
     for num_angles in _NUM_ANGLES:
+        if len(others) == _NUM_UNSURE:
+            break
         y = _unit(1, width, generator)[0].to(even.pairs.sum_v)
         frame = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64)).Q.T.to(y)
         angle = math.pi * (torch.arange(num_angles, dtype=y.dtype, device=y.device) + 0.5) / num_angles
@@ -112,10 +117,26 @@ def find_point(even: EvenPart, longest: float, generator: torch.Generator) -> Po
             continue
         try:
             heads = PointHeads(y, *_from_plane(found.heads, frame, longest), longest, Asked(U, values))
-            return _spread(even, heads, frame)
+            heads = _spread(even, heads, frame)
         except NoPlane as ending:
             last = str(ending)
+            continue
+        if read_signs(heads.v, even.pairs.sum_v) is not None:
+            return heads
+        others.append(heads)
+    if others:
+        return min(others, key=lambda heads: len(heads.v))
     raise NoPlane(last)
+
+
+def read_signs(v: Float[Tensor, "h d"], total: Float[Tensor, " d"]) -> Float[Tensor, " h"] | None:
+    """The signs with which v add up to Σ_h v_h; None where none do, or several may."""
+    if len(v) > len(total):
+        return None
+    signs = torch.linalg.lstsq(v.T, total[:, None], driver="gelsd").solution[:, 0]
+    left = float((signs @ v - total).norm())
+    is_clear = bool(((signs.abs() - 1).abs() < _SIGN).all()) and left <= _SIGN * float(v.norm(dim=1).min())
+    return signs.sign() if is_clear else None
 
 
 def _from_plane(
