@@ -56,7 +56,7 @@ paper probes e_i + e_p with v_p ≠ 0 and takes W_pj off. Scores then reach 2 an
 - Noise turns zeros into small numbers. Without a margin below which v_i counts as zero, the paper's learner divides
   by noise ('paper'); with γ/2 for the margin it does not ('paper, margin'). γ must be known.
 - Probes that lean towards v divide by no entry of v, so zeros change nothing for ours, and no γ is needed. Ours has
-  tokens of norm 7 at most; the paper's have norm 2.
+  tokens of norm 7 at most; the paper's have about 2.
 """
 
 _BOUNDED = """
@@ -76,7 +76,7 @@ of the worst W, and learning queries for each degree of freedom:
 
 _AFTER_BOUNDED = """
 'Nothing' means that no weights were returned: no circle was explained, or fresh sequences disagreed. None of these
-runs returned wrong weights. One layer a cell (seed 1).
+runs returned wrong weights. One layer a cell (seed 1); an empty cell was not run.
 """
 
 _MULTIPLES = """
@@ -98,9 +98,9 @@ speaks of given samples: its learners choose. 'Spread' is the deviation of score
 """
 
 _AFTER_SAMPLES = """
-With scores of the order of one, about as many samples as a query learner asks questions are enough, give or take a
-half; scores that saturate lead least squares into local minima, which the held-out samples refuse. In
-noise the error is told by the fit itself (`estimated_error`). Answers by chance are the last row.
+A query learner asks one question for each weight; so many samples are nearly enough where scores are of the order of
+one. Scores that saturate lead least squares into local minima, which the held-out samples refuse. In noise the error is
+told by the fit itself (`estimated_error`). Answers by chance are the last row.
 """
 
 _LEFT = """
@@ -129,7 +129,7 @@ def write_page(stored: Mapping[str, Any], docs: Path) -> None:
     if "multiples" in parts:
         text += _MULTIPLES + "\n" + _table(parts["multiples"], _MULTIPLE_COLUMNS)
     if "samples" in parts:
-        text += _SAMPLES + "\n" + _table(parts["samples"], _SAMPLE_COLUMNS) + _AFTER_SAMPLES
+        text += _SAMPLES + "\n" + _table(parts["samples"], _SAMPLE_COLUMNS) + _enough(parts["samples"])
     machines = sorted({part["machine"] for part in stored.values()})
     text += _LEFT + f"\nMeasured on: {'; '.join(machines)}.\n"
     (docs / PAGE).write_text(text, encoding="utf-8")
@@ -217,6 +217,17 @@ def _tolerances(rows: Rows) -> str:
         told = ", ".join(f"{_number(0.01 * row['τ'] / row[name])} ({name})" for name in names if row[name])
         sentences.append(f"{v}: {told}")
     return f"\nτ(0.01), the noise at which an entry of W is off by 0.01: {'; '.join(sentences)}.\n"
+
+
+def _enough(rows: Rows) -> str:
+    """From how many samples on every run recovered the head."""
+    sentences = []
+    for group in dict.fromkeys((row["width"], row["spread"], row["noise"]) for row in rows if row["noise"] is not None):
+        own = [row for row in rows if (row["width"], row["spread"], row["noise"]) == group]
+        failed = [row["per_weight"] for row in own if row["recovered"] < row["of"]]
+        enough = min((row["per_weight"] for row in own if row["per_weight"] > max(failed, default=0)), default=None)
+        sentences.append(f"{_number(enough)} (d = {group[0]}, spread {group[1]:g}, noise {group[2]:g})")
+    return f"\nSamples a weight from which on every run recovered the head: {', '.join(sentences)}.\n" + _AFTER_SAMPLES
 
 
 def draw(parts: Mapping[str, Rows], docs: Path) -> None:

@@ -55,6 +55,7 @@ def test_multiples_of_a_head_are_told_apart(multiple):
     assert score.worst_W_error <= 1e-6
 
 
+@pytest.mark.slow
 def test_the_front_door_reads_a_head_and_its_negative_multiple():
     heads = random_head(8, num_heads=2)
     more = HeadWeights(W=torch.cat([heads.W, -2 * heads.W[:1]]), v=torch.cat([heads.v, random_head(8, 5).v]))
