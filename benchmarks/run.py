@@ -91,6 +91,7 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "paper.unmasking": {
             "unmasking": "arXiv 2310.12462, whole: stacks, descent, wrong weights, bounds, indefinite W"
         },
+        "paper.queries": {"queries": "arXiv 2601.16873 whole: counts, noise, bounded norms, samples; page and plots"},
     },
     "models": {
         "models.editions": {"editions": "the same work in two editions of the package, in turns"},

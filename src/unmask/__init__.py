@@ -21,7 +21,7 @@ _NAMES = {
     "unmask.errors": "UnmaskError",
     "unmask.evidence": (
         "AttentionEvidence AttentionLayer AttentionStackEvidence CacheEvidence FunctionOracle GradientEvidence "
-        "HiddenEvidence Ledger ModuleOracle OracleEvidence Site Task Update VectorEvidence load_evidence "
+        "HiddenEvidence Ledger ModuleOracle OracleEvidence SampleEvidence Site Task Update VectorEvidence load_evidence "
         "vectors_of_logits"
     ),
     "unmask.integrations.http": "HttpOracle",
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from unmask.evidence import Ledger as Ledger
     from unmask.evidence import ModuleOracle as ModuleOracle
     from unmask.evidence import OracleEvidence as OracleEvidence
+    from unmask.evidence import SampleEvidence as SampleEvidence
     from unmask.evidence import Site as Site
     from unmask.evidence import Task as Task
     from unmask.evidence import Update as Update

@@ -60,7 +60,7 @@ def test_progress_is_told():
 def asked_of(monkeypatch):
     """The names of the attacks that are run, in order."""
     names = []
-    for name in ("MembershipAttack", "VectorHeadsAttack", "MultiHeadAttack", "NoisyAttack", "RepetitionAttack"):
+    for name in ("MembershipAttack", "VectorHeadsAttack", "MultiHeadAttack", "NoisyAttack", "CircleHeadsAttack"):
         attack = getattr(weights, name)
 
         def noted(*settings, _attack=attack, _name=name, **named):
@@ -103,11 +103,11 @@ def test_a_single_head_under_a_bound_is_read_by_averaged_passes(asked_of):
     assert score_heads(recovery.value, head).worst_W_error <= 0.05
 
 
-@pytest.mark.parametrize("num_heads", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_few_heads_under_a_bound_are_read_by_repeated_tokens(asked_of, num_heads):
+@pytest.mark.parametrize("num_heads", [2, 4])
+def test_several_heads_under_a_bound_are_read_beside_a_circle(asked_of, num_heads):
     heads = random_head(5, num_heads=num_heads)
     recovery = recover_from_answers(oracle_of(heads, max_norm=10.0))
-    assert asked_of[-1] == "RepetitionAttack"
+    assert asked_of[-1] == "CircleHeadsAttack"
     assert recovery.status is Status.RECOVERED
     assert score_heads(recovery.value, heads).worst_W_error <= 1e-10
 

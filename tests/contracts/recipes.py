@@ -30,6 +30,7 @@ from unmask.evidence import AttentionEvidence, AttentionStackEvidence, GradientE
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.logits import FunctionLogitOracle, LogitEvidence
 from unmask.evidence.oracles import question_keys
+from unmask.evidence.samples import SampleEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.models import Model
 from unmask.protocols import observe_cache, observe_gradients, observe_hidden, observe_lora, observe_vectors
@@ -384,6 +385,41 @@ def claims_no_part(value: Any) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Samples(Recipe):
+    """Sequences that nobody chose, and a head's answers to them."""
+
+    width: int = 5
+
+    @property
+    def layer(self) -> HeadWeights:
+        return random_head(self.width)
+
+    def observe(self, path: Path | None = None) -> SampleEvidence:
+        X = torch.randn(140, 4, self.width, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+        return SampleEvidence(X, self.layer(X))
+
+    def tensors(self, evidence: SampleEvidence) -> Mapping[str, Tensor]:
+        """Sequences are what was asked, and no secret."""
+        return {"answers": evidence.answers}
+
+    def faults(self, recovery: Recovery[Any]) -> Iterator[str]:
+        if recovery.status.conclusive and not self.is_found(recovery):
+            yield f"'{recovery.status.value}' with another head"
+
+    def is_found(self, recovery: Recovery[Any]) -> bool:
+        return score_heads(recovery.value, self.layer).W_error < 1e-8
+
+    def controls(self) -> Iterator[tuple[str, SampleEvidence]]:
+        evidence = self.observe()
+        answers = {"answers": evidence.answers}
+        yield "noise", replace(evidence, **controls.noise_of_the_same_norm(answers, seed=3))
+        yield "shuffled entries", replace(evidence, **controls.shuffle_entries(answers, seed=3))
+
+    def is_silent(self, recovery: Recovery[Any], control: str) -> bool:
+        return super().is_silent(recovery, control) and claims_no_part(recovery.value)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Logits(Recipe):
     """A language model whose service shows all logits, or log-probabilities of the `top` likeliest tokens."""
 
@@ -474,6 +510,8 @@ def orthogonal_heads() -> HeadWeights:
     return HeadWeights(W=pair.W * mask[:, :, None] * mask[:, None], v=pair.v * mask)
 
 
+_UNIT = tuple(tuple(float(i == j) for j in range(6)) for i in range(6))  # of which these heads take three each
+
 RECIPES: tuple[Recipe, ...] = (
     texts("decoder", "gpt2, next token", GPT2, NEXT),
     texts("decoder", "gpt2, block 0 alone", GPT2, NEXT, status=PART, keep=SPAN_OF_GPT2),
@@ -540,8 +578,11 @@ RECIPES: tuple[Recipe, ...] = (
     heads("low-rank", random_head(8, rank=2)),
     heads("many-heads", random_head(6, num_heads=3)),
     heads("vector-heads", vector_heads()),
+    heads("circle-heads", random_head(6, num_heads=3), max_norm=10.0),
     heads("repeated-tokens", random_head(4, num_heads=2), max_norm=10.0),
     heads("orthogonal-heads", orthogonal_heads()),
+    heads("known-subspaces", orthogonal_heads(), subspaces=(_UNIT[:3], _UNIT[3:])),
+    Samples(name="samples", on="one head"),
     heads("unit-probes", random_head(6)),
     heads("nuclear-norm", random_head(8, rank=1), num_measurements=40),
     network("relu-network", "network", lambda X: random_layers(5, 6)(X[:, 0])),

@@ -14,6 +14,8 @@ from unmask.attacks.gradients.lora.attack import reads_adapters_alone
 from unmask.attacks.gradients.pairs.attack import PairAttack
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.queries.claims import fresh_sequences, no_heads, refuse
+from unmask.attacks.queries.many_heads.circle_heads import CircleHeadsAttack
+from unmask.attacks.queries.many_heads.known_subspaces import KnownSubspacesAttack
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
 from unmask.attacks.queries.many_heads.vector_heads import VectorHeadsAttack
@@ -30,6 +32,7 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.evidence.ledger import BudgetSpent, Ledger
 from unmask.evidence.oracles import Oracle, OracleEvidence
 from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
+from unmask.evidence.samples import SampleEvidence
 from unmask.evidence.stacks import AttentionStackEvidence
 from unmask.evidence.vectors import VectorEvidence
 from unmask.linalg.heads import HeadWeights
@@ -183,12 +186,13 @@ def recover_inputs(
 
 
 def recover_weights(
-    oracle: Oracle,
+    oracle: Oracle | SampleEvidence,
     *,
-    width: int,
+    width: int | None = None,
     ledger: str | Path | None = None,
     budget: int | None = None,
     max_norm: float | None = None,
+    subspaces: Sequence[Any] | None = None,
     attack: AttackChoice = None,
     progress: Progress = silent,
     seed: int = 0,
@@ -198,8 +202,20 @@ def recover_weights(
     `attack`: a name of the table of attacks, with settings if it has any ('low-rank:rank=4'), or an attack; by default
     the oracle is probed, and the one that fits its answers is run. `ledger` is a file that keeps every answer, so that
     a killed run goes on where it was and pays nothing twice; `budget` the number of answers that may be paid for;
-    `max_norm` a bound on tokens, if one is known.
+    `max_norm` a bound on tokens, if one is known; `subspaces` (rank, width) rows for each head, if the adversary also
+    knows that heads live in orthogonal subspaces, and in which (Prop. C.2: Σ (r² + r) queries then suffice).
+
+    Instead of an oracle, `SampleEvidence` may be given: sequences that somebody else chose, and their answers.
     """
+    if isinstance(oracle, SampleEvidence):
+        chosen = _choose(attack, "samples", "queries", Secret.HEADS, seed=seed)
+        return chosen(oracle, progress)
+    if width is None:
+        raise InputError("width, the numbers of a token, must be given where an oracle is asked")
+    if subspaces is not None:
+        if attack not in (None, DEFAULT):
+            raise InputError("subspaces and an attack were both given; leave one of them out")
+        attack = KnownSubspacesAttack(subspaces=subspaces, seed=seed)
     book = Ledger(ledger, budget=budget, about=f"{oracle.name}, tokens of {width}")
     try:
         evidence = OracleEvidence(oracle, width, book, max_norm)
@@ -219,8 +235,9 @@ def recover_from_answers(
     """The same, of evidence; with a `profile` if the oracle was probed before.
 
     Signs go to bisection, vectors and numbers to gating and isolation. Where tokens may not be as long as these need,
-    a single head that answers with numbers is read with averaged passes, and up to three by repeated tokens. Where the
-    ledger was used before, a few new questions tell whether it is still the same layer.
+    or heads turn on and off together, layers that answer with numbers are read by other means: a single head with
+    averaged passes, several by the poles beside a circle of tokens, up to three by repeated tokens. Where the ledger
+    was used before, a few new questions tell whether it is still the same layer.
     """
     before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
     if attack not in (None, DEFAULT):
@@ -255,9 +272,10 @@ def _ask_by_profile(
     if evidence.width == 1:
         return one_head(evidence, progress)
     recovery = MultiHeadAttack(seed=seed)(evidence, progress, profile)
-    if recovery.status is not Status.NOTHING_FOUND or profile.max_norm == float("inf"):
+    if recovery.status is not Status.NOTHING_FOUND:
         return recovery
-    for attack in (one_head, RepetitionAttack(seed=seed)):
+    few = () if profile.max_norm == float("inf") else (one_head,)
+    for attack in (*few, CircleHeadsAttack(seed=seed), *(RepetitionAttack(seed=seed) for _ in few)):
         recovery = attack(evidence, progress)
         if recovery.status.conclusive or recovery.status is Status.BUDGET_EXHAUSTED:
             break

@@ -7,6 +7,7 @@ from unmask.evidence.ledger import Ledger
 from unmask.evidence.next_token import vectors_of_logits
 from unmask.evidence.oracles import FunctionOracle, ModuleOracle, OracleEvidence
 from unmask.evidence.outputs import AttentionEvidence, HiddenEvidence, Site
+from unmask.evidence.samples import SampleEvidence
 from unmask.evidence.stacks import AttentionLayer, AttentionStackEvidence
 from unmask.evidence.vectors import VectorEvidence
 
@@ -21,6 +22,7 @@ __all__ = [
     "Ledger",
     "ModuleOracle",
     "OracleEvidence",
+    "SampleEvidence",
     "Site",
     "Task",
     "Update",

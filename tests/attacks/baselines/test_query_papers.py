@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tests.attacks.queries.random_heads import oracle_of, random_head
+from tests.attacks.queries.random_heads import added, oracle_of, random_head
 
 from unmask.attacks.baselines.query_papers import NuclearNormAttack, PaperSingleHeadAttack, unit_probes
 from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
@@ -41,6 +41,21 @@ def test_theorem_4_1_where_v_has_zeros_the_second_probe_is_asked(zeros):
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert score.W_error <= 1e-13
     assert queries == 8 + 8**2
+
+
+def test_theorem_6_1_zeros_of_v_need_a_margin_under_noise():
+    """Noise makes a zero of v a small number; without a margin the learner divides by it."""
+    head = random_head(8)
+    head.v[0] = torch.where(head.v[0] < 0, -1.0, 1.0) * head.v[0].abs().clamp_min(0.1)
+    head.v[0, 2] = 0
+    errors = []
+    for margin in (0.0, 0.05):
+        evidence = oracle_of(head, added(1e-6))
+        v = evidence.ask(torch.eye(8, dtype=torch.float64)[:, None])
+        W = PaperSingleHeadAttack("basis", margin=margin).weights(evidence, v, torch.Generator())
+        errors.append(float((W - head.W[0]).norm()))
+    assert not errors[0] <= 0.1
+    assert errors[1] <= 1e-2
 
 
 def test_unit_probes_lean_on_the_largest_entry_only_where_v_is_zero():

@@ -37,13 +37,15 @@ class PaperSingleHeadAttack:
     deviation κ ('random').
     Limits: v·u_i has no lower bound: unit probes lose digits to the smallest |v_i| that is not 0, random ones to the
     smallest v·u_i and to the condition of U, which grows with d. Nothing is asked again: what saturates is lost, so κ
-    must suit the size of W. Which p the second probe takes is free; here |v_p| is the largest, the best choice.
+    must suit the size of W. Which p the second probe takes is free; here |v_p| is the largest, the best choice. Noise
+    makes zeros of v small numbers: entries up to `margin` count as zero (Thm 6.1 knows a γ that others exceed).
     Cost: d + d² learning queries.
     Source: arXiv 2601.16873, Thm 4.1; κ = B^(−½) with |W_ij| ≤ B is Thm 6.1's.
     """
 
     probes: Literal["random", "basis"] = "basis"
     kappa: float = 1.0
+    margin: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ class PaperSingleHeadAttack:
         d = evidence.width
         unit = torch.eye(d, dtype=torch.float64, device=v.device)
         drawn = torch.randn(d, d, generator=generator, dtype=torch.float64).to(v)
-        U = self.kappa * (unit_probes(v) if self.probes == "basis" else drawn)
+        U = self.kappa * (unit_probes(v, self.margin) if self.probes == "basis" else drawn)
         pairs, images = Pairs(evidence, v), []
         for Y in unit.split(columns_at_once(evidence, d)):
             asked = U.repeat(len(Y), 1)
@@ -75,11 +77,13 @@ class PaperSingleHeadAttack:
         return torch.cat(images, dim=1) / self.kappa
 
 
-def unit_probes(v: Float[Tensor, " d"]) -> Float[Tensor, "d d"]:
-    """Rows e_i, and e_i + e_p where v_i is zero up to rounding; |v_p| is the largest."""
+def unit_probes(v: Float[Tensor, " d"], margin: float = 0.0) -> Float[Tensor, "d d"]:
+    """Rows e_i, and e_i + e_p where v_i is zero up to rounding, or to the margin; |v_p| is the largest."""
     probes = torch.eye(len(v), dtype=torch.float64, device=v.device)
     largest = int(v.abs().argmax())
-    probes[v.abs() <= _ROUNDING * v.abs()[largest], largest] = 1
+    counts_as_zero = v.abs() <= max(margin, _ROUNDING * float(v.abs()[largest]))
+    counts_as_zero[largest] = False
+    probes[counts_as_zero, largest] = 1
     return probes
 
 

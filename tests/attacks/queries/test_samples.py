@@ -1,0 +1,104 @@
+import pytest
+import torch
+from tests.attacks.queries.random_heads import oracle_of, random_head
+
+import unmask
+from unmask.attacks.queries.samples import SamplesAttack, sample_equations
+from unmask.errors import InputError
+from unmask.linalg.heads import HeadWeights
+from unmask.recovery import Status
+from unmask.scores.weights import score_heads
+
+
+def samples_of(heads, num, length=4, noise=0.0, size=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    X = size * torch.randn(num, length, heads.v.shape[1], generator=generator, dtype=torch.float64)
+    answers = heads(X)
+    return unmask.SampleEvidence(X, answers + noise * torch.randn(num, generator=generator, dtype=torch.float64))
+
+
+def test_one_head_from_samples_that_nobody_chose():
+    head = random_head(6)
+    recovery = unmask.recover_weights(samples_of(head, 160))
+    assert recovery.status is Status.RECOVERED
+    assert recovery.cost.queries == 0
+    assert score_heads(recovery.value, head).worst_W_error <= 1e-10
+    assert recovery.certificate.details["held_out"] == 32
+
+
+def test_samples_from_a_file(tmp_path):
+    head = random_head(5)
+    path = samples_of(head, 130).save(tmp_path / "samples.safetensors")
+    recovery = unmask.recover_weights(unmask.load_evidence(path))
+    assert score_heads(recovery.value, head).worst_W_error <= 1e-10
+
+
+def test_noise_gives_the_error_that_is_told():
+    head = random_head(5)
+    recovery = SamplesAttack()(samples_of(head, 400, noise=1e-3))
+    error = score_heads(recovery.value, head).worst_W_error
+    assert recovery.status is Status.RECOVERED
+    assert error <= 4 * recovery.certificate.details["estimated_error"]
+    assert error <= 0.05
+
+
+def test_two_heads_where_two_are_tried():
+    heads = random_head(4, num_heads=2)
+    evidence = samples_of(heads, 400, length=5)
+    assert SamplesAttack()(evidence).status is Status.NOTHING_FOUND
+    recovery = SamplesAttack(max_heads=2, num_starts=8)(evidence)
+    assert recovery.status is Status.RECOVERED
+    assert score_heads(recovery.value, heads).worst_W_error <= 1e-8
+
+
+def test_fewer_samples_than_weights_are_told():
+    recovery = SamplesAttack()(samples_of(random_head(6), 60))
+    assert recovery.status is Status.NOTHING_FOUND
+    assert "75 are needed" in recovery.reason  # 42 weights, 2 % to spare, 32 held out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_by_chance_are_refused(seed):
+    evidence = samples_of(random_head(5), 200, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    chance = unmask.SampleEvidence(evidence.sequences, torch.randn(200, generator=generator, dtype=torch.float64))
+    recovery = SamplesAttack()(chance)
+    assert recovery.status is Status.NOTHING_FOUND
+    assert len(recovery.value) == 0
+
+
+def test_tokens_of_a_subspace_do_not_determine_W():
+    head = random_head(6)
+    evidence = samples_of(head, 200)
+    flat = evidence.sequences.clone()
+    flat[:, :, 5] = 0
+    recovery = SamplesAttack()(unmask.SampleEvidence(flat, head(flat)))
+    assert recovery.status is Status.NOTHING_FOUND
+
+
+def test_scores_that_hardly_vary_do_not_show_W():
+    head = random_head(5)
+    weak = HeadWeights(W=1e-9 * head.W, v=head.v)
+    assert SamplesAttack()(samples_of(weak, 200, noise=1e-6)).status is Status.NOTHING_FOUND
+
+
+def test_silence_is_told():
+    head = random_head(5)
+    head.v.zero_()
+    assert SamplesAttack()(samples_of(head, 200)).status is Status.NOT_IDENTIFIABLE
+
+
+def test_the_jacobian_is_the_slope():
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(7, 3, 2, generator=generator, dtype=torch.float64)
+    equations = sample_equations(X, torch.zeros(7, dtype=torch.float64), 2)
+    x, step = torch.randn(2, 12, generator=generator, dtype=torch.float64)
+    slope = (equations(x + 1e-6 * step)[0] - equations(x - 1e-6 * step)[0]) / 2e-6
+    assert torch.allclose(equations(x)[1] @ step, slope, atol=1e-8)
+
+
+def test_an_oracle_is_not_a_sample():
+    with pytest.raises(InputError, match="SampleEvidence"):
+        SamplesAttack()(oracle_of(random_head(4)))
+    with pytest.raises(InputError, match="width"):
+        unmask.recover_weights(unmask.FunctionOracle(random_head(4)))
