@@ -29,3 +29,9 @@ def test_audit_has_as_many_cases_as_it_is_asked_for(tmp_path, make):
     audit = importlib.import_module("scale.audit")
     plan = load_plan(getattr(audit, make)(tmp_path, 40))
     assert len(plan.cases) == 40
+
+
+def test_the_rate_leaves_out_what_workers_take_to_start():
+    audit = importlib.import_module("scale.audit")
+    times = [0.0, 50.0, *(51.0 + 0.5 * place for place in range(8))]
+    assert audit.rate_of(times) == {"wall": 54.5, "rate": 2.0}
