@@ -21,8 +21,8 @@ _NAMES = {
     "unmask.errors": "UnmaskError",
     "unmask.evidence": (
         "AttentionEvidence AttentionLayer AttentionStackEvidence CacheEvidence FunctionOracle GradientEvidence "
-        "HiddenEvidence Ledger ModuleOracle OracleEvidence SampleEvidence Site Task Update VectorEvidence load_evidence "
-        "vectors_of_logits"
+        "HiddenEvidence Ledger ModuleOracle OracleEvidence SampleEvidence Site Task Update VectorEvidence "
+        "load_evidence vectors_of_logits"
     ),
     "unmask.integrations.http": "HttpOracle",
     "unmask.linalg.heads": "HeadWeights",

@@ -178,7 +178,9 @@ def test_a_format_that_never_was_is_refused(path, version):
 
 @pytest.mark.parametrize("kind", ["weights", "", None, 3, ["gradients"], {}])
 def test_an_unknown_kind_is_refused(path, kind):
-    with pytest.raises(EvidenceError, match="known kinds are attention, cache, gradients, hidden, samples, vectors"):
+    with pytest.raises(
+        EvidenceError, match="known kinds are attention, attention_stack, cache, gradients, hidden, samples, vectors"
+    ):
         load_evidence(write_raw(path, HEADER | {"kind": kind}))
 
 

@@ -58,20 +58,20 @@ class TokenSwaps:
         for _ in range(max_sweeps * len(text)):
             if cost <= enough:
                 break
-            best = self._best_exchange(text)
+            best = self._best_exchange(text, self._coarse)
             if best is None or not best[0] < cost * (1 - _LEAST_GAIN):
                 break
             cost, text = best
         return text, cost
 
     def runner_up(self, text: Text) -> Text | None:
-        """The best text that differs in one token."""
-        best = self._best_exchange(text)
+        """The best text that differs in one token; certificates rest on it, so all probes choose."""
+        best = self._best_exchange(text, self)
         return None if best is None else best[1]
 
-    def _best_exchange(self, text: Text) -> tuple[float, Text] | None:
-        """The best text that differs in one token, and its cost: some probes choose a few, all of them decide."""
-        coarse, state = self._coarse, _State.of(self._coarse, text)
+    def _best_exchange(self, text: Text, coarse: TokenSwaps) -> tuple[float, Text] | None:
+        """The best text that differs in one token, and its cost: coarse probes choose a few, all of them decide."""
+        state = _State.of(coarse, text)
         likely: list[tuple[float, Text]] = []
         for position in self._inner(text):
             candidates, costs = coarse._moves(state, text, position)
