@@ -148,8 +148,8 @@ one start, the output, without the search for other pre-images and without the c
 {table(names, shown)}
 
 Definite layers are within reach of Adam, {_ratios(rows)} our seconds. Where W is indefinite, none of
-them finds the input reliably ([below](#indefinite-w)). L-BFGS, scipy's least squares and Newton by autograd are in [solvers](outputs-solvers.md#measured) (`outputs
-peers`)."""
+them finds the input reliably ([below](#indefinite-w)). L-BFGS, scipy's least squares and Newton by autograd are in
+[solvers](outputs-solvers.md#measured) (`outputs peers`)."""
 
 
 def _ratios(rows: Sequence[dict]) -> str:
