@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from gradients.paper_tables import SHARED_DATA
 from machine import machine
 
 HERE = Path(__file__).parents[1]
-SIZES = (8, 16)
-# Name → what a worker runs: it gives `model`, `evidence` and `texts` (token by token) for `size`, `batch` and `data`.
+# Name → texts in a batch, and what a worker runs. It gives `model`, `evidence` and `texts`, token by token, for `size`,
+# `batch` and `data`.
 ENCODER = """
 from dataclasses import asdict
 from gradients.encoder_tables import Source, Spec, draw
@@ -39,11 +40,31 @@ evidence = unmask.observe_gradients(
 )
 attack = EncoderAttack()
 """
+DECODER = """
+from unmask.attacks.gradients.decoder.attack import DecoderAttack
+model = unmask.load_model("smollm2-135m")
+lines = [line.split("\\t")[0] for line in Path(data).read_text(encoding="utf-8").splitlines()]
+order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(batch)).tolist()
+texts = [model.encode(lines[index]) for index in order[:size]]
+evidence = unmask.observe_gradients(model, texts)
+attack = DecoderAttack()
+"""
+BEYOND = """
+from synthetic import gpt2_shape, zipf_batch
+from unmask.attacks.gradients.decoder.attack import DecoderAttack
+model = gpt2_shape()
+texts = zipf_batch(size, 10, 31, model.vocab_size, seed=batch)
+parameters = ["wte", "wpe", "h.0.", "h.11.mlp"]
+evidence = unmask.observe_gradients(model, texts, task="classification", parameters=parameters)
+attack = DecoderAttack()
+"""
 TASKS = {
-    "MiniLM-L6, mean, all gradients": ENCODER.format(pooling="mean", keep="all"),
-    "MiniLM-L6, mean, embeddings withheld": ENCODER.format(pooling="mean", keep="encoder."),
-    "MiniLM-L6, [CLS], all gradients": ENCODER.format(pooling="first", keep="all"),
-    "MiniLM-L6, [CLS], embeddings withheld": ENCODER.format(pooling="first", keep="encoder."),
+    "MiniLM-L6, mean, all gradients": ((8, 16), ENCODER.format(pooling="mean", keep="all")),
+    "MiniLM-L6, mean, embeddings withheld": ((8, 16), ENCODER.format(pooling="mean", keep="encoder.")),
+    "MiniLM-L6, [CLS], all gradients": ((8, 16), ENCODER.format(pooling="first", keep="all")),
+    "MiniLM-L6, [CLS], embeddings withheld": ((8, 16), ENCODER.format(pooling="first", keep="encoder.")),
+    "SmolLM2-135M, next token": ((1, 16), DECODER),
+    "GPT-2 shape, more tokens than the width": ((48, 64), BEYOND),
 }
 WORKER = """
 import json, time, torch, unmask
@@ -72,7 +93,7 @@ def main() -> None:
         "--data", type=Path, default=SHARED_DATA / "rotten_tomatoes.tsv", help="sentences, first column"
     )
     parser.add_argument("--only", default="", help="tasks whose names hold this")
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="texts in a batch")
+    parser.add_argument("--sizes", type=int, nargs="+", help="texts in a batch; by default two of each task")
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -80,15 +101,14 @@ def main() -> None:
         parser.error(f"{options.data} is no file; give a TSV file of sentences with --data")
     editions = {"before": options.before, "now": HERE.parent / "src"}
     runs: list[Run] = []
-    for batch in range(options.batches):
-        for size in options.sizes:
-            for task in (name for name in TASKS if options.only in name):
-                for edition, source in editions.items():
-                    told = {"task": task, "size": size, "batch": batch, "edition": edition}
-                    runs.append({**told, **measure(source, task, size, batch, options.data)})
-                    print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-                    if options.out:
-                        options.out.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1) + "\n")
+    chosen = [(task, size) for task, (sizes, _) in TASKS.items() for size in options.sizes or sizes]
+    for batch, (task, size) in product(range(options.batches), chosen):
+        for edition, source in editions.items() if options.only in task else ():
+            told = {"task": task, "size": size, "batch": batch, "edition": edition}
+            runs.append({**told, **measure(source, task, size, batch, options.data)})
+            print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+            if options.out:
+                options.out.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1) + "\n")
     print(report(runs))
 
 
@@ -96,7 +116,7 @@ def measure(source: Path, task: str, size: int, batch: int, data: Path) -> Run:
     """One attack in a fresh process."""
     path = os.pathsep.join([str(source.resolve()), str(HERE)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    code = WORKER.format(task=TASKS[task], size=size, batch=batch, data=str(data.resolve()))
+    code = WORKER.format(task=TASKS[task][1], size=size, batch=batch, data=str(data.resolve()))
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
     if run.returncode:
         raise SystemExit(f"{source}: {run.stderr.strip().splitlines()[-1]}")
@@ -121,9 +141,11 @@ def report(runs: list[Run]) -> str:
         false = sum(r["false"] for r in [*before, *now])
         cells = [task, str(size), str(len(now)), *seconds, f"{ratio:.1f}×", *exact, str(false)]
         lines.append(f"| {' | '.join(cells)} |")
-    slopes = {edition: _slope(runs, edition) for edition in ("before", "now")}
-    told = ", ".join(f"{edition} {slope:.2f}" for edition, slope in slopes.items() if slope is not None)
-    return "\n".join([*lines, "", f"Log–log slope of the seconds in the number of texts: {told}."])
+    for task in dict.fromkeys(run["task"] for run in runs):
+        slopes = {edition: _slope([r for r in runs if r["task"] == task], edition) for edition in ("before", "now")}
+        told = ", ".join(f"{edition} {slope:.2f}" for edition, slope in slopes.items() if slope is not None)
+        lines += ["", f"{task}: log–log slope of the seconds in the number of texts {told}."] if told else []
+    return "\n".join(lines)
 
 
 def _select(runs: list[Run], task: str, size: int, edition: str) -> list[Run]:
@@ -131,7 +153,7 @@ def _select(runs: list[Run], task: str, size: int, edition: str) -> list[Run]:
 
 
 def _slope(runs: list[Run], edition: str) -> float | None:
-    """The slope of a line through the medians of all tasks, least and most texts."""
+    """The slope of a line through the medians of a task, at least and most texts."""
     sizes = sorted({run["size"] for run in runs})
     if len(sizes) < 2:
         return None
