@@ -66,7 +66,7 @@ def test_a_small_demo_tells_everything_and_the_second_time_at_once(tmp_path, min
     assert len(audit.findings) == 8
     assert all(" ".join(text.split()) in told for text in true)
     assert all(word in told for word in ("Gradients to text", "Outputs to inputs", "Queries to weights", "[[outputs]]"))
-    assert "A gate is crossed: 'no exact text', 'no weights' by 5 cases" in told
+    assert "A gate is crossed: 'no exact text', 'no weights' by 6 cases" in told
     assert f"report: {out / 'report.html'}" in told
     report = (out / "report.html").read_text()
     assert all(text.split()[0] in report for text in true)

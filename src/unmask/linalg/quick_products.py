@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -20,3 +21,8 @@ def multiply_quickly() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def screens_in_few_digits(rows: Tensor) -> bool:
+    """Whether products of such rows have fewer digits inside."""
+    return rows.device.type == "cuda" and rows.dtype is torch.float32

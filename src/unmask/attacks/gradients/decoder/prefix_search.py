@@ -14,6 +14,7 @@ Source: DAGER, arXiv 2405.15586, Algorithm 2. Deviation: the check is at block 0
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -24,7 +25,7 @@ from unmask.attacks.gradients.decoder.prefix_rows import Growth, NextTokens, Pre
 from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.run import Run
 from unmask.linalg.gap import Gap, widest_gap
-from unmask.linalg.quick_products import multiply_quickly
+from unmask.linalg.quick_products import multiply_quickly, screens_in_few_digits
 from unmask.models.adapter import Model
 
 # A wrong extension's relative distance is of order 0.1 to 1; nearer ones are looked at in float64.
@@ -173,22 +174,35 @@ class PrefixSearch:
     def _extensions(self, alive: Prefixes, following: NextTokens) -> tuple[Tensor, Prefixes, list[float]]:
         """Accepted extensions with the places of their parents and their float64 distances.
 
-        All pairs of a prefix and a token are screened in few digits; the rows of those that are near are computed anew.
+        All pairs of a prefix and a token are screened: on a GPU in few digits, where rows that are near are computed
+        anew.
         """
         cut = max(_SCREEN, min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected))
         pairs, distances = [], []
-        with multiply_quickly():
-            for begin, rows in self.growth.extension_rows(alive, following):
-                projected = rows @ self.probes
-                null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
-                near = (null.norm(dim=-1) < cut * whole.norm(dim=-1)).nonzero()
-                pairs.append(near + torch.tensor([begin, 0], device=near.device))
-                self.num_tested += rows.shape[0] * rows.shape[1]
-        for some in torch.cat(pairs).split(self.growth.rows_at_once):
-            rows = self.growth.rows_of_extensions(alive, following, some[:, 0], some[:, 1])
-            distances.append(self.site.span.distance(rows))
+        for begin, rows in self._screen(alive, following):
+            projected = rows @ self.probes
+            null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
+            near = (null.norm(dim=-1) < cut * whole.norm(dim=-1)).nonzero()
+            pairs.append(near + torch.tensor([begin, 0], device=near.device))
+            self.num_tested += rows.shape[0] * rows.shape[1]
+            if not screens_in_few_digits(rows):
+                distances.append(self.site.span.distance(rows[near[:, 0], near[:, 1]]))
+            else:
+                for some in pairs[-1].split(self.growth.rows_at_once):
+                    exact = self.growth.rows_of_extensions(alive, following, some[:, 0], some[:, 1])
+                    distances.append(self.site.span.distance(exact))
         found, far = torch.cat(pairs), torch.cat(distances)
         self.gap = self.gap.narrow(far)
         kept = found[far <= self.gap.threshold]
         extended = self.growth.extend(alive, following, kept[:, 0], kept[:, 1])
         return kept[:, 0], extended, far[far <= self.gap.threshold].tolist()
+
+    def _screen(self, alive: Prefixes, following: NextTokens) -> Iterator[tuple[int, Tensor]]:
+        """Rows of all pairs, chunk by chunk."""
+        chunks = self.growth.extension_rows(alive, following)
+        while True:
+            with multiply_quickly():
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield chunk

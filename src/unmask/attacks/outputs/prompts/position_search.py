@@ -1,8 +1,9 @@
 """The token at one position, given the tokens before it: few candidates, each tested by its own state.
 
-    1. test the likeliest tokens by the table of the layer that was seen
-    2. linearise at the closest one so far, rank the whole vocabulary through that map, test the likeliest
-    3. again from there; where the closest stays the same, further down the order, in growing batches, to the last token
+    1. test the likeliest tokens by the table of the layer that was seen: a few, then some tens
+    2. linearise at the closest one so far, rank the likelier tokens through that map, test the likeliest
+    3. again from there, with the whole vocabulary; where the closest stays the same, further down the order, in growing
+       batches, to the last token
 
 A candidate is accepted when its recomputed state agrees with the one seen as far as rounding lets it; then its distance
 is decades below all others. Where none agrees, noise may have been added: then the closest candidate is accepted if
@@ -38,6 +39,7 @@ CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leave
 LOUDEST = 0.5  # noise of more than this share of a state's norm: nothing is claimed
 _GROWTH = 4
 _LARGEST_BATCH = 2048
+_LIKELY = 4096  # tokens that are ranked through the first linear map
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class SearchSettings:
     refined: int = 16
     max_linearisations: int = 8
     max_candidates: int | None = None  # None: the whole vocabulary
+    second: int = 56  # before the first linearisation, which costs as much as some hundred candidates
 
 
 @dataclass
@@ -171,10 +174,12 @@ def find_token(
         search.test(scores.topk(min(batch, limit - len(search.tested))).indices)
         if search.standing is not TokenStatus.NONE_AGREES:
             break
-        if search.is_at_best or search.tested.num_jacobians >= settings.max_linearisations:
+        if len(search.tested) <= settings.first < limit and settings.second and settings.max_linearisations:
+            batch = settings.second
+        elif search.is_at_best or search.tested.num_jacobians >= settings.max_linearisations:
             batch = min(batch * _GROWTH, _LARGEST_BATCH)
         else:
-            scores, batch = search.rank_tokens(), settings.refined
+            scores, batch = search.rank_tokens(first_scores), settings.refined
         scores[search.tested.tokens] = -torch.inf
     return search.conclude()
 
@@ -220,11 +225,19 @@ class _Search:
         self.tested.num_jacobians += 1
         return self.near
 
-    def rank_tokens(self) -> Float[Tensor, " vocab"]:
-        """All tokens through that map; the context's shift is measured on all that were tested."""
+    def rank_tokens(self, first_scores: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+        """Tokens through that map; the context's shift is measured on all that were tested.
+
+        At first those that were likeliest by the table, and the others behind them in that order; later all of them.
+        """
         shift = self.tested.offsets / len(self.tested)
-        scores = linearised_scores(self.table, shift, self.seen.state, self.linearise(), self.seen.noise_variance)
-        return posterior(scores, self.prior)
+        is_first = self.tested.num_jacobians == 0
+        chosen = first_scores.topk(min(_LIKELY, len(first_scores)) if is_first else len(first_scores)).indices
+        near, noise = self.linearise(), self.seen.noise_variance
+        scores = linearised_scores(self.table.only(chosen), shift, self.seen.state, near, noise)
+        ranked = posterior(scores, self.prior[chosen])
+        behind = first_scores - first_scores.max() + ranked.min() - 1
+        return behind.scatter(0, chosen, ranked)
 
     @property
     def standing(self) -> TokenStatus:

@@ -17,7 +17,7 @@ Source: ours; it replaces a scan of the vocabulary at the layer itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -48,6 +48,10 @@ class TokenStates:
     def means(self, tokens: Int[Tensor, " k"]) -> Float[Tensor, "k m"]:
         """The expected states of some tokens."""
         return self.features[tokens] @ self.slope + self.shift
+
+    def only(self, tokens: Int[Tensor, " k"]) -> TokenStates:
+        """The same of some tokens."""
+        return replace(self, features=self.features[tokens])
 
     def spread(self) -> Float[Tensor, "m m"]:
         """The covariance of states of any token: between tokens and around them."""
