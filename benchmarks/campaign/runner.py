@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from time_limit import time_limit
 
 from campaign.outcome import CRASH, FAULTS, TOO_SLOW, Fault, Outcome, Part
 from campaign.parts import PARTS
@@ -102,7 +101,7 @@ def signatures(outcome: Outcome) -> dict[str, Fault]:
 def run_recipe(part: Part, recipe: Any) -> Outcome:
     """A recipe, whatever happens: exceptions and endless runs are faults."""
     try:
-        with _limit(part.limit_seconds):
+        with time_limit(part.limit_seconds, RanTooLong):
             return part.run(recipe)
     except RanTooLong:
         return Outcome("too_slow", "", (Fault(TOO_SLOW, f"not done after {part.limit_seconds:.0f} s"),))
@@ -227,19 +226,3 @@ def _run_chunk(name: str, seeds: range) -> list[Run]:
 
 def _shrink(name: str, seed: int, fault: Fault) -> dict[str, Any]:
     return shrink_seed(PARTS[name], seed, fault)
-
-
-@contextmanager
-def _limit(seconds: float) -> Iterator[None]:
-    """Interrupt what takes longer. Only where signals work, in a process's main thread."""
-
-    def stop(*_: Any) -> None:
-        raise RanTooLong
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

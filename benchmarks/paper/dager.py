@@ -13,10 +13,8 @@ there.
 from __future__ import annotations
 
 import argparse
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from paper.dager_page import write_page
 from paper.dager_rivals import measure_rival, rival_settings
 from result_lines import Result, append, open_results
 from text_sets import SETS, SHARED_DATA, sha256_of
+from time_limit import time_limit
 
 from unmask.errors import UnmaskError
 
@@ -117,7 +116,7 @@ def run_jobs(options: argparse.Namespace) -> None:
             print(f"the time is up: {len(missing) - number + 1} batches are left for another run", flush=True)
             return
         try:
-            with time_limit(options.batch_seconds):
+            with time_limit(options.batch_seconds, BatchStoppedError):
                 found = job.run(workshop)
         except BatchStoppedError:
             found = stopped(job, options.batch_seconds, options.device)
@@ -127,25 +126,6 @@ def run_jobs(options: argparse.Namespace) -> None:
         result = {"key": job.spec.key, "spec": asdict(job.spec), **found}
         append(options.out, result)
         print(f"{number}/{len(missing)} {job.name} {told(result)}", flush=True)
-
-
-@contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """Stop what happens meanwhile after so many seconds, by the clock's signal."""
-    if seconds is None:
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise BatchStoppedError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def stopped(job: Job, seconds: float, device: str) -> Result:

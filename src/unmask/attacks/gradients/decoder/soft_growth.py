@@ -59,7 +59,6 @@ class SoftGrowth:
         self.generator = generator
         self.whiten = self._whitening(generator)
         self.seen = torch.linalg.qr(self.whiten.T @ gradient_basis)[0]
-        self.num_tested = 0
 
     def levels(self, known: dict[tuple[int, ...], Tensor]) -> Iterator[dict[tuple[int, ...], Tensor]]:
         """All rows taken as known after each level, starting from those that are known already."""
@@ -127,7 +126,6 @@ class SoftGrowth:
             reduced, num_inside = torch.cat([_combine(part, self.generator) for part in parts], dim=1), _SKETCH
         chunks = self.growth.extension_rows(alive, following)
         estimated = _Ratios.of(torch.cat([_share_outside(rows @ reduced, num_inside) for _, rows in chunks]))
-        self.num_tested += len(alive) * num_tokens
         if is_short:
             return estimated
         best = estimated.unexpected.topk(num_measured, largest=False).indices
