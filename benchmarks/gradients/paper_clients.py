@@ -15,13 +15,9 @@ def draw_head(model: Model, num_labels: int, scale: float, seed: int) -> Tensor:
     return scale * torch.randn(num_labels, model.width, generator=torch.Generator().manual_seed(seed))
 
 
-def parameters_that_are_read(model: Model, task: str) -> list[str]:
-    """The first block, the last down projection and, where it tells tokens apart, the embedding.
-
-    The whole update of GPT-2 large is 3 GB. A tied embedding moves in every row under next-token training.
-    """
+def parameters_that_are_read(model: Model) -> list[str]:
+    """The first block, the last down projection and the embeddings: the whole update of GPT-2 large is 3 GB."""
     layers = [model.linear(role, 0) for role in Role] + [model.linear(Role.MLP_OUT, model.num_blocks - 1)]
     names = [layer.parameter for layer in layers if layer is not None]
-    if task == "classification" or model.unembedding_name != model.token_embedding:
-        names += [name for name in (model.token_embedding, model.position_embedding) if name is not None]
+    names += [name for name in (model.token_embedding, model.position_embedding) if name is not None]
     return list(dict.fromkeys(names))

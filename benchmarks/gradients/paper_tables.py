@@ -184,7 +184,7 @@ def measure(model: Model, spec: Spec, examples: list[Example]) -> Result:
         labels=labels if spec.task == "classification" else None,
         num_labels=num_labels,
         head=None if spec.head_scale is None else draw_head(model, num_labels, spec.head_scale, spec.seed),
-        parameters=None if spec.whole_update else parameters_that_are_read(model, spec.task),
+        parameters=None if spec.whole_update else parameters_that_are_read(model),
         seed=spec.seed + spec.batch,
     )
     started, cpu_started = time.perf_counter(), time.process_time()

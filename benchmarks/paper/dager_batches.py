@@ -89,7 +89,7 @@ def measure(workshop: Workshop, cell: Cell, batch: int, seed: int) -> Result:
     drawn = draw_batch(examples, cell.data, cell.texts, batch, seed)
     texts, labels = [tokens for tokens, _ in drawn], [label for _, label in drawn]
     model, task = subject.model, ENTRIES[cell.model].task
-    read = dager_parameters(model) if cell.attack == "dager" else parameters_that_are_read(model, task)
+    read = dager_parameters(model) if cell.attack == "dager" else parameters_that_are_read(model)
     evidence = observe(model, texts, task, labels, read if model.causal or cell.attack == "dager" else None, seed)
     attack = make_attack(cell, model)
     return attack_and_compare(attack, evidence, subject, texts)

@@ -241,7 +241,7 @@ def test_a_missing_file_is_told_how_to_make_one(tmp_path):
 
 
 def test_a_folder_is_not_evidence(tmp_path):
-    with pytest.raises(EvidenceError, match="there is no file"):
+    with pytest.raises(EvidenceError, match="is a folder"):
         load_evidence(tmp_path)
 
 
@@ -383,6 +383,11 @@ def test_nan_and_inf_are_refused_by_name_and_number(bad, dtype):
     tensor[0, 1] = tensor[2, 3] = bad
     with pytest.raises(EvidenceError, match=r"'h\.0\.weight' holds 2 of 12 values that are NaN or Inf"):
         require_floats({"fine": torch.ones(2), "h.0.weight": tensor})
+
+
+def test_what_cannot_be_squared_is_refused():
+    with pytest.raises(EvidenceError, match=r"holds 1 of 2 values that are NaN or Inf \(or above 1e\+100\)"):
+        require_floats({"a": torch.tensor([1e200, 1.0], dtype=torch.float64)})
 
 
 def test_finite_values_pass():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 import unmask
 from unmask.errors import EvidenceError
@@ -148,3 +150,21 @@ def test_stored_evidence_is_saved_again(tiny_llama, stored, tmp_path):
     stored.save(tmp_path / "copy.safetensors")
     copy = load_evidence(tmp_path / "copy.safetensors").gradients
     assert all(torch.equal(copy[name], stored.gradients[name]) for name in copy)
+
+
+def test_a_file_that_is_gone_is_said_to_be_gone(stored, path):
+    path.unlink()
+    with pytest.raises(EvidenceError, match="cannot be read any more"):
+        stored.gradients[next(iter(stored.gradients))]
+
+
+@pytest.mark.parametrize("digests", [None, ["a"], 3])
+def test_digests_that_are_no_table_are_refused(stored, path, digests):
+    """Files are data of strangers: any header may be in them."""
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["unmask"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    header.pop("digest")
+    save_file(tensors, path, {"unmask": json.dumps({**header, "digests": digests})})
+    with pytest.raises(EvidenceError, match=r"header of .* is damaged"):
+        load_evidence(path)

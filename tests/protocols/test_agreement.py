@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from unmask.evidence.gradients import GradientEvidence
 from unmask.protocols.agreement import (
+    Products,
     agree,
     agreement_of,
     exact_products,
@@ -48,3 +51,14 @@ def test_rows_of_equal_tokens_are_added_up():
     rows = torch.arange(8.0).view(4, 2)
     merged = merge_rows(rows, [(0, 2)])
     assert merged.tolist() == [[4.0, 6.0], [2.0, 3.0], [0.0, 0.0], [6.0, 7.0]]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("sums", [(math.inf, 1.0, 1.0), (math.inf, math.nan, math.inf), (1.0, math.inf, math.inf)])
+def test_sums_that_overflow_are_no_agreement(place, sums):
+    """Wherever the tensor stands among those that agree."""
+    products = {name: Products(4.0, 4.0, 4.0, 4) for name in ("a", "b", "c")}
+    products["abc"[place]] = Products(*sums, 4)
+    found = agreement_of(products, tolerance=1.0)
+    assert not found.holds
+    assert not found.holds_up_to_scale

@@ -47,3 +47,15 @@ def test_the_norm_of_a_difference_is_estimated():
     difference = torch.outer(torch.randn(50), torch.randn(300))
     estimate = float(Sketch(torch.zeros(50, 16), ways).of(difference).norm() / difference.norm())
     assert 0.4 < estimate < 1.8
+
+
+def test_two_sketches_are_drawn_independently(model):
+    """Who knows the columns can change a gradient where they are blind; so nobody knows them before."""
+    ways = []
+    for _ in range(2):
+        with GradientSketches(model, {name for name, _ in model.named_parameters()}) as sketched:
+            others = {name: p for name, p in model.named_parameters() if name not in sketched.owners}
+            sketched.send_back(model.hf(torch.tensor([[5, 9]])).logits.square().sum(), others)
+        ways.append({name: sketch.ways for name, sketch in sketched.sketches.items()})
+    assert ways[0]
+    assert not any(torch.equal(tensor, ways[1][name]) for name, tensor in ways[0].items())

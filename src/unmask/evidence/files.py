@@ -23,6 +23,7 @@ from unmask.whole_files import written_whole
 FORMAT = 1
 FORMAT_BY_TENSOR = 2  # has a digest for each tensor, so that each may be read alone
 LARGE_BYTES = 2**30  # of tensors; from here on they are read and written one at a time
+_LARGEST = 1e100  # of an entry: its square must be a number
 _BY_TENSOR = frozenset({"gradients"})  # kinds whose tensors need not be read at once
 _HEADER = "unmask"
 Evidence = TypeVar("Evidence")
@@ -88,6 +89,8 @@ def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
 def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
     """Read evidence of any kind; a foreign, truncated or newer file is refused with the reason."""
     path = Path(path)
+    if path.is_dir():
+        raise EvidenceError(f"{path} is a folder; give the evidence file itself (.safetensors)")
     if not path.is_file():
         command = f"unmask observe gradients … -o {quote_word(path.name)}"
         raise EvidenceError(f"there is no file {path}; make one with `{command}`")
@@ -143,7 +146,8 @@ def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
         header = json.loads(metadata[_HEADER])
     except (ValueError, RecursionError):
         header = None
-    if not isinstance(header, dict) or type(header.get("format")) is not int or header["format"] < 1:
+    is_read = isinstance(header, dict) and type(header.get("format")) is int and header["format"] >= 1
+    if not is_read or not isinstance(header.get("digests", {}), dict):
         raise EvidenceError(f"the unmask header of {path} is damaged; make the evidence again")
     if header["format"] > FORMAT_BY_TENSOR:
         raise EvidenceError(
@@ -219,17 +223,17 @@ def _is_float8(tensor: Tensor) -> bool:
 
 
 def _require_finite(tensors: Mapping[str, Tensor], advice: str) -> None:
-    """Refuse NaN and Inf, naming the tensor and how much of it is affected."""
+    """Refuse NaN, Inf and what cannot be squared, naming the tensor and how much of it is affected."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise EvidenceError(f"'{name}' holds {tensor.dtype}, and evidence is of floating-point numbers; convert it")
-        if _has_finite_sum(tensor):
+        if tensor.dtype is not torch.float64 and _has_finite_sum(tensor):
             continue
-        bad = int((~torch.isfinite(tensor)).sum())
+        bad = tensor.numel() - int((tensor.abs() < _LARGEST).sum())
         if bad:
             raise EvidenceError(
-                f"'{name}' holds {bad} of {tensor.numel()} values that are NaN or Inf, and no attack can use it; "
-                f"{advice}"
+                f"'{name}' holds {bad} of {tensor.numel()} values that are NaN or Inf (or above {_LARGEST:g}), and no "
+                f"attack can use it; {advice}"
             )
 
 
@@ -240,5 +244,4 @@ def _require_finite_one(name: str, tensor: Tensor) -> None:
 
 def _has_finite_sum(tensor: Tensor) -> bool:
     """Whether a sum is finite; then all of its terms are. One pass without a copy, four times as fast as `isfinite`."""
-    wide = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-    return bool(torch.isfinite(tensor.sum(dtype=wide)))
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float32)))

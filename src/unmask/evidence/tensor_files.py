@@ -90,9 +90,12 @@ class StoredTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         place, file = self.places[name], self.file
         tensor = torch.empty(place.shape, dtype=place.dtype)
-        with open(file.path, "rb") as stream:
-            stream.seek(place.start)
-            num_read = stream.readinto(memoryview(as_bytes(tensor)))
+        try:
+            with open(file.path, "rb") as stream:
+                stream.seek(place.start)
+                num_read = stream.readinto(memoryview(as_bytes(tensor)))
+        except OSError as error:
+            raise EvidenceError(f"{file.path} cannot be read any more ({error.strerror}); put it back") from None
         file.num_bytes_read += num_read
         if num_read != place.num_bytes or (name not in file.checked and not self._is_as_written(name, tensor)):
             raise EvidenceError(

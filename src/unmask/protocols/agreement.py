@@ -7,6 +7,7 @@ Notation: as in `replay.py`. Source: measured for this project.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,8 +39,9 @@ class Products:
     num_entries: int
 
     def distance(self, scale: float) -> float:
-        """‖G − s·Ĝ‖."""
-        return max(self.seen - 2 * scale * self.mixed + scale**2 * self.again, 0.0) ** 0.5
+        """‖G − s·Ĝ‖; infinite where the numbers are too large to be squared."""
+        squared = self.seen - 2 * scale * self.mixed + scale * scale * self.again
+        return max(squared, 0.0) ** 0.5 if math.isfinite(squared) else math.inf
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,16 @@ def agreement_of(products: Mapping[str, Products], tolerance: float, quantile: f
     """The agreement that products of tensors show; `quantile` 1 counts the worst tensor, less forgives the others."""
     total = sum(part.again for part in products.values())
     scale = sum(part.mixed for part in products.values()) / total if total > 0 else 0.0
+    scale = scale if math.isfinite(scale) else 0.0
     sizes = {name: (part.seen / part.num_entries) ** 0.5 for name, part in products.items() if part.num_entries}
-    typical = statistics.median(sizes.values()) if sizes else 0.0
+    typical = statistics.median(size if math.isfinite(size) else 0.0 for size in sizes.values()) if sizes else 0.0
 
     def misfits(factor: float) -> dict[str, float]:
+        distances = {name: products[name].distance(factor) for name in sizes}
         floors = {name: _QUIET * typical * products[name].num_entries ** 0.5 for name in sizes}
         return {
-            name: products[name].distance(factor) / max(products[name].seen ** 0.5, floors[name], 1e-300)
-            for name in sizes
+            name: distance / max(products[name].seen ** 0.5, floors[name], 1e-300) if distance < math.inf else math.inf
+            for name, distance in distances.items()
         }
 
     fitted, as_is = misfits(scale), misfits(1.0)

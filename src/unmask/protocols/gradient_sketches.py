@@ -6,8 +6,8 @@ A replay needs ‖G − Ĝ‖, not Ĝ. R has few columns, so Ĝ·R costs next to
 much as a forward pass and has to be written to memory and read again.
 
 Notation: X (n, a) inputs of a layer, Δ (n, b) what arrives at its outputs, G (a, b) its gradient; R (b, k) normal with
-variance 1/k. Layers stored as (b, a) are sketched from the other side: Gᵀ·R = Δᵀ(X·R), R (a, k). Of an embedding, X
-has a one at each row's token.
+variance 1/k, drawn anew for each replay: who knows R can change G where R is blind. Layers stored as (b, a) are
+sketched from the other side: Gᵀ·R = Δᵀ(X·R), R (a, k). Of an embedding, X has a one at each row's token.
 Limits: the estimated norm of a difference of rank 1 is a χ² with k degrees of freedom: with k = 16 it is less than a
 tenth of the norm in one case of 10¹³. A weight that is used without its module being called has a sketch that is wrong:
 who compares must be ready to form the gradient then.
@@ -16,6 +16,7 @@ Cost: a·b·k for each layer. Source: Freivalds' check of matrix products, with 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class GradientSketches:
     `owners` has the modules of each parameter that is sketched; tied weights have several.
     """
 
-    def __init__(self, model: Model, names: Collection[str], seed: int = 0) -> None:
+    def __init__(self, model: Model, names: Collection[str], seed: int | None = None) -> None:
         held = {id(parameter): name for name, parameter in model.named_parameters() if name in names}
         self.owners: dict[str, list[nn.Module]] = {}
         for module in model.hf.modules():
@@ -57,7 +58,7 @@ class GradientSketches:
                     self.owners.setdefault(held[id(parameter)], []).append(module)
         for name in [name for name, modules in self.owners.items() if not all(map(_can_sketch, modules))]:
             del self.owners[name]
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
         self._ways: dict[int, Tensor] = {}
         self._values: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []

@@ -256,3 +256,22 @@ def test_what_is_as_near_as_what_is_accepted_is_no_gap(tiny_gpt2):
         tiny_gpt2, forest=forest(A, B, gap=Gap(1e-3, 8e-4)), confirmation=Confirmation(Proof.NONE, ENDINGS)
     )
     assert "are as small for what is refused as for what is accepted" in recovery.reason
+
+
+def test_rows_of_texts_that_are_not_listed_leave_the_batch_open(tiny_gpt2):
+    """Arrivals explain the update with rows of a third text, which no label makes a text of."""
+    third = forest(A, B, (20, 21, 22))
+    found = judge(tiny_gpt2, forest=third, rank=8, confirmation=confirmed(Proof.ARRIVALS))
+    assert found.status is Status.PARTIAL
+    assert "3 prefixes of other texts" in found.reason
+    assert judge(tiny_gpt2, confirmation=confirmed(Proof.ARRIVALS)).status is Status.RECOVERED
+
+
+def test_counts_beyond_the_stated_number_of_texts_are_open(tiny_gpt2):
+    """The replay needs A twice, and two texts are stated: one of the two is wrong, and it is said."""
+    twice = [replace(ENDINGS[0], count=2), ENDINGS[1]]
+    found = judge(tiny_gpt2, confirmation=confirmed(endings=twice))
+    assert found.status is Status.PARTIAL
+    assert "for 3 texts, and 2 are stated" in found.reason
+    both = [replace(ending, count=2) for ending in ENDINGS]  # a mean does not tell this from once each
+    assert judge(tiny_gpt2, confirmation=confirmed(endings=both)).status is Status.RECOVERED

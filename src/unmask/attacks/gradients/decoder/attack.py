@@ -1,6 +1,7 @@
 """Decoders: exact texts from the gradients of the first block and the last one.
 
-    tokens   ← embedding rows that moved, or all tokens in the span of block 0's query/key/value gradients
+    tokens   ← embedding rows that moved, or all tokens in the span of block 0's query/key/value gradients; where that
+               span is full, tokens with long rows (`long_rows.py`)
     prefixes ← grown token by token at the cheapest layer whose gradient the update holds
     texts    ← where prefixes end, their last token and how often they occur, from the last block
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from unmask.attacks.claims import guess_texts
 from unmask.attacks.gradients.bag_of_words.candidates import find_exact_tokens
 from unmask.attacks.gradients.bag_of_words.claim import claim_tokens
+from unmask.attacks.gradients.bag_of_words.long_rows import find_long_rows
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.beyond_width import CompletedSpan, complete, dependencies, wide_site
 from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
@@ -63,7 +65,11 @@ class DecoderAttack:
         run = Run(self.seed, progress)
         progress("reading the bag of words", 0, 1)
         bag = find_exact_tokens(evidence, model, self.num_probes, self.min_gap_decades, run.generator)
-        exact = None if bag.candidates is None else self._read_exactly(run, evidence, model, bag.candidates, bag.used)
+        exact: Recovery[RecoveredTexts] | None = None
+        if bag.candidates is not None:
+            exact = self._read_exactly(run, evidence, model, bag.candidates, bag.used)
+        elif bag.status is Status.NOT_IDENTIFIABLE:
+            exact = self._read_long_rows(run, evidence, model)
         if exact is not None and (exact.status is Status.RECOVERED or not is_blurred(evidence, model)):
             return exact
         noisy = NoisyAttack(self.num_probes, self.min_gap_decades, self.memory_budget_bytes, self.seed)
@@ -126,6 +132,14 @@ class DecoderAttack:
             doubtful=doubtful,
         )
         return claim_texts(run, evidence, findings)
+
+    def _read_long_rows(self, run: Run, evidence: GradientEvidence, model: Model) -> Recovery[RecoveredTexts] | None:
+        """Texts of tokens that are guessed by their rows: whatever the replay does not confirm is dropped."""
+        candidates = None if is_blurred(evidence, model) else find_long_rows(evidence, model)
+        if candidates is None:
+            return None
+        found = self._read_exactly(run, evidence, model, candidates, (model.token_embedding,))
+        return found if found.status is Status.RECOVERED else None
 
     def _search_sites(
         self, run: Run, evidence: GradientEvidence, model: Model, candidates: Candidates

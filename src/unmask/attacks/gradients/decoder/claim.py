@@ -15,7 +15,7 @@ from unmask.attacks.gradients.decoder.ambiguity import EqualTokens, leading_run,
 from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof
 from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.labels import EXPLAINED
-from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
+from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, is_repetition
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
@@ -75,6 +75,15 @@ class SearchResult:
     def endings(self) -> list[TextEnding]:
         """The texts."""
         return self.confirmation.endings
+
+    @property
+    def num_other_rows(self) -> int:
+        """Prefixes with a row of their own that are in none of the texts, but for padding."""
+        listed = {(e.node[0], e.node[1][:end]) for e in self.endings for end in range(1, len(e.node[1]) + 1)}
+        return sum(
+            node not in listed and set(node[1]) != {self.model.pad_token} and not is_repetition(self.model, node)
+            for node in self.forest.nodes
+        )
 
     @property
     def is_replayed(self) -> bool:
@@ -209,6 +218,11 @@ def _why_counts_are_open(
         return "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
     runs = any(ending.has_open_run or ending.node in any_run for ending in findings.endings)
     everyone = all(_is_covered(findings, ending) for ending in findings.endings) and not runs
+    counts = {ending.count for ending in findings.endings}
+    if findings.confirmation.proof is Proof.CLIENT and evidence.num_clients == 1 and len(counts) > 1:
+        total = sum(ending.count for ending in findings.endings)
+        if total > evidence.num_texts:
+            return f"the client sends this update for {total} texts, and {evidence.num_texts} are stated"
     if num_found == evidence.num_texts and findings.explains_everything and everyone:
         return None  # each of them occurs, so each occurs once
     if not _counts_are_told(evidence, findings):
@@ -273,6 +287,8 @@ def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[
         problems.append(_no_ends(findings))
     if not findings.explains_everything:
         problems.append(why_not_replayed(evidence, by_tensor=True) or _describe_unexplained(findings, rank))
+    if findings.explains_everything and not findings.is_replayed and findings.num_other_rows:
+        problems.append(f"the update also holds {findings.num_other_rows} prefixes of other texts, which were not read")
     if evidence.num_texts is not None and len(texts) > evidence.num_texts:
         problems.append(f"the batch holds {evidence.num_texts} texts, so these are too many, and none is certain")
     open_counts = {p.reason for text in texts for p in text.ambiguities if p.kind is AmbiguityKind.COUNT}
