@@ -14,6 +14,7 @@ from unmask.attacks.outputs.prompts.position_search import (
     TokenStatus,
     find_token,
 )
+from unmask.attacks.outputs.prompts.side_by_side import read_alone
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.models import Model
 
@@ -30,15 +31,14 @@ def model(request: pytest.FixtureRequest) -> Model:
 def find(model: Model, state: torch.Tensor | None = None, scores=None, settings=None, **seen) -> FoundToken:
     templates = templates_for(model, LAYER)
     text = Continuation.start(model, LAYER, middle_layer=templates.middle_layer)
-    text = text.advance(text.run(torch.tensor(KNOWN))[1], len(KNOWN))
+    text = text.advance(text.run(torch.tensor(KNOWN)), len(KNOWN))
     if state is None:
         state = model.hidden_states(torch.tensor([[*KNOWN, TOKEN]]), num_blocks=LAYER)[LAYER][0, -1]
     facts = {"tolerance": 1e-4, "noise_variance": 0.0, "confirm": False, "against_all": False, "noisy": False, **seen}
     even = torch.zeros(model.vocab_size)
     order = even if scores is None else scores
-    return find_token(
-        Observation(state, torch.ones_like(state), **facts), text, templates, order, even, settings or SearchSettings()
-    )
+    sighting = Observation(state, torch.ones_like(state), **facts)
+    return read_alone(find_token(sighting, text, templates, order, even, settings or SearchSettings()))
 
 
 def test_the_token_is_found_even_where_the_table_ranks_it_last(model):

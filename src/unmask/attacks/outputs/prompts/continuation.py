@@ -4,7 +4,7 @@ In a causal model the state of layer l at position i is a function of tokens 0 �
 are computed once; a candidate for the next token then costs one row through l blocks, whatever the length of the text.
 
 Notation: x the stream that enters a block, one row a candidate; `middle` the stream after `middle_layer` blocks.
-Cost: k candidates: k rows through l blocks. `extended` by n guessed tokens: n rows, all positions at once.
+Cost: k candidates: k rows through l blocks. a guess of n tokens: n rows, all positions at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from unmask.models.adapter import Model
 
 @dataclass(frozen=True)
 class Trial:
-    """Candidates for one position, with the stream in the middle and the states that would be seen."""
+    """Rows behind a text, with the stream in the middle and the states that would be seen.
+
+    They are candidates for the next position, or a guess for the next positions, one behind the other.
+    """
 
     tokens: Int[Tensor, " k"]
     middle: Float[Tensor, "k d"]
@@ -75,16 +78,14 @@ class Continuation:
 
     def accept(self, trial: Trial, index: int) -> Continuation:
         """The text with one of the candidates behind it."""
-        pairs = zip(self.prefixes, trial.keys, trial.values, strict=True)
-        chosen = slice(index, index + 1)
-        prefixes = tuple(prefix.extend(keys[chosen], values[chosen]) for prefix, keys, values in pairs)
-        return replace(self, position=self.position + 1, num_known=self.num_known + 1, prefixes=prefixes)
+        return self._extend(trial, slice(index, index + 1))
 
     @torch.no_grad()
-    def run(self, tokens: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n m"], tuple[Prefix, ...]]:
-        """The states of a guess for the next n positions at once, and the prefixes with all of them behind."""
+    def run(self, tokens: Int[Tensor, " n"]) -> Trial:
+        """The states of a guess for the next n positions at once."""
         positions = self.position + torch.arange(len(tokens), device=tokens.device)
-        x, prefixes = self.model.embed(tokens, positions), []
+        x = middle = self.model.embed(tokens, positions)
+        every_key, every_value = [], []
         for block, prefix in enumerate(self.prefixes):
             rows = self.model.attention_input(block, x)
             queries, keys, values = self.model.queries_keys_values(block, rows, positions)
@@ -92,17 +93,21 @@ class Continuation:
             allowed = torch.ones(len(tokens), len(longer), dtype=torch.bool, device=x.device).tril(len(prefix))
             mixed = self.model.mix(block, queries[None], longer.keys[None], longer.values[None], allowed[None])[0]
             x = self.model.after_mlp(block, self.model.after_attention(block, x, mixed))
-            prefixes.append(longer)
-        return self.readout(self.model, x, positions), tuple(prefixes)
+            every_key.append(keys)
+            every_value.append(values)
+            middle = x if block + 1 == self.middle_layer else middle
+        return Trial(tokens, middle, self.readout(self.model, x, positions), tuple(every_key), tuple(every_value))
 
-    def advance(self, prefixes: tuple[Prefix, ...], num_tokens: int) -> Continuation:
+    def advance(self, guess: Trial, num_tokens: int) -> Continuation:
         """The text with the first `num_tokens` of a guess behind it."""
-        kept = tuple(
-            Prefix(longer.keys[: len(old) + num_tokens], longer.values[: len(old) + num_tokens])
-            for old, longer in zip(self.prefixes, prefixes, strict=True)
-        )
-        known = self.num_known + num_tokens
-        return replace(self, position=self.position + num_tokens, num_known=known, prefixes=kept)
+        return self._extend(guess, slice(num_tokens)) if num_tokens else self
+
+    def _extend(self, trial: Trial, chosen: slice) -> Continuation:
+        """The text with some rows of a trial behind it."""
+        pairs = zip(self.prefixes, trial.keys, trial.values, strict=True)
+        prefixes = tuple(prefix.extend(keys[chosen], values[chosen]) for prefix, keys, values in pairs)
+        number = len(trial.tokens[chosen])
+        return replace(self, position=self.position + number, num_known=self.num_known + number, prefixes=prefixes)
 
     def jacobian(self, middle: Float[Tensor, " d"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m d"]]:
         """The state that a stream in the middle leads to, and its derivative ∂h/∂x: the product of the blocks'."""

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation, Trial
 from unmask.attacks.outputs.prompts.ranking import LocalMap, linearised_scores, posterior
+from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.attacks.outputs.prompts.templates import Templates, TokenStates
 from unmask.attacks.outputs.prompts.whiteness import Whiteness, WhitenessTest
 
@@ -164,14 +165,14 @@ def find_token(
     prior: Float[Tensor, " vocab"],
     settings: SearchSettings,
     equal: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
-) -> FoundToken:
+) -> Reading[FoundToken]:
     """Test candidates until one is accepted or none is left; tokens that are `equal` do not compete."""
     nothing = TestedTokens.none(templates.in_context.middle.shift)
     search = _Search(seen, text, templates, prior, nothing, equal)
     scores, batch = first_scores.clone(), settings.first
     limit = min(settings.max_candidates or len(scores), len(scores))
     while len(search.tested) < limit:
-        search.test(scores.topk(min(batch, limit - len(search.tested))).indices)
+        yield from search.test(scores.topk(min(batch, limit - len(search.tested))).indices)
         if search.standing is not TokenStatus.NONE_AGREES:
             break
         if len(search.tested) <= settings.first < limit and settings.second and settings.max_linearisations:
@@ -208,10 +209,10 @@ class _Search:
         """Whether the linear map was made at the closest candidate."""
         return self.tested.token == self.near_token
 
-    def test(self, tokens: Int[Tensor, " k"]) -> None:
+    def test(self, tokens: Int[Tensor, " k"]) -> Reading[None]:
         """Run candidates and compare."""
         self.white = None  # it was that of the closest candidate so far
-        trial = self.text.trial(tokens)
+        trial = yield RowPass(self.text, tokens)
         distances = self.seen.distances(trial.states)
         self.tested.add(trial, distances, (trial.middle - self.table.means(tokens)).sum(0))
 

@@ -53,6 +53,10 @@ class Metric:
         """−½‖whitened − row‖² of every token, up to a constant."""
         return whitened @ self.rows.T - self.squares
 
+    def score_rows(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "n vocab"]:
+        """The same of rows that are not whitened yet."""
+        return self.scores(rows @ self.whiten.T)
+
 
 def direct_metric(table: TokenStates, ridge: float = 0.1) -> Metric:
     """The metric of the layer's own table; `ridge` in units of the median variance."""
