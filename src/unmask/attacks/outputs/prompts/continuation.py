@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.block_step import BlockStep, Prefix, pull_back
+from unmask.attacks.outputs.block_step import BlockStep, Prefix, differentiate
 from unmask.attacks.outputs.prompts.readouts import STREAM, Readout
 from unmask.models.adapter import Model
 
@@ -109,17 +109,19 @@ class Continuation:
         number = len(trial.tokens[chosen])
         return replace(self, position=self.position + number, num_known=self.num_known + number, prefixes=prefixes)
 
-    def jacobian(self, middle: Float[Tensor, " d"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m d"]]:
-        """The state that a stream in the middle leads to, and its derivative ∂h/∂x: the product of the blocks'."""
-        x, jacobian = middle[None], torch.eye(len(middle), dtype=middle.dtype, device=middle.device)
+    def jacobian(
+        self, middle: Float[Tensor, " d"], through: Float[Tensor, "r m"] | None = None
+    ) -> tuple[Float[Tensor, " m"], Float[Tensor, "r d"]]:
+        """The state h that a stream x in the middle leads to, and M·∂h/∂x, last block first; None: all rows."""
+        x, pulls = middle[None], []
         for block in range(self.middle_layer, len(self.prefixes)):
-            step = BlockStep(self.model, block, self.position, self.prefixes[block])
-            jacobian = step.jacobian(x[0]) @ jacobian
-            x = step(x)
-        where = torch.tensor([self.position], device=middle.device)
-        with torch.no_grad():
-            state = self.readout(self.model, x, where)[0]
+            x, pull = BlockStep(self.model, block, self.position, self.prefixes[block]).differentiate(x)
+            pulls.append(pull)
         if self.readout != STREAM:
-            every = torch.eye(len(state), dtype=state.dtype, device=state.device)
-            jacobian = pull_back(lambda rows: self.readout(self.model, rows, where), x, every) @ jacobian
-        return state, jacobian
+            where = torch.tensor([self.position], device=middle.device)
+            x, pull = differentiate(lambda rows: self.readout(self.model, rows, where), x)
+            pulls.append(pull)
+        matrix = torch.eye(x.shape[1], dtype=x.dtype, device=x.device) if through is None else through
+        for pull in reversed(pulls):
+            matrix = pull(matrix)
+        return x[0], matrix

@@ -244,8 +244,8 @@ class PromptReader:
 
         def search(settings: SearchSettings) -> Reading[FoundToken]:
             row = self.scores(text, where)
-            likely = row.scores[0], row.prior[0]
-            return find_token(sighting, text.continuation, self.templates, *likely, settings, self.equal)
+            likely, leading = (row.scores[0], row.prior[0]), self.scores.leading
+            return find_token(sighting, text.continuation, self.templates, *likely, settings, self.equal, leading)
 
         num_candidates = 0
         if text.predictor is not None and not sighting.confirm and 2 * self.layer <= self.model.num_blocks:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric, posterior
+from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric, leading_directions, posterior
 from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, Readout
 from unmask.attacks.outputs.prompts.seen_text import ScoredRows, SeenText, TextProgress
 from unmask.attacks.outputs.prompts.templates import Templates
@@ -47,6 +47,11 @@ class RowScores:
     def first_metric(self) -> Metric:
         """The same for a text's first token."""
         return direct_metric(self.templates.alone.seen)
+
+    @cached_property
+    def leading(self) -> Float[Tensor, "r m"] | None:
+        """Directions of what is seen that tell most about the token."""
+        return leading_directions(self.metric)
 
     def metric_at(self, text: TextProgress) -> Metric:
         """The table of the next row: a text's first token has one of its own."""

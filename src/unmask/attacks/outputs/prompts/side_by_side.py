@@ -10,7 +10,8 @@ in the softmax, so that a text's result does not depend on the others, up to the
 
 Notation: n rows of a pass, j tokens known before it; N and J the largest of both.
 Limits: where positions are added to scores (ALiBi, a window), attention is computed text by text; all else is shared.
-Cost: memory for `_MOST_TEXTS` texts: their keys and values, and scores of `_MOST_ENTRIES` entries a head.
+Cost: the rows that the texts would run by themselves, in about as many passes as the longest reading has. Memory: keys
+and values of `_MOST_TEXTS` texts; a pass holds `_MOST_ROWS` rows, or one text's own.
 """
 
 from __future__ import annotations
@@ -26,14 +27,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from unmask.attacks.outputs.block_step import Prefix
 from unmask.attacks.outputs.prompts.continuation import Continuation, Trial
 from unmask.attacks.run import Progress
 from unmask.models.adapter import Model
 
 _MOST_TEXTS = 16
-_MOST_ROWS = 128  # a pass of more rows gains nothing from company, and runs by itself
-_MOST_ENTRIES = 2**21  # of the scores of one head, all texts together
+_MOST_ROWS = 512  # that go through a block at once: more of them share nothing that counts
+_FEW_ROWS = 16  # passes of more rows are not padded: attention is computed text by text
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,11 @@ def run_passes(passes: Sequence[RowPass]) -> list[Trial]:
 
 
 def _chunks(passes: Sequence[RowPass], numbers: list[int]) -> Iterable[list[int]]:
-    """Passes of similar sizes whose padded scores fit into the budget."""
+    """Passes of similar sizes, as many as may go together."""
     chunk: list[int] = []
     for number in sorted(numbers, key=lambda each: len(passes[each].tokens)):
-        rows = len(passes[number].tokens)
-        known = max(passes[each].text.num_known for each in [*chunk, number])
-        if chunk and (rows > _MOST_ROWS or (len(chunk) + 1) * rows * (rows + known) > _MOST_ENTRIES):
+        num_rows = sum(len(passes[each].tokens) for each in [*chunk, number])
+        if chunk and num_rows > _MOST_ROWS:
             yield chunk
             chunk = []
         chunk.append(number)
@@ -167,62 +166,73 @@ def _run_together(passes: Sequence[RowPass]) -> list[Trial]:
 
 @dataclass(frozen=True)
 class _Attention:
-    """Attention of several texts at once: row r is row `slots[r]` of text `texts[r]`."""
+    """Attention of several texts, each with its own keys: those that run few rows are padded and go together."""
 
     model: Model
     passes: Sequence[RowPass]
-    texts: Int[Tensor, " r"]
-    slots: Int[Tensor, " r"]
-    allowed: Bool[Tensor, "texts N J+N"]  # the text's own prefix, and rows up to this one, or this one alone
+    padded: _Padding | None
     length: int  # of the longest text with its rows
 
     @classmethod
     def of(cls, model: Model, passes: Sequence[RowPass]) -> _Attention:
-        """Where rows of all texts are when they are padded."""
+        """Decide which texts are padded."""
+        few = [number for number, each in enumerate(passes) if len(each.tokens) <= _FEW_ROWS]
+        length = max(each.text.num_known + (len(each.tokens) if each.in_order else 1) for each in passes)
+        return cls(model, passes, _Padding.of([passes[number] for number in few], few) if few[1:] else None, length)
+
+    def __call__(
+        self, block: int, queries: Float[Tensor, "r h e"], keys: Float[Tensor, "r g e"], values: Float[Tensor, "r g e"]
+    ) -> Float[Tensor, "r o"]:
+        """What every row reads."""
+        sizes = [len(each.tokens) for each in self.passes]
+        parts = list(zip(*(rows.split(sizes) for rows in (queries, keys, values)), strict=True))
+        mixed: dict[int, Tensor] = {}
+        if self.padded is not None and self.model.score_bias(block, self.length) is None:
+            mixed = self.padded(self.model, block, [parts[number] for number in self.padded.numbers])
+        for number, each in enumerate(self.passes):
+            if number not in mixed:
+                mixed[number] = _attend_alone(each, block, *parts[number])
+        return torch.cat([mixed[number] for number in range(len(self.passes))])
+
+
+def _attend_alone(each: RowPass, block: int, queries: Tensor, keys: Tensor, values: Tensor) -> Float[Tensor, "n o"]:
+    """What the rows of one pass read."""
+    model, prefix = each.text.model, each.text.prefixes[block]
+    if not each.in_order:
+        return model.mix_behind(block, queries, keys, values, prefix.keys[None], prefix.values[None])[0]
+    longer = prefix.extend(keys, values)
+    allowed = torch.ones(len(queries), len(longer), dtype=torch.bool, device=queries.device).tril(len(prefix))
+    return model.mix(block, queries[None], longer.keys[None], longer.values[None], allowed[None])[0]
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """Passes `numbers`, padded to N rows behind J tokens each."""
+
+    passes: Sequence[RowPass]
+    numbers: Sequence[int]
+    allowed: Bool[Tensor, "texts N J+N"]  # the text's own prefix, and rows up to this one, or this one alone
+
+    @classmethod
+    def of(cls, passes: Sequence[RowPass], numbers: Sequence[int]) -> _Padding:
+        """Which keys each row may see."""
         device = passes[0].tokens.device
-        sizes = torch.tensor([len(each.tokens) for each in passes], device=device)
-        most, longest = int(sizes.max()), max(each.text.num_known for each in passes)
-        texts = torch.arange(len(passes), device=device).repeat_interleave(sizes)
-        slots = torch.cat([torch.arange(len(each.tokens), device=device) for each in passes])
+        most, longest = max(len(each.tokens) for each in passes), max(each.text.num_known for each in passes)
         allowed = torch.zeros(len(passes), most, longest + most, dtype=torch.bool, device=device)
         itself = torch.eye(most, dtype=torch.bool, device=device)
         before = torch.ones_like(itself).tril()
         for number, each in enumerate(passes):
             allowed[number, :, : each.text.num_known] = True
             allowed[number, :, longest:] = before if each.in_order else itself
-        length = max(int(each.positions[-1]) - each.text.position + each.text.num_known + 1 for each in passes)
-        return cls(model, passes, texts, slots, allowed, length)
+        return cls(passes, numbers, allowed)
 
-    def __call__(
-        self, block: int, queries: Float[Tensor, "r h e"], keys: Float[Tensor, "r g e"], values: Float[Tensor, "r g e"]
-    ) -> Float[Tensor, "r o"]:
-        """What every row reads."""
+    def __call__(self, model: Model, block: int, parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> dict[int, Tensor]:
+        """What the rows of each pass read, by its number."""
         prefixes = [each.text.prefixes[block] for each in self.passes]
-        if self.model.score_bias(block, self.length) is not None:
-            return self._one_by_one(block, prefixes, queries, keys, values)
-        behind = [
-            torch.cat([pad_sequence(known, batch_first=True), self._pad(own)], 1)
-            for known, own in (([each.keys for each in prefixes], keys), ([each.values for each in prefixes], values))
-        ]
-        return self.model.mix(block, self._pad(queries), *behind, self.allowed)[self.texts, self.slots]
-
-    def _pad(self, rows: Float[Tensor, "r h e"]) -> Float[Tensor, "texts N h e"]:
-        padded = rows.new_zeros(*self.allowed.shape[:2], *rows.shape[1:])
-        padded[self.texts, self.slots] = rows
-        return padded
-
-    def _one_by_one(
-        self, block: int, prefixes: Sequence[Prefix], queries: Tensor, keys: Tensor, values: Tensor
-    ) -> Float[Tensor, "r o"]:
-        """The same where a key's weight depends on where it stands, which padding would change."""
-        mixed = []
-        sizes = [len(each.tokens) for each in self.passes]
-        parts = zip(self.passes, prefixes, *(rows.split(sizes) for rows in (queries, keys, values)), strict=True)
-        for each, prefix, q, k, v in parts:
-            if not each.in_order:
-                mixed.append(self.model.mix_behind(block, q, k, v, prefix.keys[None], prefix.values[None])[0])
-                continue
-            longer = prefix.extend(k, v)
-            allowed = torch.ones(len(q), len(longer), dtype=torch.bool, device=q.device).tril(len(prefix))
-            mixed.append(self.model.mix(block, q[None], longer.keys[None], longer.values[None], allowed[None])[0])
-        return torch.cat(mixed)
+        queries, keys, values = (pad_sequence(list(rows), batch_first=True) for rows in zip(*parts, strict=True))
+        known_keys = pad_sequence([each.keys for each in prefixes], batch_first=True)
+        known_values = pad_sequence([each.values for each in prefixes], batch_first=True)
+        keys, values = torch.cat([known_keys, keys], 1), torch.cat([known_values, values], 1)
+        mixed = model.mix(block, queries, keys, values, self.allowed)
+        pairs = zip(self.numbers, self.passes, mixed, strict=True)
+        return {number: rows[: len(each.tokens)] for number, each, rows in pairs}
