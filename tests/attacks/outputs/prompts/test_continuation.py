@@ -88,3 +88,14 @@ def test_the_jacobian_is_that_of_autograd(model, normed):
 
     assert close(state, rest(middle))
     assert close(ours, torch.func.jacrev(rest)(middle))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_some_directions_of_the_jacobian_are_those_of_the_whole(model, normed):
+    text = begun(model, TEXT[:3], normed)
+    middle = text.trial(torch.tensor([42])).middle[0]
+    state, whole = text.jacobian(middle)
+    through = torch.randn(5, len(state), generator=torch.Generator().manual_seed(0))
+    same, ours = text.jacobian(middle, through)
+    assert torch.equal(same, state)
+    assert close(ours, through @ whole)

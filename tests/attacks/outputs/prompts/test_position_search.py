@@ -28,7 +28,9 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 @torch.no_grad()
-def find(model: Model, state: torch.Tensor | None = None, scores=None, settings=None, **seen) -> FoundToken:
+def find(
+    model: Model, state: torch.Tensor | None = None, scores=None, settings=None, leading=None, **seen
+) -> FoundToken:
     templates = templates_for(model, LAYER)
     text = Continuation.start(model, LAYER, middle_layer=templates.middle_layer)
     text = text.advance(text.run(torch.tensor(KNOWN)), len(KNOWN))
@@ -38,7 +40,8 @@ def find(model: Model, state: torch.Tensor | None = None, scores=None, settings=
     even = torch.zeros(model.vocab_size)
     order = even if scores is None else scores
     sighting = Observation(state, torch.ones_like(state), **facts)
-    return read_alone(find_token(sighting, text, templates, order, even, settings or SearchSettings()))
+    settings = settings or SearchSettings()
+    return read_alone(find_token(sighting, text, templates, order, even, settings, leading=leading))
 
 
 def test_the_token_is_found_even_where_the_table_ranks_it_last(model):
@@ -49,6 +52,27 @@ def test_the_token_is_found_even_where_the_table_ranks_it_last(model):
         assert found.distance < 1e-4 < found.runner_up
         assert found.continuation.num_known == len(KNOWN) + 1
     assert find(model, scores=-worst).num_candidates == SearchSettings().first  # the first batch had it
+
+
+def test_all_directions_rank_as_the_state_itself(model):
+    worst = -torch.nn.functional.one_hot(torch.tensor(TOKEN), model.vocab_size).float()
+    rotation = torch.linalg.qr(torch.randn(model.width, model.width, generator=torch.Generator().manual_seed(0))).Q
+    whole, turned = find(model, scores=worst), find(model, scores=worst, leading=rotation)
+    assert (turned.token, turned.num_candidates) == (whole.token, whole.num_candidates)
+    few = find(model, scores=worst, leading=rotation[: model.width // 4])
+    assert (few.token, few.standing) == (TOKEN, TokenStatus.AGREES)
+    assert few.num_jacobians > 0
+
+
+def test_noise_is_judged_by_all_entries(model):
+    """Where noise may be, leading directions are not used: whiteness is a statement about every entry."""
+    state = model.hidden_states(torch.tensor([[*KNOWN, TOKEN]]), num_blocks=LAYER)[LAYER][0, -1].detach()
+    noise = torch.randn(len(state), generator=torch.Generator().manual_seed(1))
+    noisy = state + 0.02 * state.norm() * noise / noise.norm()
+    leading = torch.eye(model.width)[:4]
+    ours, whole = find(model, noisy, noisy=True, leading=leading), find(model, noisy, noisy=True)
+    assert (ours.token, ours.standing, ours.noise) == (whole.token, whole.standing, whole.noise)
+    assert (ours.num_candidates, ours.num_jacobians) == (whole.num_candidates, whole.num_jacobians)
 
 
 def test_the_slow_way_gives_the_same(model):
