@@ -14,7 +14,7 @@ Notation: l the layer seen, d the width, V the vocabulary; distance = â€–h(v) âˆ
 Limits: all positions of a text must be seen. Noise beyond half of a state's norm leaves guesses. Tokens with equal
 embeddings have equal states: a class of them is reported, and the text is not certain (equal_tokens.py).
 Cost: some 20 seconds to fit a layer of SmolLM2 (templates.py; kept in the process), then a few candidates a token, some
-tens at the last layer.
+tens at the last layer. Texts of a batch are read side by side and share their passes (side_by_side.py).
 Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, tables, the linear map and the prior are ours.
 """
 

@@ -1,7 +1,8 @@
 """One text from its states: guess ahead while guesses hold, search the position where one fails.
 
 The guess for a position is the likeliest token by the table of the layer seen and the model's own prediction; a whole
-window of guesses is tested in one pass, and the window grows while it holds and shrinks when it does not.
+window of guesses is tested in one pass, and the window grows while it holds and shrinks when it does not. What a text
+needs next is yielded, so that several texts share a pass (side_by_side.py).
 
 Where a stream is seen, the blocks behind it predict every next token at once. A cache has no stream: the model reads
 the tokens that are known, and predicts one token ahead.
@@ -54,7 +55,7 @@ from unmask.models.adapter import Model
 
 __all__ = ["PromptReader", "ReadText", "ReadToken"]
 _NOISY = (TokenStatus.WHITE, TokenStatus.IN_DOUBT, TokenStatus.UNEVEN)
-_WIDEST_WINDOW = 16
+_NARROWEST_WINDOW, _WIDEST_WINDOW = 4, 16  # a pass costs as much as some ten rows: guesses beside it are cheap
 _CONFIRM = 0.02  # noise of more than this share: a token must also win by likelihood
 _CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
 _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
@@ -180,7 +181,7 @@ class PromptReader:
         proven = text.is_proven
         for token, distance, tolerance in zip(guess[:held], distances[:held], tolerances[:held], strict=True):
             text.add(ReadToken(int(token), proven, float(distance), float(tolerance)))
-        text.window = min(2 * text.window, _WIDEST_WINDOW) if held == len(guess) else max(1, held)
+        text.window = min(2 * text.window, _WIDEST_WINDOW) if held == len(guess) else max(_NARROWEST_WINDOW, held)
         return held > 0
 
     def _search(self, text: TextProgress) -> Reading[bool]:
