@@ -62,6 +62,7 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "coarse": "prompts from states that were stored coarsely or have noise",
             "control": "noise instead of states: nothing may be claimed",
         },
+        "outputs.speed": {"speed": "prompts from hidden states in two editions of the package, in turns"},
         "outputs.caches": {
             "caches": "prompts from cached keys and values: blocks and storage types",
             "cache-parts": "the same of keys alone, values alone, some of the heads",

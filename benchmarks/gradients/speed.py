@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -79,15 +80,21 @@ seconds = time.process_time() - started
 held = Counter(map(tuple, texts))
 certain = Counter(text.tokens for text in found.value.certain for _ in range(text.count))
 exact = (Counter(map(tuple, found.value.expand())) & held).total()
-print(json.dumps(dict(seconds=seconds, exact=exact, texts=len(texts), false=(certain - held).total(),
-                      certain=certain.total(), certificate=found.certificate.holds)))
+print(json.dumps(dict(seconds=seconds, exact=exact, texts=len(texts), tokens=sum(map(len, texts)),
+                      false=(certain - held).total(), certain=certain.total(), certificate=found.certificate.holds)))
 """
 Run = dict[str, Any]
+Tasks = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 def main() -> None:
+    """Attacks on gradients in both editions."""
+    compare_editions(TASKS, __doc__)
+
+
+def compare_editions(tasks: Tasks, description: str) -> None:
     """Run all tasks in both editions, print a table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, required=True, help="src of the other edition")
     parser.add_argument(
         "--data", type=Path, default=SHARED_DATA / "rotten_tomatoes.tsv", help="sentences, first column"
@@ -101,22 +108,22 @@ def main() -> None:
         parser.error(f"{options.data} is no file; give a TSV file of sentences with --data")
     editions = {"before": options.before, "now": HERE.parent / "src"}
     runs: list[Run] = []
-    chosen = [(task, size) for task, (sizes, _) in TASKS.items() for size in options.sizes or sizes]
+    chosen = [(task, size) for task, (sizes, _) in tasks.items() for size in options.sizes or sizes]
     for batch, (task, size) in product(range(options.batches), chosen):
         for edition, source in editions.items() if options.only in task else ():
             told = {"task": task, "size": size, "batch": batch, "edition": edition}
-            runs.append({**told, **measure(source, task, size, batch, options.data)})
+            runs.append({**told, **measure(source, tasks[task][1], size, batch, options.data)})
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
             if options.out:
                 options.out.write_text(json.dumps({"machine": machine(), "runs": runs}, indent=1) + "\n")
     print(report(runs))
 
 
-def measure(source: Path, task: str, size: int, batch: int, data: Path) -> Run:
+def measure(source: Path, code: str, size: int, batch: int, data: Path) -> Run:
     """One attack in a fresh process."""
     path = os.pathsep.join([str(source.resolve()), str(HERE)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    code = WORKER.format(task=TASKS[task][1], size=size, batch=batch, data=str(data.resolve()))
+    code = WORKER.format(task=code, size=size, batch=batch, data=str(data.resolve()))
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
     if run.returncode:
         raise SystemExit(f"{source}: {run.stderr.strip().splitlines()[-1]}")
@@ -128,8 +135,9 @@ def report(runs: list[Run]) -> str:
     lines = [
         f"CPU seconds of one thread, medians; {machine()}",
         "",
-        "| task | texts | batches | before, s | now, s | ratio | exact, before | exact, now | false |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
+        "| task | texts | batches | before, s | now, s | before, tokens/s | now, tokens/s | ratio "
+        "| exact, before | exact, now | false |",
+        f"| --- |{' --: |' * 10}",
     ]
     for task, size in dict.fromkeys((run["task"], run["size"]) for run in runs):
         before, now = (_select(runs, task, size, edition) for edition in ("before", "now"))
@@ -138,8 +146,9 @@ def report(runs: list[Run]) -> str:
         ratio = statistics.median(b["seconds"] / n["seconds"] for b, n in zip(before, now, strict=False))
         exact = [f"{sum(r['exact'] for r in part)} of {sum(r['texts'] for r in part)}" for part in (before, now)]
         seconds = [f"{statistics.median(r['seconds'] for r in part):.1f}" for part in (before, now)]
+        rates = [f"{sum(r['tokens'] for r in part) / sum(r['seconds'] for r in part):.1f}" for part in (before, now)]
         false = sum(r["false"] for r in [*before, *now])
-        cells = [task, str(size), str(len(now)), *seconds, f"{ratio:.1f}×", *exact, str(false)]
+        cells = [task, str(size), str(len(now)), *seconds, *rates, f"{ratio:.1f}×", *exact, str(false)]
         lines.append(f"| {' | '.join(cells)} |")
     for task in dict.fromkeys(run["task"] for run in runs):
         slopes = {edition: _slope([r for r in runs if r["task"] == task], edition) for edition in ("before", "now")}

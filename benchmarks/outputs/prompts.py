@@ -32,11 +32,13 @@ from machine import machine
 from outputs.gradient_search import GradientSearch, Position, best_step, scan_rate
 from torch import Tensor
 
+from unmask.attacks.outputs.prompts import attack as prompt_attack
 from unmask.attacks.outputs.prompts import reader as prompt_reader
 from unmask.attacks.outputs.prompts.attack import PromptAttack
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.position_search import FoundToken, Observation
-from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText
+from unmask.attacks.outputs.prompts.reader import ReadText
+from unmask.attacks.outputs.prompts.side_by_side import Reading
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.evidence import HiddenEvidence
 from unmask.models import Model, load_model
@@ -169,19 +171,23 @@ class Watched:
 @contextmanager
 def recorded(seen: Watched) -> Iterator[None]:
     """Let the reader's results pass through a list."""
-    read, find = PromptReader.read, prompt_reader.find_token
+    read, find = prompt_attack.read_side_by_side, prompt_reader.find_token
 
-    def read_text(*arguments: object) -> ReadText:
-        seen.texts.append(read(*arguments))  # type: ignore[arg-type]
-        return seen.texts[-1]
+    def read_texts(readings: Sequence[Reading[ReadText]]) -> list[ReadText]:
+        texts = read(readings)
+        seen.texts += texts
+        return texts
 
-    def find_token(sighting: Observation, text: Continuation, *arguments: object) -> FoundToken:
-        found = find(sighting, text, *arguments)  # type: ignore[arg-type]
-        place = {"prompt": len(seen.texts), "position": text.num_known}
-        seen.searches.append({**place, "candidates": found.num_candidates, "jacobians": found.num_jacobians})
+    def find_token(sighting: Observation, text: Continuation, *arguments: object) -> Reading[FoundToken]:
+        found = yield from find(sighting, text, *arguments)  # type: ignore[arg-type]
+        costs = {"candidates": found.num_candidates, "jacobians": found.num_jacobians}
+        seen.searches.append({"position": text.num_known, **costs})
         return found
 
-    with patch.object(PromptReader, "read", read_text), patch.object(prompt_reader, "find_token", find_token):
+    with (
+        patch.object(prompt_attack, "read_side_by_side", read_texts),
+        patch.object(prompt_reader, "find_token", find_token),
+    ):
         yield
 
 

@@ -120,7 +120,11 @@ class BlockStep:
     def jacobian(self, row: Float[Tensor, " d"]) -> Float[Tensor, "d d"]:
         """∂φ/∂x at one row: entry (i, j) is the derivative of output i by input j."""
         every = torch.eye(len(row), dtype=row.dtype, device=row.device)
-        return pull_back(lambda rows: self._leave(rows, self._attend(rows).mixed), row.detach()[None], every)
+        return self.differentiate(row[None])[1](every)
+
+    def differentiate(self, row: Float[Tensor, "1 d"]) -> tuple[Float[Tensor, "1 d"], Pull]:
+        """φ at one row, and what pulls a matrix back through it: M ↦ M·∂φ/∂x."""
+        return differentiate(lambda rows: self._leave(rows, self._attend(rows).mixed), row.detach())
 
     def _leave(self, rows: Tensor, mixed: Tensor) -> Tensor:
         """What leaves the block, given what attention read."""
@@ -135,21 +139,38 @@ class BlockStep:
         return AttentionStep(mixed, keys, values)
 
 
-def pull_back(
-    function: Callable[[Tensor], Tensor], at: Float[Tensor, "1 d"], matrix: Float[Tensor, "m p"]
-) -> Float[Tensor, "m d"]:
-    """M·J of a function of one row: a vector–Jacobian product for each row of M, all in one batch.
+Pull = Callable[[Float[Tensor, "m p"]], Float[Tensor, "m d"]]
+
+
+def differentiate(function: Callable[[Tensor], Tensor], at: Float[Tensor, "1 d"]) -> tuple[Float[Tensor, "1 p"], Pull]:
+    """A function of one row, and M ↦ M·J: a vector–Jacobian product for each row of M, all in one batch.
 
     Functions that torch.func cannot take (Bloom's activation) are pulled back row by row.
     """
+
+    def pull_slowly(matrix: Tensor) -> Tensor:
+        with torch.enable_grad():
+            start = at.detach().clone().requires_grad_()
+            end = function(start)
+            rows = [torch.autograd.grad(end, start, row[None], retain_graph=True)[0][0] for row in matrix]
+        return torch.stack(rows)
+
+    def pull_rows(matrix: Tensor) -> Tensor:
+        try:
+            return vmap(lambda row: pull(row[None])[0][0])(matrix).detach()
+        except RuntimeError as error:
+            _check_unsupported(error)
+            return pull_slowly(matrix)
+
     try:
-        _, pull = vjp(function, at)  # type: ignore[misc]
-        return vmap(lambda row: pull(row[None])[0][0])(matrix).detach()
+        value, pull = vjp(function, at)  # type: ignore[misc]
+        return value.detach(), pull_rows
     except RuntimeError as error:
-        if "setup_context" not in str(error):
-            raise
-    with torch.enable_grad():
-        start = at.detach().clone().requires_grad_()
-        end = function(start)
-        rows = [torch.autograd.grad(end, start, row[None], retain_graph=True)[0][0] for row in matrix]
-    return torch.stack(rows)
+        _check_unsupported(error)
+        return function(at).detach(), pull_slowly
+
+
+def _check_unsupported(error: RuntimeError) -> None:
+    """Raise what is no complaint of torch.func about a function that it cannot take."""
+    if "setup_context" not in str(error):
+        raise error

@@ -30,7 +30,7 @@ def states(model: Model, tokens: list[int], normed: bool = False) -> list[Tensor
 def begun(model: Model, tokens: list[int], normed: bool = False) -> Continuation:
     readout = FINAL_NORM if normed else STREAM
     text = Continuation.start(model, LAYER, middle_layer=MIDDLE, readout=readout)
-    return text.advance(text.run(torch.tensor(tokens))[1], len(tokens)) if tokens else text
+    return text.advance(text.run(torch.tensor(tokens)), len(tokens)) if tokens else text
 
 
 def close(ours: Tensor, theirs: Tensor) -> bool:
@@ -48,7 +48,7 @@ def test_candidates_states_are_those_of_the_forward_pass(model, num_known, norme
 
 
 def test_a_guess_of_many_positions_is_one_forward_pass(model):
-    seen, _ = begun(model, TEXT[:2]).run(torch.tensor(TEXT[2:]))
+    seen = begun(model, TEXT[:2]).run(torch.tensor(TEXT[2:])).states
     assert close(seen, states(model, TEXT)[LAYER][2:])
 
 
@@ -70,7 +70,7 @@ def test_a_text_may_begin_later(tiny_gpt2):
     tokens, mask = torch.tensor([[0, 0, 0, 0, *TEXT]]), torch.tensor([[False] * 4 + [True] * len(TEXT)])
     with torch.no_grad():
         whole = tiny_gpt2.hidden_states(tokens, mask, num_blocks=LAYER)[LAYER][0, 4:]
-    assert close(text.run(torch.tensor(TEXT))[0], whole)
+    assert close(text.run(torch.tensor(TEXT)).states, whole)
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -88,3 +88,14 @@ def test_the_jacobian_is_that_of_autograd(model, normed):
 
     assert close(state, rest(middle))
     assert close(ours, torch.func.jacrev(rest)(middle))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_some_directions_of_the_jacobian_are_those_of_the_whole(model, normed):
+    text = begun(model, TEXT[:3], normed)
+    middle = text.trial(torch.tensor([42])).middle[0]
+    state, whole = text.jacobian(middle)
+    through = torch.randn(5, len(state), generator=torch.Generator().manual_seed(0))
+    same, ours = text.jacobian(middle, through)
+    assert torch.equal(same, state)
+    assert close(ours, through @ whole)

@@ -18,9 +18,9 @@ TEXT, LAYER, WRONG = [5, 17, 99], 2, 6
 def text(tiny_llama) -> TextProgress:
     """A text whose first row lies halfway between its token and another one, which was taken."""
     start = Continuation.start(tiny_llama, LAYER)
-    rows, _ = start.run(torch.tensor(TEXT))
-    rows = torch.cat([(rows[:1] + start.run(torch.tensor([WRONG]))[0]) / 2, rows[1:]])
-    off = float((rows[0] - start.run(torch.tensor([WRONG]))[0][0]).square().mean())
+    rows = start.run(torch.tensor(TEXT)).states
+    rows = torch.cat([(rows[:1] + start.run(torch.tensor([WRONG])).states) / 2, rows[1:]])
+    off = float((rows[0] - start.run(torch.tensor([WRONG])).states[0]).square().mean())
     noise = StateNoise(torch.tensor([off, 1e-8, 1e-8]), torch.tensor([1.0, 1e-3, 1e-3]))
     seen = SeenText(rows, rows, torch.ones_like(rows), rows, 0, noise)
     taken = [ReadToken(WRONG, True, 0.0, 1.0)]

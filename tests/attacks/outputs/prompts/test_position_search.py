@@ -14,6 +14,7 @@ from unmask.attacks.outputs.prompts.position_search import (
     TokenStatus,
     find_token,
 )
+from unmask.attacks.outputs.prompts.side_by_side import read_alone
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.models import Model
 
@@ -27,18 +28,20 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 @torch.no_grad()
-def find(model: Model, state: torch.Tensor | None = None, scores=None, settings=None, **seen) -> FoundToken:
+def find(
+    model: Model, state: torch.Tensor | None = None, scores=None, settings=None, leading=None, **seen
+) -> FoundToken:
     templates = templates_for(model, LAYER)
     text = Continuation.start(model, LAYER, middle_layer=templates.middle_layer)
-    text = text.advance(text.run(torch.tensor(KNOWN))[1], len(KNOWN))
+    text = text.advance(text.run(torch.tensor(KNOWN)), len(KNOWN))
     if state is None:
         state = model.hidden_states(torch.tensor([[*KNOWN, TOKEN]]), num_blocks=LAYER)[LAYER][0, -1]
     facts = {"tolerance": 1e-4, "noise_variance": 0.0, "confirm": False, "against_all": False, "noisy": False, **seen}
     even = torch.zeros(model.vocab_size)
     order = even if scores is None else scores
-    return find_token(
-        Observation(state, torch.ones_like(state), **facts), text, templates, order, even, settings or SearchSettings()
-    )
+    sighting = Observation(state, torch.ones_like(state), **facts)
+    settings = settings or SearchSettings()
+    return read_alone(find_token(sighting, text, templates, order, even, settings, leading=leading))
 
 
 def test_the_token_is_found_even_where_the_table_ranks_it_last(model):
@@ -49,6 +52,27 @@ def test_the_token_is_found_even_where_the_table_ranks_it_last(model):
         assert found.distance < 1e-4 < found.runner_up
         assert found.continuation.num_known == len(KNOWN) + 1
     assert find(model, scores=-worst).num_candidates == SearchSettings().first  # the first batch had it
+
+
+def test_all_directions_rank_as_the_state_itself(model):
+    worst = -torch.nn.functional.one_hot(torch.tensor(TOKEN), model.vocab_size).float()
+    rotation = torch.linalg.qr(torch.randn(model.width, model.width, generator=torch.Generator().manual_seed(0))).Q
+    whole, turned = find(model, scores=worst), find(model, scores=worst, leading=rotation)
+    assert (turned.token, turned.num_candidates) == (whole.token, whole.num_candidates)
+    few = find(model, scores=worst, leading=rotation[: model.width // 4])
+    assert (few.token, few.standing) == (TOKEN, TokenStatus.AGREES)
+    assert few.num_jacobians > 0
+
+
+def test_noise_is_judged_by_all_entries(model):
+    """Where noise may be, leading directions are not used: whiteness is a statement about every entry."""
+    state = model.hidden_states(torch.tensor([[*KNOWN, TOKEN]]), num_blocks=LAYER)[LAYER][0, -1].detach()
+    noise = torch.randn(len(state), generator=torch.Generator().manual_seed(1))
+    noisy = state + 0.02 * state.norm() * noise / noise.norm()
+    leading = torch.eye(model.width)[:4]
+    ours, whole = find(model, noisy, noisy=True, leading=leading), find(model, noisy, noisy=True)
+    assert (ours.token, ours.standing, ours.noise) == (whole.token, whole.standing, whole.noise)
+    assert (ours.num_candidates, ours.num_jacobians) == (whole.num_candidates, whole.num_jacobians)
 
 
 def test_the_slow_way_gives_the_same(model):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from unmask.attacks.outputs.prompts import ranking
-from unmask.attacks.outputs.prompts.ranking import LocalMap, direct_metric, linearised_scores, posterior
+from unmask.attacks.outputs.prompts.ranking import (
+    LocalMap,
+    direct_metric,
+    leading_directions,
+    linearised_scores,
+    posterior,
+)
 from unmask.attacks.outputs.prompts.templates import TokenStates
 
 WIDTH, VOCAB = 5, 30
@@ -34,6 +40,23 @@ def test_the_direct_metric_is_mahalanobis():
     offsets = state - tokens.means(torch.arange(VOCAB))
     theirs = -0.5 * (offsets @ tokens.covariance.inverse() * offsets).sum(1)
     assert torch.allclose(differences(ours), differences(theirs), rtol=1e-4)
+
+
+def test_leading_directions_are_those_in_which_tokens_differ_most(monkeypatch):
+    """Fisher's discriminants: the generalised eigenvectors of the spread between tokens against that around them."""
+    monkeypatch.setattr(ranking, "_WIDE", WIDTH)
+    monkeypatch.setattr(ranking, "_LEADING_SHARE", 2)
+    tokens = table()
+    ours = leading_directions(direct_metric(tokens, ridge=0.0))
+    assert torch.allclose(ours @ ours.T, torch.eye(WIDTH // 2, dtype=torch.float64))
+    between = torch.cov(tokens.means(torch.arange(VOCAB)).T)
+    values, vectors = torch.linalg.eig(torch.linalg.solve(tokens.covariance, between))
+    theirs = vectors.real[:, values.real.argsort()[-(WIDTH // 2) :]]
+    assert torch.allclose(ours.T @ (ours @ theirs), theirs, atol=1e-5)  # the same subspace
+
+
+def test_few_entries_are_all_used():
+    assert leading_directions(direct_metric(table())) is None
 
 
 def test_linearised_scores_are_those_of_the_propagated_normal():

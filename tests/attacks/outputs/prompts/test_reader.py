@@ -9,6 +9,8 @@ from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText, ReadToken
 from unmask.attacks.outputs.prompts.readouts import STREAM
+from unmask.attacks.outputs.prompts.row_scores import RowScores
+from unmask.attacks.outputs.prompts.seen_text import ScoredRows
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.run import silent
 from unmask.models import Model
@@ -34,7 +36,7 @@ def states_of(model: Model, text=TEXT, position: int = 0) -> torch.Tensor:
 
 def test_a_text_is_read_to_the_end(model):
     told = []
-    read = reader_of(model).read(states_of(model), 0, 0, lambda stage, done, total: told.append((done, total)))
+    read = reader_of(model).read(states_of(model), 0, lambda stage, done, total: told.append((done, total)))
     assert [token.token for token in read.tokens] == TEXT
     assert read.certain
     assert read.noise == 0
@@ -45,7 +47,7 @@ def test_a_text_is_read_to_the_end(model):
 def test_it_stops_where_no_token_agrees(model):
     states = states_of(model).clone()
     states[3] = torch.randn(model.width, generator=torch.Generator().manual_seed(0))
-    read = reader_of(model).read(states, 0, 0, silent)
+    read = reader_of(model).read(states, 0, silent)
     assert [token.token for token in read.tokens] == TEXT[:3]
     assert all(token.certain for token in read.tokens)
     assert not read.proven
@@ -54,22 +56,24 @@ def test_it_stops_where_no_token_agrees(model):
 def test_a_state_that_is_a_little_off_is_not_skipped(model, monkeypatch):
     """Every guess is right. Those around it agree; it does not, and once positions have agreed, noise is no excuse."""
     right = torch.nn.functional.one_hot(torch.tensor(TEXT), model.vocab_size).float()
-    monkeypatch.setattr(PromptReader, "_scores", lambda self, text, where: right[where])
+    monkeypatch.setattr(
+        RowScores, "__call__", lambda self, text, where: ScoredRows(where.start, right[where], right[where])
+    )
     states = states_of(model).clone()
     states[2] *= 1.01  # inside of the first window of guesses
-    read = reader_of(model).read(states, 0, 0, silent)
+    read = reader_of(model).read(states, 0, silent)
     assert [token.token for token in read.tokens] == TEXT[:2]
 
 
 def test_a_text_may_begin_later(tiny_gpt2):
     """Left padding: with learned positions, the place of the first token matters."""
     states = states_of(tiny_gpt2, position=4)
-    assert reader_of(tiny_gpt2).read(states, 4, 0, silent).certain
-    assert not reader_of(tiny_gpt2).read(states, 0, 0, silent).proven
+    assert reader_of(tiny_gpt2).read(states, 4, silent).certain
+    assert not reader_of(tiny_gpt2).read(states, 0, silent).proven
 
 
 def test_coarse_states_are_read_with_wider_tolerances(model):
-    read = reader_of(model).read(states_of(model).bfloat16().float(), 0, 0, silent)
+    read = reader_of(model).read(states_of(model).bfloat16().float(), 0, silent)
     assert [token.token for token in read.tokens] == TEXT
     assert min(token.tolerance for token in read.tokens) > 1e-3
 

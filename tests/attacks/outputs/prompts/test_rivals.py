@@ -17,9 +17,9 @@ TEXT, LAYER = [5, 17, 99, 8], 2
 def progress(model, variance: float, *, rivals=(6, 7), hidden: bool = False) -> TextProgress:
     """A text whose first token has rivals; `hidden`: its own row tells nothing."""
     start = Continuation.start(model, LAYER)
-    rows, _ = start.run(torch.tensor(TEXT))
+    rows = start.run(torch.tensor(TEXT)).states
     if hidden:
-        rows = torch.cat([(rows[:1] + start.run(torch.tensor([6]))[0]) / 2, rows[1:]])
+        rows = torch.cat([(rows[:1] + start.run(torch.tensor([6])).states) / 2, rows[1:]])
     noise = StateNoise(torch.full((len(TEXT),), variance), torch.full((len(TEXT),), 0.5))
     ones = torch.ones_like(rows)
     seen = SeenText(rows, rows, ones, rows, 0, noise)

@@ -50,7 +50,7 @@ def test_residuals_of_zero_are_no_error():
 def test_proofs_are_taken_back_where_the_error_is_shared(tiny_llama, shared):
     """Tokens that come again leave the same again, or noise."""
     start = Continuation.start(tiny_llama, LAYER)
-    rows, _ = start.run(torch.tensor(TEXT))
+    rows = start.run(torch.tensor(TEXT)).states
     generator = torch.Generator().manual_seed(3)
     width = rows.shape[1]
     error = (

@@ -35,6 +35,7 @@ from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
 from unmask.attacks.outputs.prompts.readouts import CacheReadout
 from unmask.attacks.outputs.prompts.seen_text import Beginning, BeginningStatus, ReadText
+from unmask.attacks.outputs.prompts.side_by_side import Reading, SharedProgress, read_side_by_side
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.outputs.state_noise import computing_error
 from unmask.attacks.run import Progress, Run, silent
@@ -73,17 +74,16 @@ class CacheAttack:
             computing_error=_computing_error(model, evidence, readout),
             equal=equal_tokens(model),
         )
-        texts = [
-            _read(evidence, reader, row, number, progress)
-            for number, row in enumerate(evidence.mask.any(1).nonzero()[:, 0].tolist())
-        ]
+        shared = SharedProgress(progress, int(evidence.mask.sum()))
+        rows = evidence.mask.any(1).nonzero()[:, 0].tolist()
+        texts = read_side_by_side([_reading(evidence, reader, row, shared) for row in rows])
         recovery = claim_prompts(texts, model, used, run)
         if all(token.is_guess for text in texts for token in text.tokens):
             return replace(recovery, looked_for=frozenset({Aim.TOKENS}))
         return recovery
 
 
-def _read(evidence: CacheEvidence, reader: PromptReader, row: int, number: int, progress: Progress) -> ReadText:
+def _reading(evidence: CacheEvidence, reader: PromptReader, row: int, shared: SharedProgress) -> Reading[ReadText]:
     """One text; behind tokens that are not known it is guessed."""
     mask = evidence.mask[row]
     rows = [part[row][mask].flatten(1) for part in evidence.parts.values()]
@@ -92,13 +92,14 @@ def _read(evidence: CacheEvidence, reader: PromptReader, row: int, number: int, 
     start = 0 if evidence.first_position else position
     beginning = Beginning(evidence.known_beginning, start)
     is_page = evidence.first_position > 0
+    tell = shared.add_text()
     if not is_page or evidence.layer == 0:
-        text = reader.read(states, position, number, progress, beginning)
+        text = yield from reader.reading(states, position, tell, beginning)
         placed = shows_positions(text, reader.model, reader.readout, evidence.layer, position)
         return replace(text, first_position=position, is_open=is_page, is_placed=placed)
     status = BeginningStatus.NONE
     if evidence.known_beginning:
-        text = reader.read(states, position, number, progress, beginning)
+        text = yield from reader.reading(states, position, tell, beginning)
         if text.before and text.num_known:
             return replace(text, first_position=position)
         status = BeginningStatus.DOUBTED if text.beginning is BeginningStatus.UNSEEN else text.beginning

@@ -14,7 +14,7 @@ Notation: l the layer seen, d the width, V the vocabulary; distance = â€–h(v) âˆ
 Limits: all positions of a text must be seen. Noise beyond half of a state's norm leaves guesses. Tokens with equal
 embeddings have equal states: a class of them is reported, and the text is not certain (equal_tokens.py).
 Cost: some 20 seconds to fit a layer of SmolLM2 (templates.py; kept in the process), then a few candidates a token, some
-tens at the last layer.
+tens at the last layer. Texts of a batch are read side by side and share their passes (side_by_side.py).
 Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, tables, the linear map and the prior are ours.
 """
 
@@ -33,6 +33,7 @@ from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
 from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM
 from unmask.attacks.outputs.prompts.seen_text import Beginning, ReadText
+from unmask.attacks.outputs.prompts.side_by_side import Reading, SharedProgress, read_side_by_side
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.outputs.state_noise import computing_error
 from unmask.attacks.run import Progress, Run, silent
@@ -71,15 +72,26 @@ class PromptAttack:
             computing_error=computing_error(model, evidence.compute_dtype, evidence.layer),
             equal=equal_tokens(model),
         )
-        texts: list[ReadText] = []
+        shared = SharedProgress(progress, int(evidence.mask.sum()))
         pairs = zip(evidence.states, evidence.mask, strict=True)
-        for number, (states, mask) in enumerate((states, mask) for states, mask in pairs if mask.any()):
-            position = int(mask.int().argmax())
-            beginning = Beginning(evidence.known_beginning, position)
-            text = reader.read(_real(states, mask, model), position, number, progress, beginning)
-            placed = shows_positions(text, model, readout, evidence.layer, position)
-            texts.append(replace(text, is_placed=placed))
-        return claim_prompts(texts, model, ("states",), run)
+        readings = [_reading(states, mask, reader, evidence, shared) for states, mask in pairs if mask.any()]
+        return claim_prompts(read_side_by_side(readings), model, ("states",), run)
+
+
+def _reading(
+    states: Float[Tensor, "length d"],
+    mask: Tensor,
+    reader: PromptReader,
+    evidence: HiddenEvidence,
+    shared: SharedProgress,
+) -> Reading[ReadText]:
+    """One text."""
+    position = int(mask.int().argmax())
+    tell = shared.add_text()
+    beginning = Beginning(evidence.known_beginning, position)
+    text = yield from reader.reading(_real(states, mask, reader.model), position, tell, beginning)
+    placed = shows_positions(text, reader.model, reader.readout, evidence.layer, position)
+    return replace(text, is_placed=placed)
 
 
 def _real(states: Float[Tensor, "length d"], mask: Tensor, model: Model) -> Float[Tensor, "n d"]:

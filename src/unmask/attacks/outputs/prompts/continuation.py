@@ -4,7 +4,7 @@ In a causal model the state of layer l at position i is a function of tokens 0 �
 are computed once; a candidate for the next token then costs one row through l blocks, whatever the length of the text.
 
 Notation: x the stream that enters a block, one row a candidate; `middle` the stream after `middle_layer` blocks.
-Cost: k candidates: k rows through l blocks. `extended` by n guessed tokens: n rows, all positions at once.
+Cost: k candidates: k rows through l blocks. a guess of n tokens: n rows, all positions at once.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.block_step import BlockStep, Prefix, pull_back
+from unmask.attacks.outputs.block_step import BlockStep, Prefix, differentiate
 from unmask.attacks.outputs.prompts.readouts import STREAM, Readout
 from unmask.models.adapter import Model
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Candidates for one position, with the stream in the middle and the states that would be seen."""
+    """Rows behind a text, with the stream in the middle and the states that would be seen.
+
+    They are candidates for the next position, or a guess for the next positions, one behind the other.
+    """
 
     tokens: Int[Tensor, " k"]
     middle: Float[Tensor, "k d"]
@@ -75,16 +78,14 @@ class Continuation:
 
     def accept(self, trial: Trial, index: int) -> Continuation:
         """The text with one of the candidates behind it."""
-        pairs = zip(self.prefixes, trial.keys, trial.values, strict=True)
-        chosen = slice(index, index + 1)
-        prefixes = tuple(prefix.extend(keys[chosen], values[chosen]) for prefix, keys, values in pairs)
-        return replace(self, position=self.position + 1, num_known=self.num_known + 1, prefixes=prefixes)
+        return self._extend(trial, slice(index, index + 1))
 
     @torch.no_grad()
-    def run(self, tokens: Int[Tensor, " n"]) -> tuple[Float[Tensor, "n m"], tuple[Prefix, ...]]:
-        """The states of a guess for the next n positions at once, and the prefixes with all of them behind."""
+    def run(self, tokens: Int[Tensor, " n"]) -> Trial:
+        """The states of a guess for the next n positions at once."""
         positions = self.position + torch.arange(len(tokens), device=tokens.device)
-        x, prefixes = self.model.embed(tokens, positions), []
+        x = middle = self.model.embed(tokens, positions)
+        every_key, every_value = [], []
         for block, prefix in enumerate(self.prefixes):
             rows = self.model.attention_input(block, x)
             queries, keys, values = self.model.queries_keys_values(block, rows, positions)
@@ -92,29 +93,35 @@ class Continuation:
             allowed = torch.ones(len(tokens), len(longer), dtype=torch.bool, device=x.device).tril(len(prefix))
             mixed = self.model.mix(block, queries[None], longer.keys[None], longer.values[None], allowed[None])[0]
             x = self.model.after_mlp(block, self.model.after_attention(block, x, mixed))
-            prefixes.append(longer)
-        return self.readout(self.model, x, positions), tuple(prefixes)
+            every_key.append(keys)
+            every_value.append(values)
+            middle = x if block + 1 == self.middle_layer else middle
+        return Trial(tokens, middle, self.readout(self.model, x, positions), tuple(every_key), tuple(every_value))
 
-    def advance(self, prefixes: tuple[Prefix, ...], num_tokens: int) -> Continuation:
+    def advance(self, guess: Trial, num_tokens: int) -> Continuation:
         """The text with the first `num_tokens` of a guess behind it."""
-        kept = tuple(
-            Prefix(longer.keys[: len(old) + num_tokens], longer.values[: len(old) + num_tokens])
-            for old, longer in zip(self.prefixes, prefixes, strict=True)
-        )
-        known = self.num_known + num_tokens
-        return replace(self, position=self.position + num_tokens, num_known=known, prefixes=kept)
+        return self._extend(guess, slice(num_tokens)) if num_tokens else self
 
-    def jacobian(self, middle: Float[Tensor, " d"]) -> tuple[Float[Tensor, " m"], Float[Tensor, "m d"]]:
-        """The state that a stream in the middle leads to, and its derivative ∂h/∂x: the product of the blocks'."""
-        x, jacobian = middle[None], torch.eye(len(middle), dtype=middle.dtype, device=middle.device)
+    def _extend(self, trial: Trial, chosen: slice) -> Continuation:
+        """The text with some rows of a trial behind it."""
+        pairs = zip(self.prefixes, trial.keys, trial.values, strict=True)
+        prefixes = tuple(prefix.extend(keys[chosen], values[chosen]) for prefix, keys, values in pairs)
+        number = len(trial.tokens[chosen])
+        return replace(self, position=self.position + number, num_known=self.num_known + number, prefixes=prefixes)
+
+    def jacobian(
+        self, middle: Float[Tensor, " d"], through: Float[Tensor, "r m"] | None = None
+    ) -> tuple[Float[Tensor, " m"], Float[Tensor, "r d"]]:
+        """The state h that a stream x in the middle leads to, and M·∂h/∂x, last block first; None: all rows."""
+        x, pulls = middle[None], []
         for block in range(self.middle_layer, len(self.prefixes)):
-            step = BlockStep(self.model, block, self.position, self.prefixes[block])
-            jacobian = step.jacobian(x[0]) @ jacobian
-            x = step(x)
-        where = torch.tensor([self.position], device=middle.device)
-        with torch.no_grad():
-            state = self.readout(self.model, x, where)[0]
+            x, pull = BlockStep(self.model, block, self.position, self.prefixes[block]).differentiate(x)
+            pulls.append(pull)
         if self.readout != STREAM:
-            every = torch.eye(len(state), dtype=state.dtype, device=state.device)
-            jacobian = pull_back(lambda rows: self.readout(self.model, rows, where), x, every) @ jacobian
-        return state, jacobian
+            where = torch.tensor([self.position], device=middle.device)
+            x, pull = differentiate(lambda rows: self.readout(self.model, rows, where), x)
+            pulls.append(pull)
+        matrix = torch.eye(x.shape[1], dtype=x.dtype, device=x.device) if through is None else through
+        for pull in reversed(pulls):
+            matrix = pull(matrix)
+        return x[0], matrix

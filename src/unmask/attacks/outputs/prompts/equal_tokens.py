@@ -17,6 +17,7 @@ import torch
 from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.position_search import CLEAR, FoundToken, Observation
+from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
 from unmask.recovery import Ambiguity, AmbiguityKind
@@ -47,12 +48,12 @@ def equal_tokens(model: Model, rows: Literal["embeddings", "inputs"] = "embeddin
 
 def settle_class(
     seen: Observation, text: Continuation, found: FoundToken, members: Sequence[int]
-) -> tuple[FoundToken, tuple[int, ...]]:
+) -> Reading[tuple[FoundToken, tuple[int, ...]]]:
     """The closest token of a class in the place of the one that was found, and all that the state leaves open.
 
     Without noise a token is told from the closest one by a distance ten times as large; with noise by likelihood.
     """
-    trial = text.trial(torch.tensor(members, device=seen.state.device))
+    trial = yield RowPass(text, torch.tensor(members, device=seen.state.device))
     distances = seen.distances(trial.states)
     best = int(distances.argmin())
     least = float(distances[best])

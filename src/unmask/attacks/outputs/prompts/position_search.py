@@ -15,7 +15,7 @@ of a text has agreed, noise is excluded in it.
 Notation: distance = ‖h(v) − h‖/‖h‖.
 Limits: finds the token if the table's order is good or if the budget is the whole vocabulary; never accepts another one
 unless noise hides the difference.
-Cost: candidates are counted, and so are Jacobians (each is worth about d candidates).
+Cost: candidates are counted, and so are Jacobians (each is worth about d/2 candidates, or d/8 of leading directions).
 Source: SipIt (arXiv 2510.15511) tests candidates in the order of a gradient's guess; the order here is new.
 """
 
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation, Trial
 from unmask.attacks.outputs.prompts.ranking import LocalMap, linearised_scores, posterior
+from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.attacks.outputs.prompts.templates import Templates, TokenStates
 from unmask.attacks.outputs.prompts.whiteness import Whiteness, WhitenessTest
 
@@ -164,14 +165,19 @@ def find_token(
     prior: Float[Tensor, " vocab"],
     settings: SearchSettings,
     equal: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
-) -> FoundToken:
-    """Test candidates until one is accepted or none is left; tokens that are `equal` do not compete."""
+    leading: Float[Tensor, "r m"] | None = None,
+) -> Reading[FoundToken]:
+    """Test candidates until one is accepted or none is left; tokens that are `equal` do not compete.
+
+    Where noise is excluded, linear maps only rank tokens, and `leading` directions of the state are enough for that.
+    """
     nothing = TestedTokens.none(templates.in_context.middle.shift)
-    search = _Search(seen, text, templates, prior, nothing, equal)
+    is_quiet = seen.noisy is False and not seen.confirm
+    search = _Search(seen, text, templates, prior, nothing, equal, leading if is_quiet else None)
     scores, batch = first_scores.clone(), settings.first
     limit = min(settings.max_candidates or len(scores), len(scores))
     while len(search.tested) < limit:
-        search.test(scores.topk(min(batch, limit - len(search.tested))).indices)
+        yield from search.test(scores.topk(min(batch, limit - len(search.tested))).indices)
         if search.standing is not TokenStatus.NONE_AGREES:
             break
         if len(search.tested) <= settings.first < limit and settings.second and settings.max_linearisations:
@@ -194,6 +200,7 @@ class _Search:
     prior: Float[Tensor, " vocab"]
     tested: TestedTokens
     equal: Mapping[int, tuple[int, ...]]
+    leading: Float[Tensor, "r m"] | None
     near: LocalMap | None = None
     near_token: int | None = None
     white: Whiteness | None = None
@@ -208,19 +215,23 @@ class _Search:
         """Whether the linear map was made at the closest candidate."""
         return self.tested.token == self.near_token
 
-    def test(self, tokens: Int[Tensor, " k"]) -> None:
+    def test(self, tokens: Int[Tensor, " k"]) -> Reading[None]:
         """Run candidates and compare."""
         self.white = None  # it was that of the closest candidate so far
-        trial = self.text.trial(tokens)
+        trial = yield RowPass(self.text, tokens)
         distances = self.seen.distances(trial.states)
         self.tested.add(trial, distances, (trial.middle - self.table.means(tokens)).sum(0))
 
     def linearise(self) -> LocalMap:
         """The linear map at the closest candidate."""
         assert self.tested.best is not None
-        middle = self.tested.best.middle[0]
-        state, jacobian = self.text.jacobian(middle)
-        self.near = LocalMap(middle, state * self.seen.weights, jacobian * self.seen.weights[:, None])
+        middle, weights, leading = self.tested.best.middle[0], self.seen.weights, self.leading
+        if leading is None:
+            state, jacobian = self.text.jacobian(middle)
+            self.near = LocalMap(middle, state * weights, jacobian * weights[:, None])
+        else:
+            state, jacobian = self.text.jacobian(middle, leading * weights)
+            self.near = LocalMap(middle, leading @ (state * weights), jacobian)
         self.near_token, self.white = self.tested.token, None
         self.tested.num_jacobians += 1
         return self.near
@@ -234,7 +245,8 @@ class _Search:
         is_first = self.tested.num_jacobians == 0
         chosen = first_scores.topk(min(_LIKELY, len(first_scores)) if is_first else len(first_scores)).indices
         near, noise = self.linearise(), self.seen.noise_variance
-        scores = linearised_scores(self.table.only(chosen), shift, self.seen.state, near, noise)
+        state = self.seen.state if self.leading is None else self.leading @ self.seen.state
+        scores = linearised_scores(self.table.only(chosen), shift, state, near, noise)
         ranked = posterior(scores, self.prior[chosen])
         behind = first_scores - first_scores.max() + ranked.min() - 1
         return behind.scatter(0, chosen, ranked)

@@ -1,7 +1,8 @@
 """One text from its states: guess ahead while guesses hold, search the position where one fails.
 
 The guess for a position is the likeliest token by the table of the layer seen and the model's own prediction; a whole
-window of guesses is tested in one pass, and the window grows while it holds and shrinks when it does not.
+window of guesses is tested in one pass, and the window grows while it holds and shrinks when it does not. What a text
+needs next is yielded, so that several texts share a pass (side_by_side.py).
 
 Where a stream is seen, the blocks behind it predict every next token at once. A cache has no stream: the model reads
 the tokens that are known, and predicts one token ahead.
@@ -13,11 +14,12 @@ row in deep blocks, but it changes the next one: of coarse rows it is proven onl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation
@@ -31,9 +33,9 @@ from unmask.attacks.outputs.prompts.position_search import (
     TokenStatus,
     find_token,
 )
-from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric, posterior
 from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, Readout
 from unmask.attacks.outputs.prompts.rivals import settle_rivals
+from unmask.attacks.outputs.prompts.row_scores import RowScores
 from unmask.attacks.outputs.prompts.seen_text import (
     Beginning,
     BeginningStatus,
@@ -45,6 +47,7 @@ from unmask.attacks.outputs.prompts.seen_text import (
     begin,
 )
 from unmask.attacks.outputs.prompts.shared_error import doubt_shared_error
+from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass, SharedProgress, read_alone
 from unmask.attacks.outputs.prompts.templates import Templates
 from unmask.attacks.outputs.state_noise import measure_rounding
 from unmask.attacks.run import Progress
@@ -52,9 +55,8 @@ from unmask.models.adapter import Model
 
 __all__ = ["PromptReader", "ReadText", "ReadToken"]
 _NOISY = (TokenStatus.WHITE, TokenStatus.IN_DOUBT, TokenStatus.UNEVEN)
-_WIDEST_WINDOW = 16
+_NARROWEST_WINDOW, _WIDEST_WINDOW = 4, 16  # a pass costs as much as some ten rows: guesses beside it are cheap
 _CONFIRM = 0.02  # noise of more than this share: a token must also win by likelihood
-_SURPRISE = 0.1  # the prior's share for what the model does not expect
 _CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
 _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
 _FINE = 5e-4  # above this a first token, which hardly changes its own row, must be borne out by the next row
@@ -77,30 +79,31 @@ class PromptReader:
     equal: Classes
 
     @cached_property
-    def metric(self) -> Metric:
-        """States of the layer seen, whitened."""
-        return direct_metric(self.templates.in_context.seen)
+    def scores(self) -> RowScores:
+        """How likely every token is in a row, before anything is tested."""
+        return RowScores(self.model, self.layer, self.readout, self.templates)
 
-    @cached_property
-    def first_metric(self) -> Metric:
-        """The same for a text's first token."""
-        return direct_metric(self.templates.alone.seen)
-
-    @torch.no_grad()
     def read(
+        self, states: Float[Tensor, "n m"], position: int, progress: Progress, beginning: Beginning | None = None
+    ) -> ReadText:
+        """Read one text by itself."""
+        tell = SharedProgress(progress, len(states)).add_text()
+        return read_alone(self.reading(states, position, tell, beginning))
+
+    def reading(
         self,
         states: Float[Tensor, "n m"],
         position: int,
-        number: int,
-        progress: Progress,
+        tell: Callable[[int], None],
         beginning: Beginning | None = None,
-    ) -> ReadText:
+    ) -> Reading[ReadText]:
         """Read one text; it stops where no token agrees, as all later states depend on that one."""
         seen = self.see(states, position)
         text, begun = self._begin(seen, Beginning(position=position) if beginning is None else beginning)
         while text.done < len(states):
-            progress(f"reading text {number + 1}", text.done, len(states))
-            if not (self._guess_ahead(text) or self._search(text) or self._first_again(text)):
+            tell(text.done)
+            go_on = (yield from self._guess_ahead(text)) or (yield from self._search(text))
+            if not (go_on or (yield from self._first_again(text))):
                 break
         settle_rivals(text)
         doubt_shared_error(text)
@@ -116,7 +119,7 @@ class PromptReader:
     def guess(self, states: Float[Tensor, "n m"], position: int) -> ReadText:
         """The likeliest token at each position by the table alone: nothing is recomputed, nothing is proven."""
         seen = self.see(states, position)
-        best = self.metric.scores(seen.aligned @ self.metric.whiten.T).argmax(1)
+        best = self.scores.metric.score_rows(seen.aligned).argmax(1)
         tokens = tuple(ReadToken(int(token), False, float("inf"), 0.0) for token in best)
         return ReadText(tokens, len(states), 0.0, 0, 0, (), BeginningStatus.NONE)
 
@@ -134,7 +137,7 @@ class PromptReader:
             self.model, self.layer, position=seen.position, middle_layer=middle, readout=self.readout
         )
         begun = begin(seen, start, self.templates, beginning)
-        text = TextProgress(seen, begun.continuation, begun.continuation, begun.given, *self._predictions(seen))
+        text = TextProgress(seen, begun.continuation, begun.continuation, begun.given, *self.scores.predictions(seen))
         if not self.readout.is_stream and self.layer and text.features is not None:
             where = beginning.position if begun.continuation.num_known else seen.position
             text.predictor = Continuation.start(self.model, self.model.num_blocks, position=where, readout=FINAL_NORM)
@@ -144,42 +147,6 @@ class PromptReader:
             text.noise.append(begun.noise)
         return text, begun
 
-    def _predictions(self, seen: SeenText) -> tuple[Float[Tensor, "n d"] | None, Bool[Tensor, " n"]]:
-        """What the output layer reads before each row, as far as the states themselves tell."""
-        length, device = len(seen), seen.stored.device
-        is_predicted = torch.zeros(length, dtype=torch.bool, device=device)
-        if self.model.unembedding is None:
-            return None, is_predicted
-        if not self.readout.is_stream:
-            return seen.stored.new_zeros(length, self.model.final_width), is_predicted
-        x, positions = seen.stored[None], seen.position + torch.arange(length, device=device)[None]
-        mask = torch.ones_like(positions, dtype=torch.bool)
-        for block in range(self.layer, self.model.num_blocks):
-            x = self.model.block_forward(block, x, positions, mask)
-        rows = x[0] if self.readout == FINAL_NORM else self.model.final_norm(x[0])
-        is_predicted[1:] = True
-        return rows.roll(1, 0), is_predicted
-
-    def _log_prior(self, text: TextProgress, where: Int[Tensor, " k"]) -> Float[Tensor, "k vocab"]:
-        """The model's prediction at some rows, mixed with an even chance for every token."""
-        size = self.model.vocab_size
-        even = torch.full((len(where), size), 1.0, device=where.device).mul_(_SURPRISE / size)
-        unembedding = self.model.unembedding
-        if text.features is None or unembedding is None:
-            return even.log()
-        known = text.is_predicted[where]
-        said = (text.features[where[known]] @ unembedding[:size].T).softmax(-1)
-        even[known, : said.shape[1]] += (1 - _SURPRISE) * said.to(even)
-        return even.log()
-
-    def _metric_at(self, text: TextProgress) -> Metric:
-        """The table of the next row: a text's first token has one of its own."""
-        return self.metric if text.continuation.num_known else self.first_metric
-
-    def _scores(self, text: TextProgress, where: Int[Tensor, " k"]) -> Float[Tensor, "k vocab"]:
-        metric = self._metric_at(text)
-        return posterior(metric.scores(text.seen.aligned[where] @ metric.whiten.T), self._log_prior(text, where))
-
     def _is_crowded(self, text: TextProgress, rows: slice) -> bool:
         """Whether neighbours of the right token may agree as well."""
         if self.readout.is_stream:
@@ -188,7 +155,7 @@ class PromptReader:
         wide_tolerance = bool((text.seen.noise.tolerances[rows] > _CROWDED).any())
         return narrow or wide_tolerance or text.continuation.num_known == 0
 
-    def _guess_ahead(self, text: TextProgress) -> bool:
+    def _guess_ahead(self, text: TextProgress) -> Reading[bool]:
         """Test a window of guesses at once and keep those that agree; False if the first one does not.
 
         It ends before a token that has others like it: which of them agrees best is for the search to say.
@@ -199,28 +166,27 @@ class PromptReader:
             return False
         if bool((seen.noise.relative(seen.states)[window] > _CONFIRM).any()):
             return False
-        where = torch.arange(window.start, window.stop, device=seen.states.device)
-        guess = self._scores(text, where).argmax(1)
+        guess = self.scores(text, window).scores.argmax(1)
         alone = [int(token) not in self.equal for token in guess]
         if False in alone:
-            where, guess = where[: alone.index(False)], guess[: alone.index(False)]
+            guess = guess[: alone.index(False)]
         if not len(guess):
             return False
-        rows, prefixes = text.continuation.run(guess)
-        distances = seen.distances(rows, done)
-        held = int((distances <= seen.noise.tolerances[where]).int().cumprod(0).sum())
-        text.num_candidates += len(where)
-        text.continuation = text.continuation.advance(prefixes, held)
+        trial = yield RowPass(text.continuation, guess, in_order=True)
+        distances = seen.distances(trial.states, done)
+        tolerances = seen.noise.tolerances[done : done + len(guess)]
+        held = int((distances <= tolerances).int().cumprod(0).sum())
+        text.num_candidates += len(guess)
+        text.continuation = text.continuation.advance(trial, held)
         proven = text.is_proven
-        for token, distance, index in zip(guess[:held], distances[:held], where[:held], strict=True):
-            text.add(ReadToken(int(token), proven, float(distance), float(seen.noise.tolerances[index])))
-        text.window = min(2 * text.window, _WIDEST_WINDOW) if held == len(where) else max(1, held)
+        for token, distance, tolerance in zip(guess[:held], distances[:held], tolerances[:held], strict=True):
+            text.add(ReadToken(int(token), proven, float(distance), float(tolerance)))
+        text.window = min(2 * text.window, _WIDEST_WINDOW) if held == len(guess) else max(_NARROWEST_WINDOW, held)
         return held > 0
 
-    def _search(self, text: TextProgress) -> bool:
+    def _search(self, text: TextProgress) -> Reading[bool]:
         """Find the token of the next position; False if none agrees and the text ends there."""
         index, seen, is_first = text.done, text.seen, text.continuation.num_known == 0
-        where = torch.tensor([index], device=seen.states.device)
         relative = float(seen.noise.relative(seen.states)[index])
         tolerance = float(seen.noise.tolerances[index])
         loud = _CONFIRM if self.readout.is_stream else _CONFIRM_NEAR
@@ -235,11 +201,11 @@ class PromptReader:
             noisy=text.is_noisy if index else None,
             widths=self.readout.split(self.model, seen.states.shape[1]),
         )
-        found = self._find(text, sighting, where)
+        found = yield from self._find(text, sighting)
         equals: tuple[int, ...] = ()
         members = self._members(text, found.token, index)
         if len(members) > 1 and found.standing is not TokenStatus.NONE_AGREES:
-            found, equals = settle_class(sighting, text.continuation, found, members)
+            found, equals = yield from settle_class(sighting, text.continuation, found, members)
         rivals = set() if self.readout.is_stream else {*found.rivals, *equals} - set(self.equal.get(found.token, ()))
         rivals -= {found.token}
         if is_first and self.layer and not self.readout.is_stream and tolerance > _FINE:
@@ -257,7 +223,7 @@ class PromptReader:
         text.add(replace(token, rivals=tuple(sorted(rivals)), stands=found.standing.is_proven or agrees))
         return True
 
-    def _first_again(self, text: TextProgress) -> bool:
+    def _first_again(self, text: TextProgress) -> Reading[bool]:
         """Where nothing agrees behind a first token that its own row hardly tells: look for both together, once.
 
         If that fails, all second tokens are tested behind the first one that was taken.
@@ -265,30 +231,32 @@ class PromptReader:
         if not text.may_try_again:
             return False
         text.is_second_try = True
-        scores = self._scores(text, torch.tensor([1], device=text.seen.states.device))[0]
+        scores = self.scores(text, slice(1, 2)).scores[0]
         if text.predictor is not None:  # it has read the token that was taken
             text.predictor = Continuation.start(
                 self.model, self.model.num_blocks, position=text.seen.position, readout=FINAL_NORM
             )
             text.is_predicted[1] = False
-        return find_first_again(text, scores, self.equal) or self._search(text)
+        return find_first_again(text, scores, self.equal) or (yield from self._search(text))
 
-    def _find(self, text: TextProgress, sighting: Observation, where: Int[Tensor, " 1"]) -> FoundToken:
+    def _find(self, text: TextProgress, sighting: Observation) -> Reading[FoundToken]:
         """The closest token. In the lower half of the model its own prediction is asked for only if it is needed."""
+        where = slice(text.done, text.done + 1)
 
-        def search(settings: SearchSettings) -> FoundToken:
-            prior, first = self._log_prior(text, where)[0], self._scores(text, where)[0]
-            return find_token(sighting, text.continuation, self.templates, first, prior, settings, self.equal)
+        def search(settings: SearchSettings) -> Reading[FoundToken]:
+            row = self.scores(text, where)
+            likely, leading = (row.scores[0], row.prior[0]), self.scores.leading
+            return find_token(sighting, text.continuation, self.templates, *likely, settings, self.equal, leading)
 
         num_candidates = 0
         if text.predictor is not None and not sighting.confirm and 2 * self.layer <= self.model.num_blocks:
-            found = search(replace(self.settings, max_candidates=self.settings.first))
+            found = yield from search(replace(self.settings, max_candidates=self.settings.first))
             if found.standing is TokenStatus.AGREES:
                 return found
             num_candidates = found.num_candidates
-        text.predict_next()
+        yield from text.predict_next()
         few = min(_BEFORE_PAIRS, self.settings.max_candidates or _BEFORE_PAIRS)
-        found = search(replace(self.settings, max_candidates=few) if text.may_try_again else self.settings)
+        found = yield from search(replace(self.settings, max_candidates=few) if text.may_try_again else self.settings)
         return replace(found, num_candidates=found.num_candidates + num_candidates)
 
     def _chance(self, width: int, tolerance: float) -> float:
@@ -299,7 +267,7 @@ class PromptReader:
         """Tokens that may agree as well as the one that was found, itself included."""
         members = set(self.equal.get(token, (token,)))
         if self._is_crowded(text, slice(index, index + 1)):
-            metric = self._metric_at(text)
+            metric = self.scores.metric_at(text)
             number = min(_NEIGHBOURS if text.continuation.num_known else _FIRST_NEIGHBOURS, len(metric.rows))
             near = metric.scores(metric.rows[token][None])[0].topk(number).indices
             members |= set(near.tolist())

@@ -68,7 +68,7 @@ def _left_open(
 def _squares(text: TextProgress, tokens: Sequence[int]) -> Float[Tensor, " n"]:
     """‖s(tokens) − s‖²/(2σ²) of every row; infinite rows of no rounding stay out, as they tell nothing here."""
     first = len(text.given)
-    rows, _ = text.start.run(torch.tensor(tokens, device=text.seen.states.device))
+    rows = text.start.run(torch.tensor(tokens, device=text.seen.states.device)).states
     part = slice(first, first + len(tokens))
     off = (text.seen.distances(rows, first) * text.seen.states[part].norm(dim=1)).double().square()
     variances = text.seen.noise.variances[part].double()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.position_search import LOUDEST
+from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.attacks.outputs.prompts.templates import Templates
 from unmask.attacks.outputs.prompts.whiteness import WhitenessTest
 from unmask.attacks.outputs.state_noise import StateNoise
@@ -92,21 +93,21 @@ def begin(seen: SeenText, start: Continuation, templates: Templates, beginning: 
         middle_layer=start.middle_layer,
         readout=start.readout,
     )
-    rows, prefixes = first.run(tokens)
+    trial = first.run(tokens)
     num_shown = len(tokens) - before
     unseen = tuple(tokens[:before].tolist())
     if num_shown == 0:
-        return Begun(first.advance(prefixes, len(tokens)), BeginningStatus.UNSEEN, before=unseen)
-    distances = seen.distances(rows[before:])
+        return Begun(first.advance(trial, len(tokens)), BeginningStatus.UNSEEN, before=unseen)
+    distances = seen.distances(trial.states[before:])
     held = int((distances <= seen.noise.tolerances[:num_shown]).int().cumprod(0).sum())
     noise = None
     if held < max(1, num_shown - 1):
-        noise = _white_noise(seen, first.advance(prefixes, len(tokens) - 1), templates, num_shown - 1, tokens[-1:])
+        noise = _white_noise(seen, first.advance(trial, len(tokens) - 1), templates, num_shown - 1, tokens[-1:])
         if noise is None or float(distances.max()) > LOUDEST:
             return Begun(start, BeginningStatus.WRONG)
         held = num_shown
     given = tuple(tokens[before : before + held].tolist())
-    return Begun(first.advance(prefixes, before + held), BeginningStatus.FITS, given, unseen, noise)
+    return Begun(first.advance(trial, before + held), BeginningStatus.FITS, given, unseen, noise)
 
 
 def _white_noise(seen: SeenText, text: Continuation, templates: Templates, row: int, token: Tensor) -> float | None:
@@ -191,6 +192,15 @@ class ReadText:
         return self.is_exact and not self.is_open
 
 
+@dataclass(frozen=True)
+class ScoredRows:
+    """How likely every token is in the rows from `first` on, by the model's prediction and by all that is known."""
+
+    first: int
+    prior: Float[Tensor, "k vocab"]
+    scores: Float[Tensor, "k vocab"]
+
+
 @dataclass
 class TextProgress:
     """A text while it is read: row `done` of what is seen is the next one.
@@ -215,6 +225,7 @@ class TextProgress:
     is_mismatch: bool = False  # whether what tokens leave is no noise
     needs_next: bool = False  # whether the first token is proven only together with the next one
     is_second_try: bool = False
+    scored: ScoredRows | None = None
     window: int = 4
 
     @property
@@ -237,11 +248,12 @@ class TextProgress:
         self.tokens += tokens
         self.unpredicted += [token.token for token in tokens]
 
-    def predict_next(self) -> None:
+    def predict_next(self) -> Reading[None]:
         """Let the model read the tokens that are known, and predict the next one."""
         if self.predictor is None or self.features is None or not self.unpredicted or self.done >= len(self.seen):
             return
-        rows, prefixes = self.predictor.run(torch.tensor(self.unpredicted, device=self.features.device))
-        self.predictor = self.predictor.advance(prefixes, len(self.unpredicted))
+        tokens = torch.tensor(self.unpredicted, device=self.features.device)
+        said = yield RowPass(self.predictor, tokens, in_order=True)
+        self.predictor = self.predictor.advance(said, len(tokens))
         self.unpredicted = []
-        self.features[self.done], self.is_predicted[self.done] = rows[-1], True
+        self.features[self.done], self.is_predicted[self.done] = said.states[-1], True

@@ -42,7 +42,7 @@ def _is_shared(text: TextProgress) -> bool:
     """Whether the noise is the same error at all positions that do not agree up to rounding."""
     start, first = text.start, len(text.given)
     model, readout = start.model, start.readout
-    rows, _ = start.run(torch.tensor([token.token for token in text.tokens], device=text.seen.stored.device))
+    rows = start.run(torch.tensor([token.token for token in text.tokens], device=text.seen.stored.device)).states
     part = slice(first, first + len(rows))
     noisy = text.seen.distances(rows, first) > text.seen.noise.tolerances[part]
     if int(noisy.sum()) < 2:
