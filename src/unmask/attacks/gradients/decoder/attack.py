@@ -22,7 +22,12 @@ from unmask.attacks.gradients.bag_of_words.long_rows import find_long_rows
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.beyond_width import CompletedSpan, complete, dependencies, wide_site
 from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
-from unmask.attacks.gradients.decoder.confirm import arrivals_of, confirm_classification, confirm_next_token
+from unmask.attacks.gradients.decoder.confirm import (
+    arrivals_of,
+    confirm_classification,
+    confirm_next_token,
+    is_coarse,
+)
 from unmask.attacks.gradients.decoder.endings import (
     TextEnding,
     endings_at_leaves,
@@ -135,7 +140,7 @@ class DecoderAttack:
 
     def _read_long_rows(self, run: Run, evidence: GradientEvidence, model: Model) -> Recovery[RecoveredTexts] | None:
         """Texts of tokens that are guessed by their rows: whatever the replay does not confirm is dropped."""
-        candidates = None if is_blurred(evidence, model) else find_long_rows(evidence, model)
+        candidates = None if is_coarse(evidence, model) else find_long_rows(evidence, model)
         if candidates is None:
             return None
         found = self._read_exactly(run, evidence, model, candidates, (model.token_embedding,))
