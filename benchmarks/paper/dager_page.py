@@ -68,7 +68,21 @@ def count_found(summaries: Sequence[Summary]) -> str:
     batches = sum(one.num_batches for one in ours)
     return (
         f"**In all:** {batches:,} batches and {texts:,} texts attacked with this package, {exact:,} exact, "
-        f"{false} falsely certain. DAGER again: {again} falsely certain."
+        f"{false} falsely certain. {_not_whole(ours)} DAGER again: {again} falsely certain."
+    )
+
+
+def _not_whole(ours: Sequence[Summary]) -> str:
+    """Which batches were not read in full: of decoders by their tokens, as multiples of the width."""
+    missed = [(one.cell.model, r) for one in ours for r in one.results if r["exact"] < r["num_texts"]]
+    of_encoders = [r for model, r in missed if model in ("bert", "minilm")]
+    shares = [r["tokens"] / r["width"] for model, r in missed if model not in ("bert", "minilm")]
+    if not missed:
+        return "Every batch came back whole."
+    least = f", of {min(shares):.1f} times as many tokens as the width and more" if shares else ""
+    return (
+        f"Not whole are {len(shares)} batches of decoders{least}, and {len(of_encoders)} of encoders, whose search "
+        "ended at its budget."
     )
 
 
