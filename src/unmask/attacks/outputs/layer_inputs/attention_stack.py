@@ -31,7 +31,7 @@ from torch import Tensor
 from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack
 from unmask.attacks.outputs.layer_inputs.claim import COARSE
 from unmask.attacks.outputs.layer_inputs.preimages import Preimage, Preimages
-from unmask.attacks.outputs.layer_inputs.problem import pose
+from unmask.attacks.outputs.layer_inputs.problem import pose, rounding_error
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.stacks import AttentionStackEvidence
 from unmask.linalg.coarse import relative_rounding
@@ -72,7 +72,7 @@ class AttentionStackAttack:
         run = Run(self.seed, progress)
         output = evidence.output.detach().to("cpu", torch.float64)
         rounding = relative_rounding(evidence.output)
-        chains = [Chain(output, rounding * float(output.abs().max()) * output.numel() ** 0.5)]
+        chains = [Chain(output, rounding_error(evidence.output))]
         ended, cut = list[Recovery[Preimages]](), False
         for index in reversed(range(len(evidence.layers))):
             progress("inverting layers", len(evidence.layers) - 1 - index, len(evidence.layers))

@@ -88,17 +88,17 @@ def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_powe
         return Status.PARTIAL, (
             f"{len(found)} distinct exact pre-images found ({looked}): the output does not tell which was the input"
         )
+    if posed.rounding > COARSE:
+        return Status.PARTIAL, (
+            f"one pre-image found, but the output was rounded to {posed.rounding:.0e} of its largest entry: inputs "
+            "near this one give the same output"
+        )
     if not found.preimages[0].certified:
         return Status.PARTIAL, "one pre-image found, too ill-conditioned to prove that it is exact and isolated"
     if found.unseen:
         return Status.PARTIAL, (
             "one pre-image found, but a row of the output is an earlier token up to rounding: its own token may be any "
             "that attends to itself too little to be seen"
-        )
-    if posed.rounding > COARSE:
-        return Status.PARTIAL, (
-            f"one pre-image found, but the output was rounded to {posed.rounding:.0e} of its largest entry: inputs "
-            "near this one give the same output"
         )
     premise = "" if found.normed or posed.V.shape[1] > posed.V.shape[0] else f"; {_PREMISE}"
     if found.proved_complete:

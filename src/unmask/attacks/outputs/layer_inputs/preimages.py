@@ -9,10 +9,11 @@ blocks of (F ⊗ I)E have norms a_im = f_im‖r_im‖‖z_i‖ + δ_im‖Cov_i W
 There is no gauge: with V of full rank no transformation of X leaves F(X)·X·V as it is for all X, so two pre-images are
 the same only if they are equal.
 
-Notation: as in `linalg/softmax_attention.py` and `solvers/kantorovich.py`.
-Where B is only known up to `output_error`, its part in Y is added to η, and J is that of the whole problem: then for
-*every* output that near one exact pre-image lies within `radius`.
+B is only known up to `output_error`, its rounding at the least. Its part in Y is added to η, and J is that of the whole
+problem: then for *every* output that near one exact pre-image lies within `radius`. The row space of Y splits that J:
+J = (A, C; 0, F ⊗ I), A that of the reduced problem, so ‖J⁻¹‖ ≤ ‖(α, αcφ; 0, φ)‖, α = ‖A⁻¹‖, φ = ‖F⁻¹‖, c ≥ ‖C‖.
 
+Notation: as in `linalg/softmax_attention.py` and `solvers/kantorovich.py`.
 Limits: float64 with a rounding floor, not interval arithmetic. A degenerate pre-image (J singular: repeated tokens,
 uniform attention) gets no certificate.
 Cost: one SVD of J up to `dense_limit` unknowns; n³ + n²r² beyond.
@@ -35,6 +36,7 @@ from unmask.linalg.softmax_attention import AttentionPoint
 from unmask.solvers.kantorovich import RootCertificate, certify_root
 
 _LARGEST_BALL = 1e90  # cubes of it, times a few norms, are finite in float64
+_DENSE_WHOLE = 600  # unknowns up to which J is built with its part outside the row space
 _SAME = 1e-6  # relative distance below which two converged points are one root
 
 
@@ -103,17 +105,21 @@ def merge_roots(roots: Iterable[Float[Tensor, " m"]], size: float) -> tuple[Floa
 
 
 def certify(posed: Posed, problem: AttentionProblem, x: Float[Tensor, " m"], dense_limit: int) -> Preimage:
-    """A converged point with its certificate; errors of B may leave the row space, so they need the whole problem."""
-    if posed.output_error > 0:
-        whole = posed.whole_problem()
-        problem, x = whole, whole.flat(problem.lift(x))
+    """A converged point with its certificate; errors of B may leave the row space, so they need the whole problem.
+
+    The orientation is that of the problem given: the degree is a theorem about it.
+    """
     point = problem.point(x)
     bounded = inverse_bound(point)
     if bounded is None and problem.size <= dense_limit:
         bounded = _dense_inverse(problem.jacobian(x))
     inverse_norm, orientation = bounded or (math.inf, 0)
-    proof = _proof(posed, problem, point, inverse_norm)
     X = problem.lift(x)
+    if posed.output_error > 0 and problem.Y.shape != posed.Y.shape:
+        problem = posed.whole_problem()
+        point = problem.point(problem.flat(X))
+        inverse_norm = _whole_inverse(problem, point, inverse_norm)
+    proof = _proof(posed, problem, point, inverse_norm)
     return Preimage(X, posed.residual(X), proof.radius, proof.unique_within, inverse_norm, orientation)
 
 
@@ -139,14 +145,36 @@ def inverse_bound(point: AttentionPoint) -> tuple[float, int] | None:
     inverse, info = torch.linalg.inv_ex(point.F)
     if info or not inverse.isfinite().all():
         return None
-    blocks = point.weighted_offsets.norm(dim=2) * point.Z.norm(dim=1)[:, None]
-    blocks.diagonal().add_(torch.linalg.matrix_norm(point.own_terms, 2))
-    mixed = inverse.abs() @ blocks
+    mixed = inverse.abs() @ _blocks(point)
     departure = float(torch.linalg.matrix_norm(mixed, 2)) if bool(mixed.isfinite().all()) else math.inf
     if not departure < 1:
         return None
     sign = int(torch.linalg.slogdet(point.F)[0]) ** point.X.shape[1]
     return float(torch.linalg.matrix_norm(inverse, 2)) / (1 - departure), sign
+
+
+def _whole_inverse(whole: AttentionProblem, point: AttentionPoint, reduced: float) -> float:
+    """A bound of ‖J⁻¹‖ of the whole problem at a point of the row space, given that of the reduced one."""
+    bounded = inverse_bound(point)
+    if bounded is not None:
+        return bounded[0]
+    if not math.isfinite(reduced):
+        return math.inf
+    if whole.size <= _DENSE_WHOLE:
+        return _dense_inverse(point.jacobian().reshape(whole.size, whole.size))[0]
+    blocks, weights = _blocks(point), torch.linalg.svdvals(point.F)
+    if not (bool(blocks.isfinite().all()) and float(weights[-1]) > 0):
+        return math.inf
+    outside = 1 / float(weights[-1])
+    corner = reduced * float(torch.linalg.matrix_norm(blocks, 2)) * outside
+    return float(torch.linalg.matrix_norm(torch.tensor([[reduced, corner], [0, outside]], dtype=torch.float64), 2))
+
+
+def _blocks(point: AttentionPoint) -> Float[Tensor, "n n"]:
+    """Norms of the blocks of J − F ⊗ I."""
+    blocks = point.weighted_offsets.norm(dim=2) * point.Z.norm(dim=1)[:, None]
+    blocks.diagonal().add_(torch.linalg.matrix_norm(point.own_terms, 2))
+    return blocks
 
 
 def _dense_inverse(J: Float[Tensor, "m m"]) -> tuple[float, int]:
