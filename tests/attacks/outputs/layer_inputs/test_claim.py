@@ -59,6 +59,24 @@ def test_every_doubt_is_partial_and_named(layer, found, part):
     assert part in recovery.reason
 
 
+@pytest.mark.parametrize(
+    ("found", "part"),
+    [
+        ({"symmetric": True}, "symmetry"),
+        ({"budget_ended": True}, "budget"),
+        ({"num_starts": FEWEST_STARTS - 1}, "too few"),
+    ],
+)
+def test_known_norms_skip_no_doubt(layer, found, part):
+    posed, problem, root = layer
+    normed = (replace(posed, norms=root.X.norm(dim=1)), problem, root)
+    about = {"normed": True, "definite": False}
+    assert claim(normed, **about).status is Status.RECOVERED
+    recovery = claim(normed, **about, **found)
+    assert recovery.status is Status.PARTIAL
+    assert part in recovery.reason
+
+
 def test_two_preimages_or_one_without_a_proof_are_partial(layer):
     root = layer[2]
     other = replace(root, X=root.X + 1, orientation=-1)

@@ -104,10 +104,22 @@ def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_powe
     if found.proved_complete:
         return Status.RECOVERED, f"the only pre-image (proved by enumeration){premise}"
     if posed.norms is not None:
+        if found.symmetric:
+            return Status.PARTIAL, (
+                "one pre-image with the known norms found, but its output lacks rank or has rows that are alike, so a "
+                "symmetry of the layer may give another one with the same norms"
+            )
+        if found.budget_ended:
+            return Status.PARTIAL, "one pre-image with the known norms found; the budget ended before the search did"
+        if found.num_starts < FEWEST_STARTS:
+            return Status.PARTIAL, (
+                f"one pre-image with the known norms found; {found.num_starts} starts are too few to look for another"
+            )
         error = norm_error(found.X, posed.norms)
         return Status.RECOVERED, (
             f"locally unique (Newton–Kantorovich), and its {len(posed.Y)} rows have the known norms to {error:.0e}, "
-            "equations that another input meets by coincidence alone; that there is none is not proved"
+            f"equations that another input meets by coincidence alone; {found.num_starts} starts led to no other; that "
+            "there is none is not proved"
         )
     local = "locally unique (Newton–Kantorovich), no other pre-image found"
     if not found.definite:
@@ -116,8 +128,8 @@ def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_powe
         return Status.PARTIAL, f"{local}; the budget ended before the search did"
     if found.degree != 1:
         return Status.PARTIAL, f"{local}; its orientation is not 1, so at least two others exist"
-    if not problem.is_exact:
-        return Status.PARTIAL, f"{local}; the output has repeated rows, so inputs outside its row space may exist"
+    if not (problem.is_exact and posed.has_full_rank):
+        return Status.PARTIAL, f"{local}; the output lacks rank, so inputs outside its row space may exist"
     if found.num_starts < FEWEST_STARTS or found.num_converged < least_power * found.num_starts:
         return Status.PARTIAL, f"{local}; {looked}, too few to speak of uniqueness"
     return Status.RECOVERED, (

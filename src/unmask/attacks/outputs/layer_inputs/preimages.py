@@ -12,6 +12,9 @@ the same only if they are equal.
 B is only known up to `output_error`, its rounding at the least. Its part in Y is added to η, and J is that of the whole
 problem: then for *every* output that near one exact pre-image lies within `radius`. The row space of Y splits that J:
 J = (A, C; 0, F ⊗ I), A that of the reduced problem, so ‖J⁻¹‖ ≤ ‖(α, αcφ; 0, φ)‖, α = ‖A⁻¹‖, φ = ‖F⁻¹‖, c ≥ ‖C‖.
+Lengths outside the row space may be divided by any t ≤ 1: with T = QQᵀ + t(I − QQᵀ) the map X ↦ F(XT)·X is that of
+TWT, C becomes t·C, errors of Y grow to 1/t at the most, and a ball
+there lies in one of the same radius here, and holds one of t times it.
 
 Notation: as in `linalg/softmax_attention.py` and `solvers/kantorovich.py`.
 Limits: float64 with a rounding floor, not interval arithmetic. A degenerate pre-image (J singular: repeated tokens,
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -37,6 +40,7 @@ from unmask.solvers.kantorovich import RootCertificate, certify_root
 
 _LARGEST_BALL = 1e90  # cubes of it, times a few norms, are finite in float64
 _DENSE_WHOLE = 600  # unknowns up to which J is built with its part outside the row space
+_SCALES = (1.0, 0.3, 0.1)  # t
 _SAME = 1e-6  # relative distance below which two converged points are one root
 
 
@@ -68,7 +72,7 @@ class Preimages:
     `definite`: sym(W) ≻ 0 where it matters, so the number of pre-images is odd. `proved_complete`: that there are no
     others is proved, not only not found. `budget_ended`: a causal search was cut short. `unseen`: a row of a causal
     layer leaves its token open, as rounding hides how much it attends to itself. `normed`: the rows have the norms that
-    are known; `num_refused` others had not.
+    are known; `num_refused` others had not. `symmetric`: a symmetry of the layer may give others with the same norms.
     """
 
     preimages: tuple[Preimage, ...] = ()
@@ -80,6 +84,7 @@ class Preimages:
     unseen: bool = False
     normed: bool = False
     num_refused: int = 0
+    symmetric: bool = False
 
     @property
     def X(self) -> Float[Tensor, "n d"]:
@@ -116,14 +121,30 @@ def certify(posed: Posed, problem: AttentionProblem, x: Float[Tensor, " m"], den
     inverse_norm, orientation = bounded or (math.inf, 0)
     X = problem.lift(x)
     if posed.output_error > 0 and problem.Y.shape != posed.Y.shape:
-        problem = posed.whole_problem()
-        point = problem.point(problem.flat(X))
-        inverse_norm = _whole_inverse(problem, point, inverse_norm)
-    proof = _proof(posed, problem, point, inverse_norm)
+        proofs = [_whole_proof(posed, problem, X, inverse_norm, scale) for scale in _SCALES]
+        proof = min(proofs, key=lambda proof: proof.radius)
+        inverse_norm = min(each.inverse_norm / scale for each, scale in zip(proofs, _SCALES, strict=True))
+    else:
+        proof = _proof(posed, problem, point, inverse_norm)
     return Preimage(X, posed.residual(X), proof.radius, proof.unique_within, inverse_norm, orientation)
 
 
-def _proof(posed: Posed, problem: AttentionProblem, point: AttentionPoint, inverse_norm: float) -> RootCertificate:
+def _whole_proof(
+    posed: Posed, reduced: AttentionProblem, X: Float[Tensor, "n d"], inverse_norm: float, scale: float
+) -> RootCertificate:
+    """For the whole problem at a point of the row space, lengths outside of which are divided by a scale t ≤ 1."""
+    inside = reduced.basis @ reduced.basis.mT
+    T = inside + scale * (torch.eye(len(inside), dtype=inside.dtype) - inside)
+    whole = posed.whole_problem()
+    scaled = replace(whole, W=T @ whole.W @ T)
+    point = scaled.map.at(X)
+    proof = _proof(posed, scaled, point, _whole_inverse(scaled, point, inverse_norm), scale)
+    return replace(proof, unique_within=scale * proof.unique_within)
+
+
+def _proof(
+    posed: Posed, problem: AttentionProblem, point: AttentionPoint, inverse_norm: float, scale: float = 1.0
+) -> RootCertificate:
     """Newton–Kantorovich at a point, for the output as it was given: rounding of Y = B V⁺ is in the floor."""
     eps = torch.finfo(torch.float64).eps
     scores = float((point.Z @ point.X.mT).abs().max())
@@ -137,7 +158,7 @@ def _proof(posed: Posed, problem: AttentionProblem, point: AttentionPoint, inver
         """Of a ball so large that its cube overflows, nothing is known."""
         return jacobian_lipschitz(width, longest + radius, n) if longest + radius < _LARGEST_BALL else math.inf
 
-    return certify_root(inverse_norm, inverse_norm * (residual + floor), lipschitz)
+    return certify_root(inverse_norm, inverse_norm * (residual + floor) / scale, lipschitz)
 
 
 def inverse_bound(point: AttentionPoint) -> tuple[float, int] | None:

@@ -148,6 +148,11 @@ class Posed:
             return 0.0
         return self.output_error * self.value_condition / float(torch.linalg.matrix_norm(self.V, 2))
 
+    @property
+    def has_full_rank(self) -> bool:
+        """Whether every Y that its error allows has rank min(n, d), or the mask makes F invertible anyway."""
+        return self.causal or float(torch.linalg.svdvals(self.Y)[-1]) > self.mixed_error
+
     def problem(self) -> AttentionProblem:
         """Reduced to the row space of Y."""
         _, sizes, directions = torch.linalg.svd(self.Y, full_matrices=False)
