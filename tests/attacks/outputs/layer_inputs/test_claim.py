@@ -40,6 +40,7 @@ def test_one_certified_preimage_that_was_well_searched_is_recovered(layer):
     assert recovery.certificate.holds
     assert recovery.certificate.details["num_certified"] == 1
     assert "searched, not proved" in recovery.reason
+    assert "a wrong W" in recovery.reason
     assert "proved by enumeration" in claim(layer, proved_complete=True, num_starts=0).reason
 
 

@@ -16,6 +16,7 @@ USED = ("W", "V", "output")
 FEWEST_STARTS = 24  # a search from fewer says nothing: with 24, other roots have at most 3/24 of the starts
 COARSE = 1e-5  # of the largest entry: coarser than float32
 _PREMISE = "V is square, so noise in the output would not show: it must be exactly what the layer computed"
+_WIDE_PREMISE = "norms are not known, so a wrong W or rows in another order would not show"
 _OFF_RANGE_ROUNDINGS = 1e3  # an exact output leaves the row space of V by rounding of its own number type
 
 
@@ -100,7 +101,8 @@ def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_powe
             "one pre-image found, but a row of the output is an earlier token up to rounding: its own token may be any "
             "that attends to itself too little to be seen"
         )
-    premise = "" if found.normed or posed.V.shape[1] > posed.V.shape[0] else f"; {_PREMISE}"
+    is_wide = posed.V.shape[1] > posed.V.shape[0]
+    premise = "" if found.normed else f"; {_WIDE_PREMISE if is_wide else _PREMISE}"
     if found.proved_complete:
         return Status.RECOVERED, f"the only pre-image (proved by enumeration){premise}"
     if posed.norms is not None:
