@@ -40,6 +40,7 @@ def test_one_certified_preimage_that_was_well_searched_is_recovered(layer):
     assert recovery.certificate.holds
     assert recovery.certificate.details["num_certified"] == 1
     assert "searched, not proved" in recovery.reason
+    assert "a wrong W" in recovery.reason
     assert "proved by enumeration" in claim(layer, proved_complete=True, num_starts=0).reason
 
 
@@ -55,6 +56,24 @@ def test_one_certified_preimage_that_was_well_searched_is_recovered(layer):
 )
 def test_every_doubt_is_partial_and_named(layer, found, part):
     recovery = claim(layer, **found)
+    assert recovery.status is Status.PARTIAL
+    assert part in recovery.reason
+
+
+@pytest.mark.parametrize(
+    ("found", "part"),
+    [
+        ({"symmetric": True}, "symmetry"),
+        ({"budget_ended": True}, "budget"),
+        ({"num_starts": FEWEST_STARTS - 1}, "too few"),
+    ],
+)
+def test_known_norms_skip_no_doubt(layer, found, part):
+    posed, problem, root = layer
+    normed = (replace(posed, norms=root.X.norm(dim=1)), problem, root)
+    about = {"normed": True, "definite": False}
+    assert claim(normed, **about).status is Status.RECOVERED
+    recovery = claim(normed, **about, **found)
     assert recovery.status is Status.PARTIAL
     assert part in recovery.reason
 

@@ -10,6 +10,7 @@ from tests.attacks.outputs.attention_layers import gaussian, random_layer
 
 from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack
 from unmask.attacks.outputs.layer_inputs.known_norms import (
+    NUM_AFTER,
     NormedProblem,
     norm_error,
     normed_starts,
@@ -111,13 +112,19 @@ def test_outputs_and_norms_in_float32():
     assert relative_error(recovery.value.X, X) < 1e-4
 
 
-def test_a_search_ends_with_the_first_roots_and_counts_what_it_tried():
+def test_a_search_looks_for_a_second_root_and_counts_what_it_tried():
     evidence, X = normed_layer("pd", 4, 8)
     problem = pose(evidence).problem()
     tolerance = 1e-12 * float(problem.Y.norm())
     options = {"tolerance": tolerance, "max_steps": 60}
     search = search_with_norms(problem, evidence.row_norms, num_starts=64, generator=generator(), **options)
-    assert search.num_starts < 64
+    assert 8 + NUM_AFTER < search.num_starts < 64
+    assert len(search.roots) == 1
+    known = search_with_norms(
+        problem, evidence.row_norms, known=search.roots, num_starts=64, generator=generator(), **options
+    )
+    assert known.num_starts == search.num_starts - 8
+    assert 0 < known.num_converged <= known.num_starts
     assert norm_error(problem.lift(search.roots[0]), evidence.row_norms) < 1e-9
     assert polish(problem, problem.flat(X) + 1e-3, tolerance) is not None
     none = search_with_norms(problem, 2 * evidence.row_norms, num_starts=16, generator=generator(), **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.outputs.attention_layers import gaussian, random_layer
 
+from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack
 from unmask.attacks.outputs.layer_inputs.preimages import Preimage, Preimages, certify, inverse_bound, merge_roots
 from unmask.attacks.outputs.layer_inputs.problem import pose
 from unmask.solvers.iterate import iterate
@@ -34,6 +36,33 @@ def test_newton_kantorovich_the_input_is_within_the_radius(seed, family, sharpne
         assert float((preimage.X - X).norm()) <= preimage.radius
         assert preimage.residual < 1e-10
         assert preimage.radius < preimage.unique_within
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "rounded", [lambda B: B.float(), lambda B: B.round(decimals=6)], ids=["float32", "six decimals"]
+)
+@pytest.mark.parametrize(("n", "d"), [(2, 3), (4, 4), (3, 6)])
+def test_rounding_of_the_output_is_in_the_radius(n, d, rounded, causal):
+    num_certified = 0
+    for seed in range(6):
+        evidence, X = random_layer("pd", n, d, seed=seed, causal=causal)
+        found = AttentionAttack(num_starts=24)(replace(evidence, output=rounded(evidence.output))).value
+        if len(found) == 1 and found.preimages[0].certified:
+            num_certified += 1
+            assert 1e-9 < float((found.X - X).norm()) <= found.preimages[0].radius
+    assert num_certified > 0
+
+
+def test_large_problems_bound_the_part_outside_the_row_space_without_its_jacobian(monkeypatch):
+    evidence, X = random_layer("gauss", 3, 9, 3.0)
+    posed = pose(evidence)
+    problem = posed.problem()
+    dense = certify(posed, problem, problem.flat(X), dense_limit=100)
+    monkeypatch.setattr("unmask.attacks.outputs.layer_inputs.preimages._DENSE_WHOLE", 0)
+    bounded = certify(posed, problem, problem.flat(X), dense_limit=100)
+    assert dense.inverse_norm <= bounded.inverse_norm < 100 * dense.inverse_norm
+    assert dense.orientation == bounded.orientation != 0
 
 
 def test_a_point_that_is_no_root_gets_no_certificate():

@@ -7,8 +7,9 @@
 
 What may be called RECOVERED: exactly one pre-image is known, it is certified, and either it is proved that there is no
 other (one token; two tokens with a causal mask), or sym(W) ≻ 0, the signs of det J add up to the degree 1, and a search
-from at least 24 starts, of which at least `least_power` converged, found no other. The certificate's claim says which.
-Everything else that was found is PARTIAL: exact pre-images, of which the input may be one.
+from at least 24 starts, of which at least `least_power` converged, found no other; or its rows have the norms that are
+known, no symmetry of the layer may give another such input (`symmetries.py`), and a search found none. The claim of the
+certificate says which. Everything else that was found is PARTIAL: exact pre-images, of which the input may be one.
 
 Notation: Y = B V⁺; W is the scores' matrix with their scale; n, d, r as in `problem.py`.
 Limits: rank V = d. If sym(W) ≻ 0 *every* output has a pre-image, noise too: an exact pre-image of a noisy output is
@@ -38,6 +39,7 @@ from unmask.attacks.outputs.layer_inputs.starts import (
     search_in_batches,
     search_without_matrices,
 )
+from unmask.attacks.outputs.layer_inputs.symmetries import may_have_image
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import AttentionEvidence
 from unmask.recovery import Recovery
@@ -60,7 +62,7 @@ class AttentionAttack:
     matrices, for more than `batch_from`. `dense_limit`: unknowns up to which J is built. `max_nodes`: rows solved in a
     causal search, each from `num_row_starts`. `least_power`, `least_row_power`: the share of starts that must converge
     before uniqueness is spoken of; rows are small, so more can be asked of them. `num_normed_starts`: where norms of
-    rows are known, at the most.
+    rows are known, until one leads to a pre-image, at the most.
     """
 
     tolerance: float = 1e-12
@@ -125,8 +127,8 @@ class AttentionAttack:
             own = Search(() if first is None else (first,), 0, 0)
             search = (
                 own
-                if self._is_beyond_proof(problem, first) or _is_near_norms(posed, problem, first)
-                else join_searches([own, self._search(problem, posed.norms, generator)], size)
+                if self._is_beyond_proof(problem, first)
+                else join_searches([own, self._search(problem, posed.norms, own.roots, generator)], size)
             )
         roots = merge_roots([self._polish(problem, root) for root in search.roots], size)
         found = [certify(posed, problem, root, self.dense_limit) for root in roots]
@@ -143,20 +145,21 @@ class AttentionAttack:
             unseen=problem.causal and any(is_unseen(posed.W, posed.Y, preimage.X) for preimage in kept),
             normed=posed.norms is not None,
             num_refused=len(exact) - len(kept),
+            symmetric=any(may_have_image(posed, preimage.X) for preimage in kept),
         )
 
     def _is_beyond_proof(self, problem: AttentionProblem, root: Tensor | None) -> bool:
         """Whether a root is too large for a dense J and too mixed for the bound without one: no search helps it."""
         return root is not None and problem.size > self.dense_limit and inverse_bound(problem.point(root)) is None
 
-    def _search(self, problem: AttentionProblem, norms: Tensor | None, generator: torch.Generator) -> Search:
+    def _search(
+        self, problem: AttentionProblem, norms: Tensor | None, known: tuple[Tensor, ...], generator: torch.Generator
+    ) -> Search:
         """Other roots: large problems without matrices, small ones (and those that this fails on) in batches."""
         tolerance, size = self._absolute(problem), float(problem.Y.norm())
-        if norms is not None and problem.size > self.dense_limit:
-            return Search((), 0, 0)
-        if norms is not None:
+        if norms is not None and problem.size <= self.dense_limit:
             limits = {"num_starts": self.num_normed_starts, "max_steps": self.max_steps}
-            return search_with_norms(problem, norms, tolerance=tolerance, generator=generator, **limits)
+            return search_with_norms(problem, norms, known=known, tolerance=tolerance, generator=generator, **limits)
         search = Search((), 0, 0)
         if problem.size > self.batch_from and problem.is_definite:
             starts = random_starts(problem, self.num_large_starts, generator, unmixed=False)
@@ -195,11 +198,6 @@ class AttentionAttack:
 
     def _absolute(self, problem: AttentionProblem) -> float:
         return self.tolerance * float(problem.Y.norm())
-
-
-def _is_near_norms(posed: Posed, problem: AttentionProblem, root: Tensor | None) -> bool:
-    """Whether a root has the norms that are known: no search finds another one that has."""
-    return root is not None and posed.norms is not None and norm_error(problem.lift(root), posed.norms) <= NEAR
 
 
 def _has_norms(posed: Posed, preimage: Preimage) -> bool:

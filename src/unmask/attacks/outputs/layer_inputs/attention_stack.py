@@ -10,8 +10,8 @@ proves that *every* output within ε_l of X̂⁽ˡ⁾ has exactly one pre-image 
 A layer with several pre-images branches the search, and all chains that reach the bottom are returned. What was
 searched and not proved at one layer is not proved for the stack.
 
-RECOVERED: one chain, certified, and each layer alone is RECOVERED; or the norms of the rows of X are known, and the one
-chain has them.
+RECOVERED: one chain, certified, and each layer alone is RECOVERED; or the norms of the rows of X are known, the one
+chain has them, and no symmetry of a layer may give another chain that has them too (`symmetries.py`).
 
 Notation: layer l maps X⁽ˡ⁻¹⁾ to X⁽ˡ⁾; L layers.
 Limits: those of each layer (`attack.py`). Layers average: where tokens see each other, four of them leave rows that are
@@ -31,7 +31,7 @@ from torch import Tensor
 from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack
 from unmask.attacks.outputs.layer_inputs.claim import COARSE
 from unmask.attacks.outputs.layer_inputs.preimages import Preimage, Preimages
-from unmask.attacks.outputs.layer_inputs.problem import pose
+from unmask.attacks.outputs.layer_inputs.problem import pose, rounding_error
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.stacks import AttentionStackEvidence
 from unmask.linalg.coarse import relative_rounding
@@ -72,7 +72,7 @@ class AttentionStackAttack:
         run = Run(self.seed, progress)
         output = evidence.output.detach().to("cpu", torch.float64)
         rounding = relative_rounding(evidence.output)
-        chains = [Chain(output, rounding * float(output.abs().max()) * output.numel() ** 0.5)]
+        chains = [Chain(output, rounding_error(evidence.output))]
         ended, cut = list[Recovery[Preimages]](), False
         for index in reversed(range(len(evidence.layers))):
             progress("inverting layers", len(evidence.layers) - 1 - index, len(evidence.layers))
@@ -165,6 +165,7 @@ class AttentionStackAttack:
             budget_ended=cut or any(found.budget_ended for found in layers),
             unseen=any(found.unseen for found in layers),
             normed=normed,
+            symmetric=any(found.symmetric for found in layers),
         )
 
 
@@ -185,7 +186,7 @@ def _judge(
     if rounding > COARSE or found.unseen:
         return Status.PARTIAL, f"one chain of pre-images, but layer {weak[0][0]}: {weak[0][1]}"
     radius = f"the input lies within {chains[0].error:.1e}, errors of all layers included"
-    if found.normed and chains[0].recoveries[-1].status is Status.RECOVERED:
+    if found.normed and not found.symmetric and chains[0].recoveries[-1].status is Status.RECOVERED:
         return Status.RECOVERED, f"one chain through {num_layers} layers; {radius}; {chains[0].recoveries[-1].reason}"
     if weak:
         return Status.PARTIAL, f"one chain of pre-images, but layer {weak[0][0]}: {weak[0][1]}"

@@ -16,6 +16,7 @@ USED = ("W", "V", "output")
 FEWEST_STARTS = 24  # a search from fewer says nothing: with 24, other roots have at most 3/24 of the starts
 COARSE = 1e-5  # of the largest entry: coarser than float32
 _PREMISE = "V is square, so noise in the output would not show: it must be exactly what the layer computed"
+_WIDE_PREMISE = "norms are not known, so a wrong W or rows in another order would not show"
 _OFF_RANGE_ROUNDINGS = 1e3  # an exact output leaves the row space of V by rounding of its own number type
 
 
@@ -88,6 +89,11 @@ def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_powe
         return Status.PARTIAL, (
             f"{len(found)} distinct exact pre-images found ({looked}): the output does not tell which was the input"
         )
+    if posed.rounding > COARSE:
+        return Status.PARTIAL, (
+            f"one pre-image found, but the output was rounded to {posed.rounding:.0e} of its largest entry: inputs "
+            "near this one give the same output"
+        )
     if not found.preimages[0].certified:
         return Status.PARTIAL, "one pre-image found, too ill-conditioned to prove that it is exact and isolated"
     if found.unseen:
@@ -95,19 +101,27 @@ def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_powe
             "one pre-image found, but a row of the output is an earlier token up to rounding: its own token may be any "
             "that attends to itself too little to be seen"
         )
-    if posed.rounding > COARSE:
-        return Status.PARTIAL, (
-            f"one pre-image found, but the output was rounded to {posed.rounding:.0e} of its largest entry: inputs "
-            "near this one give the same output"
-        )
-    premise = "" if found.normed or posed.V.shape[1] > posed.V.shape[0] else f"; {_PREMISE}"
+    is_wide = posed.V.shape[1] > posed.V.shape[0]
+    premise = "" if found.normed else f"; {_WIDE_PREMISE if is_wide else _PREMISE}"
     if found.proved_complete:
         return Status.RECOVERED, f"the only pre-image (proved by enumeration){premise}"
     if posed.norms is not None:
+        if found.symmetric:
+            return Status.PARTIAL, (
+                "one pre-image with the known norms found, but its output lacks rank or has rows that are alike, so a "
+                "symmetry of the layer may give another one with the same norms"
+            )
+        if found.budget_ended:
+            return Status.PARTIAL, "one pre-image with the known norms found; the budget ended before the search did"
+        if found.num_starts < FEWEST_STARTS:
+            return Status.PARTIAL, (
+                f"one pre-image with the known norms found; {found.num_starts} starts are too few to look for another"
+            )
         error = norm_error(found.X, posed.norms)
         return Status.RECOVERED, (
             f"locally unique (Newton–Kantorovich), and its {len(posed.Y)} rows have the known norms to {error:.0e}, "
-            "equations that another input meets by coincidence alone; that there is none is not proved"
+            f"equations that another input meets by coincidence alone; {found.num_starts} starts led to no other; that "
+            "there is none is not proved"
         )
     local = "locally unique (Newton–Kantorovich), no other pre-image found"
     if not found.definite:
@@ -116,8 +130,8 @@ def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_powe
         return Status.PARTIAL, f"{local}; the budget ended before the search did"
     if found.degree != 1:
         return Status.PARTIAL, f"{local}; its orientation is not 1, so at least two others exist"
-    if not problem.is_exact:
-        return Status.PARTIAL, f"{local}; the output has repeated rows, so inputs outside its row space may exist"
+    if not (problem.is_exact and posed.has_full_rank):
+        return Status.PARTIAL, f"{local}; the output lacks rank, so inputs outside its row space may exist"
     if found.num_starts < FEWEST_STARTS or found.num_converged < least_power * found.num_starts:
         return Status.PARTIAL, f"{local}; {looked}, too few to speak of uniqueness"
     return Status.RECOVERED, (

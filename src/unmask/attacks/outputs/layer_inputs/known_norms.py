@@ -7,18 +7,21 @@ of them from afar. With the norms Levenberg–Marquardt reaches the input from m
 none was found. Starts: attention to first order (`linalg/first_order_attention.py`), which has one solution for every
 regular W, of the output with noise on its deviations, rows scaled to their norms; and noise with these norms, in turn.
 
-A pre-image with other norms is refused. One with these norms is alone for almost every input: two pre-images that agree
-in n norms are n coincidences. That is no proof, and the claim says so; noise in the output shows, as norms miss.
+A pre-image with other norms is refused. Two that agree in n norms are n coincidences, or related by a symmetry of the
+layer, which keeps norms (`symmetries.py`). So a search does not end with the first root: a second one is looked for,
+from images of the first under such symmetries and from as many fresh starts as any search needs. That none was found is
+no proof, and the claim says so; noise in the output shows, as norms miss.
 
 Notation: as in `problem.py`; ρ the norms, those of Z too, as Q is orthonormal.
 Limits: sharp scores (size 3 at n = 16, d = 32): no start converges.
-Cost: that of Levenberg–Marquardt for each start, eight at a time until one converges.
+Cost: that of Levenberg–Marquardt for each start, eight at a time until one converges, and for some forty more.
 Source: ours; measured in docs/paper-unmasking.md.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +31,7 @@ from torch import Tensor
 from unmask.attacks.outputs.layer_inputs.preimages import merge_roots
 from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem
 from unmask.attacks.outputs.layer_inputs.starts import Search
+from unmask.attacks.outputs.layer_inputs.symmetries import images
 from unmask.linalg.first_order_attention import invert_first_order
 from unmask.solvers.iterate import Ending, iterate
 from unmask.solvers.levenberg_marquardt import LevenbergMarquardt
@@ -37,6 +41,7 @@ NEAR = 1e-4  # relative error of a norm that only other pre-images have
 _CLOSE = 1e-6  # of ‖Y‖: from there Newton's method on the square system takes over
 _NOISE = (0.03, 1.0)  # on the output's deviations, relative to their size
 _AT_ONCE = 8
+NUM_AFTER = 24  # starts that look for a second root after the first
 _POLISHING = 30  # steps
 _HALVINGS = 20  # of the error of the first order's solution: it is a start
 
@@ -94,23 +99,42 @@ def search_with_norms(
     problem: AttentionProblem,
     norms: Float[Tensor, " n"],
     *,
+    known: Sequence[Float[Tensor, " m"]] = (),
     num_starts: int,
     tolerance: float,
     max_steps: int,
     generator: torch.Generator,
 ) -> Search:
-    """Roots with these norms; starts are tried eight at a time, until some lead to one."""
-    normed, size = NormedProblem(problem, norms), float(problem.Y.norm())
-    roots: list[Tensor] = []
-    num_tried = 0
-    for starts in normed_starts(problem, norms, num_starts, generator).split(_AT_ONCE):
-        state = iterate(ManyStarts(_CLOSE * size), normed, starts, max_steps=max_steps).state
-        polished = [polish(problem, x, tolerance) for x in state.x[state.converged]]
-        roots += [x for x in polished if x is not None and norm_error(x.reshape(problem.Y.shape), norms) <= NEAR]
-        num_tried += len(starts)
-        if roots:
-            break
-    return Search(merge_roots(roots, size), num_tried, len(roots))
+    """Roots with these norms beside those known: eight starts at a time until some lead to one, then NUM_AFTER more."""
+    size = float(problem.Y.norm())
+    roots, num_tried = [x for x in known if norm_error(x.reshape(problem.Y.shape), norms) <= NEAR], 0
+    num_known = len(roots)
+    if not roots:
+        for starts in normed_starts(problem, norms, num_starts, generator).split(_AT_ONCE):
+            roots += _roots_with_norms(problem, norms, starts, tolerance, max_steps)
+            num_tried += len(starts)
+            if roots:
+                break
+    if roots:
+        more = torch.cat([images(problem, roots[0]), normed_starts(problem, norms, NUM_AFTER, generator)])
+        for starts in more.split(_AT_ONCE):
+            roots += _roots_with_norms(problem, norms, starts, tolerance, max_steps)
+        num_tried += len(more)
+    return Search(merge_roots(roots, size), num_tried, len(roots) - num_known)
+
+
+def _roots_with_norms(
+    problem: AttentionProblem,
+    norms: Float[Tensor, " n"],
+    starts: Float[Tensor, "k m"],
+    tolerance: float,
+    max_steps: int,
+) -> list[Tensor]:
+    """What some starts lead to, a root for each that leads to one."""
+    close = _CLOSE * float(problem.Y.norm())
+    state = iterate(ManyStarts(close), NormedProblem(problem, norms), starts, max_steps=max_steps).state
+    polished = [polish(problem, x, tolerance) for x in state.x[state.converged]]
+    return [x for x in polished if x is not None and norm_error(x.reshape(problem.Y.shape), norms) <= NEAR]
 
 
 def polish(problem: AttentionProblem, x: Float[Tensor, " m"], tolerance: float) -> Tensor | None:

@@ -9,10 +9,14 @@ blocks of (F ⊗ I)E have norms a_im = f_im‖r_im‖‖z_i‖ + δ_im‖Cov_i W
 There is no gauge: with V of full rank no transformation of X leaves F(X)·X·V as it is for all X, so two pre-images are
 the same only if they are equal.
 
-Notation: as in `linalg/softmax_attention.py` and `solvers/kantorovich.py`.
-Where B is only known up to `output_error`, its part in Y is added to η, and J is that of the whole problem: then for
-*every* output that near one exact pre-image lies within `radius`.
+B is only known up to `output_error`, its rounding at the least. Its part in Y is added to η, and J is that of the whole
+problem: then for *every* output that near one exact pre-image lies within `radius`. The row space of Y splits that J:
+J = (A, C; 0, F ⊗ I), A that of the reduced problem, so ‖J⁻¹‖ ≤ ‖(α, αcφ; 0, φ)‖, α = ‖A⁻¹‖, φ = ‖F⁻¹‖, c ≥ ‖C‖.
+Lengths outside the row space may be divided by any t ≤ 1: with T = QQᵀ + t(I − QQᵀ) the map X ↦ F(XT)·X is that of
+TWT, C becomes t·C, errors of Y grow to 1/t at the most, and a ball
+there lies in one of the same radius here, and holds one of t times it.
 
+Notation: as in `linalg/softmax_attention.py` and `solvers/kantorovich.py`.
 Limits: float64 with a rounding floor, not interval arithmetic. A degenerate pre-image (J singular: repeated tokens,
 uniform attention) gets no certificate.
 Cost: one SVD of J up to `dense_limit` unknowns; n³ + n²r² beyond.
@@ -23,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -35,6 +39,8 @@ from unmask.linalg.softmax_attention import AttentionPoint
 from unmask.solvers.kantorovich import RootCertificate, certify_root
 
 _LARGEST_BALL = 1e90  # cubes of it, times a few norms, are finite in float64
+_DENSE_WHOLE = 600  # unknowns up to which J is built with its part outside the row space
+_SCALES = (1.0, 0.3, 0.1)  # t
 _SAME = 1e-6  # relative distance below which two converged points are one root
 
 
@@ -66,7 +72,7 @@ class Preimages:
     `definite`: sym(W) ≻ 0 where it matters, so the number of pre-images is odd. `proved_complete`: that there are no
     others is proved, not only not found. `budget_ended`: a causal search was cut short. `unseen`: a row of a causal
     layer leaves its token open, as rounding hides how much it attends to itself. `normed`: the rows have the norms that
-    are known; `num_refused` others had not.
+    are known; `num_refused` others had not. `symmetric`: a symmetry of the layer may give others with the same norms.
     """
 
     preimages: tuple[Preimage, ...] = ()
@@ -78,6 +84,7 @@ class Preimages:
     unseen: bool = False
     normed: bool = False
     num_refused: int = 0
+    symmetric: bool = False
 
     @property
     def X(self) -> Float[Tensor, "n d"]:
@@ -103,21 +110,41 @@ def merge_roots(roots: Iterable[Float[Tensor, " m"]], size: float) -> tuple[Floa
 
 
 def certify(posed: Posed, problem: AttentionProblem, x: Float[Tensor, " m"], dense_limit: int) -> Preimage:
-    """A converged point with its certificate; errors of B may leave the row space, so they need the whole problem."""
-    if posed.output_error > 0:
-        whole = posed.whole_problem()
-        problem, x = whole, whole.flat(problem.lift(x))
+    """A converged point with its certificate; errors of B may leave the row space, so they need the whole problem.
+
+    The orientation is that of the problem given: the degree is a theorem about it.
+    """
     point = problem.point(x)
     bounded = inverse_bound(point)
     if bounded is None and problem.size <= dense_limit:
         bounded = _dense_inverse(problem.jacobian(x))
     inverse_norm, orientation = bounded or (math.inf, 0)
-    proof = _proof(posed, problem, point, inverse_norm)
     X = problem.lift(x)
+    if posed.output_error > 0 and problem.Y.shape != posed.Y.shape:
+        proofs = [_whole_proof(posed, problem, X, inverse_norm, scale) for scale in _SCALES]
+        proof = min(proofs, key=lambda proof: proof.radius)
+        inverse_norm = min(each.inverse_norm / scale for each, scale in zip(proofs, _SCALES, strict=True))
+    else:
+        proof = _proof(posed, problem, point, inverse_norm)
     return Preimage(X, posed.residual(X), proof.radius, proof.unique_within, inverse_norm, orientation)
 
 
-def _proof(posed: Posed, problem: AttentionProblem, point: AttentionPoint, inverse_norm: float) -> RootCertificate:
+def _whole_proof(
+    posed: Posed, reduced: AttentionProblem, X: Float[Tensor, "n d"], inverse_norm: float, scale: float
+) -> RootCertificate:
+    """For the whole problem at a point of the row space, lengths outside of which are divided by a scale t ≤ 1."""
+    inside = reduced.basis @ reduced.basis.mT
+    T = inside + scale * (torch.eye(len(inside), dtype=inside.dtype) - inside)
+    whole = posed.whole_problem()
+    scaled = replace(whole, W=T @ whole.W @ T)
+    point = scaled.map.at(X)
+    proof = _proof(posed, scaled, point, _whole_inverse(scaled, point, inverse_norm), scale)
+    return replace(proof, unique_within=scale * proof.unique_within)
+
+
+def _proof(
+    posed: Posed, problem: AttentionProblem, point: AttentionPoint, inverse_norm: float, scale: float = 1.0
+) -> RootCertificate:
     """Newton–Kantorovich at a point, for the output as it was given: rounding of Y = B V⁺ is in the floor."""
     eps = torch.finfo(torch.float64).eps
     scores = float((point.Z @ point.X.mT).abs().max())
@@ -131,7 +158,7 @@ def _proof(posed: Posed, problem: AttentionProblem, point: AttentionPoint, inver
         """Of a ball so large that its cube overflows, nothing is known."""
         return jacobian_lipschitz(width, longest + radius, n) if longest + radius < _LARGEST_BALL else math.inf
 
-    return certify_root(inverse_norm, inverse_norm * (residual + floor), lipschitz)
+    return certify_root(inverse_norm, inverse_norm * (residual + floor) / scale, lipschitz)
 
 
 def inverse_bound(point: AttentionPoint) -> tuple[float, int] | None:
@@ -139,14 +166,36 @@ def inverse_bound(point: AttentionPoint) -> tuple[float, int] | None:
     inverse, info = torch.linalg.inv_ex(point.F)
     if info or not inverse.isfinite().all():
         return None
-    blocks = point.weighted_offsets.norm(dim=2) * point.Z.norm(dim=1)[:, None]
-    blocks.diagonal().add_(torch.linalg.matrix_norm(point.own_terms, 2))
-    mixed = inverse.abs() @ blocks
+    mixed = inverse.abs() @ _blocks(point)
     departure = float(torch.linalg.matrix_norm(mixed, 2)) if bool(mixed.isfinite().all()) else math.inf
     if not departure < 1:
         return None
     sign = int(torch.linalg.slogdet(point.F)[0]) ** point.X.shape[1]
     return float(torch.linalg.matrix_norm(inverse, 2)) / (1 - departure), sign
+
+
+def _whole_inverse(whole: AttentionProblem, point: AttentionPoint, reduced: float) -> float:
+    """A bound of ‖J⁻¹‖ of the whole problem at a point of the row space, given that of the reduced one."""
+    bounded = inverse_bound(point)
+    if bounded is not None:
+        return bounded[0]
+    if not math.isfinite(reduced):
+        return math.inf
+    if whole.size <= _DENSE_WHOLE:
+        return _dense_inverse(point.jacobian().reshape(whole.size, whole.size))[0]
+    blocks, weights = _blocks(point), torch.linalg.svdvals(point.F)
+    if not (bool(blocks.isfinite().all()) and float(weights[-1]) > 0):
+        return math.inf
+    outside = 1 / float(weights[-1])
+    corner = reduced * float(torch.linalg.matrix_norm(blocks, 2)) * outside
+    return float(torch.linalg.matrix_norm(torch.tensor([[reduced, corner], [0, outside]], dtype=torch.float64), 2))
+
+
+def _blocks(point: AttentionPoint) -> Float[Tensor, "n n"]:
+    """Norms of the blocks of J − F ⊗ I."""
+    blocks = point.weighted_offsets.norm(dim=2) * point.Z.norm(dim=1)[:, None]
+    blocks.diagonal().add_(torch.linalg.matrix_norm(point.own_terms, 2))
+    return blocks
 
 
 def _dense_inverse(J: Float[Tensor, "m m"]) -> tuple[float, int]:

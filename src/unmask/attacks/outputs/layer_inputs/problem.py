@@ -126,7 +126,7 @@ class Posed:
 
     `off_range` is the share of B that no input can produce (B must lie in the row space of V); `rounding` how coarsely
     B was rounded, relative to its largest entry: by its number type, or before it was stored in that type. `norms` are
-    those of the rows of X, if they are known. `output_error` bounds ‖B − what the layer gave‖, beyond rounding.
+    those of the rows of X, if they are known. `output_error` bounds ‖B − what the layer gave‖, rounding included.
     """
 
     W: Float[Tensor, "d d"]
@@ -148,6 +148,11 @@ class Posed:
             return 0.0
         return self.output_error * self.value_condition / float(torch.linalg.matrix_norm(self.V, 2))
 
+    @property
+    def has_full_rank(self) -> bool:
+        """Whether every Y that its error allows has rank min(n, d), or the mask makes F invertible anyway."""
+        return self.causal or float(torch.linalg.svdvals(self.Y)[-1]) > self.mixed_error
+
     def problem(self) -> AttentionProblem:
         """Reduced to the row space of Y."""
         _, sizes, directions = torch.linalg.svd(self.Y, full_matrices=False)
@@ -167,8 +172,13 @@ class Posed:
         return float((B - self.B).norm() / self.B.norm().clamp(min=1e-300))
 
 
-def pose(evidence: AttentionEvidence, output_error: float = 0.0) -> Posed:
-    """Eliminate V; the evidence is left as it is."""
+def rounding_error(output: Float[Tensor, "n e"]) -> float:
+    """‖B − what the layer gave‖ at the most, if B was only rounded: by its number type, or before."""
+    return relative_rounding(output) * float(output.detach().double().abs().max()) * output.numel() ** 0.5
+
+
+def pose(evidence: AttentionEvidence, output_error: float | None = None) -> Posed:
+    """Eliminate V; the evidence is left as it is. Without an error that is known, the output was only rounded."""
     W, V, B = (tensor.detach().to("cpu", torch.float64) for tensor in (evidence.W, evidence.V, evidence.output))
     left, sizes, right = torch.linalg.svd(V, full_matrices=False)
     floor = _RANK_ROUNDINGS * torch.finfo(evidence.V.dtype).eps * max(V.shape)
@@ -187,5 +197,5 @@ def pose(evidence: AttentionEvidence, output_error: float = 0.0) -> Posed:
         relative_rounding(evidence.output),
         evidence.causal,
         None if evidence.row_norms is None else evidence.row_norms.detach().to("cpu", torch.float64),
-        output_error,
+        rounding_error(evidence.output) if output_error is None else output_error,
     )
