@@ -14,6 +14,7 @@ from unmask.attacks.queries.claims import (
     fresh_sequences,
     is_zero,
     judge_heads,
+    measure_shares,
     no_heads,
     refuse,
 )
@@ -49,6 +50,50 @@ def test_a_head_that_is_missing_is_not_certified(share):
     assert len(recovery.value) == 0
     assert recovery.certificate.residual > recovery.certificate.tolerance
     assert "it is not a layer of this form, or a head was missed" in recovery.reason
+
+
+@pytest.mark.parametrize(("share", "after"), [(1e-5, lambda answers: answers.float().double()), (1e-9, None)])
+def test_what_learning_may_be_off_by_excuses_no_missed_head(share, after):
+    """The tolerance is that of amplified errors; the missed head is smaller, and far above the oracle's own error."""
+    recovery = claim(HEADS, joined(HEADS, one(normal(1)(WIDTH, WIDTH), share * normal(2)(WIDTH))), after)
+    assert recovery.status is Status.NOTHING_FOUND
+    assert "fitted anew in a small subspace" in recovery.reason
+    assert not recovery.certificate.holds
+    details = recovery.certificate.details
+    assert details["learning_queries"] == 0
+    assert details["fresh_queries"] > NUM_FRESH
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_weights_that_are_off_by_amplified_errors_are_certified_still(dtype):
+    off = HeadWeights(W=HEADS.W * (1 + (1e-10 if dtype is torch.float64 else 1e-5)), v=HEADS.v)
+    recovery = claim(off, dtype=dtype)
+    assert recovery.status is Status.RECOVERED
+    assert recovery.certificate.details["refit_leaves"] < recovery.certificate.residual
+
+
+def test_a_head_that_is_too_small_to_check_is_not_claimed():
+    small, wrong = (one(normal(seed)(WIDTH, WIDTH), 1e-9 * normal(2)(WIDTH)) for seed in (1, 3))
+    recovery = claim(joined(HEADS, wrong), joined(HEADS, small))
+    assert recovery.status is Status.PARTIAL
+    assert torch.equal(recovery.value.W, HEADS.W)
+    assert "1 of them are too small to check" in recovery.reason
+    assert claim(joined(HEADS, small), joined(HEADS, small)).status is Status.RECOVERED
+
+
+def test_shares_are_what_answers_lack_without_a_head():
+    still = joined(HEADS, HeadWeights(W=0 * HEADS.W[:1], v=1e-3 * HEADS.v[:1]))
+    shares = measure_shares(still, fresh_sequences(still, 1.0, math.inf, generator()))
+    assert bool((shares[:3] > 0.1).all())
+    assert 1e-4 < float(shares[3]) < 1e-1
+
+
+@pytest.mark.parametrize("wrong", [1e-4, 1e-3])
+def test_the_error_of_w_that_fresh_sequences_show(wrong):
+    off = HeadWeights(W=HEADS.W * (1 + wrong * normal(5)(3, WIDTH, WIDTH)), v=HEADS.v)
+    assert wrong / 2 < claim(off).certificate.details["lasting_error"] < 3 * wrong
+    assert claim(HEADS).certificate.details["lasting_error"] == 0
+    assert claim(HEADS, after=added(1e-2), max_norm=4.0).certificate.details["lasting_error"] < 0.02
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])

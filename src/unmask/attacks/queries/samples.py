@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from torch import Tensor
 from unmask.attacks.run import Progress, Run, silent
 from unmask.errors import InputError
 from unmask.evidence.samples import SampleEvidence
-from unmask.linalg.heads import HeadWeights, canonical_heads
+from unmask.linalg.heads import EQUAL_TOLERANCE, HeadWeights, canonical_heads
 from unmask.linalg.least_squares import Equations, Polished, polish_equations
 from unmask.recovery import Certificate, Recovery, Status
 
@@ -26,6 +26,10 @@ _LARGEST_ERROR = 0.1  # of W, by the fit's own covariance
 _START = 0.3  # of a typical score, that of random starts
 _MOST_ENTRIES = 2**27  # of the Jacobian: 1 GiB
 _NUM_STEPS = 80
+_ROUNDING = 1e-12  # of an answer: what is left that needs no further head, nor noise
+_MORE_STEPS, _MORE_STARTS = 40, 3  # for a further head
+_FALLS = 4.0  # deviations by which a further head must lower the squares of what held-out samples leave
+_CHANCE = 3.1  # deviations: once in 1,000
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,14 @@ class SamplesAttack:
     Levenberg–Marquardt from W = 0 and the v of least squares there, then from small random W. A tenth of the samples
     is held out; the weights count only if these are answered too.
 
+    What the fit leaves may be noise or a head that is missing. So one more head is fitted from there; if it answers
+    the samples that were held out significantly better, it counts, or nothing does where `max_heads` is reached.
+
     Notation: a_k = softmax_k(x_kᵀ W x_n). `max_heads` heads are tried, one more at a time. σ̂ is what the fit leaves
-    for a sample, over those to spare; `estimated_error` the error of W that σ̂²·(JᵀJ)⁻¹ lets expect.
+    for a sample, over those to spare; `estimated_error` the error of W that σ̂²·(JᵀJ)⁻¹ allows but for chance.
     Limits: fewer samples than weights determine nothing. Where samples leave a direction of W open (tokens in a
     subspace, scores that hardly vary) the estimated error is large and nothing is claimed. Least squares may end in a
-    local minimum; held-out samples then refuse.
+    local minimum; held-out samples then refuse. A head below the noise is not seen.
     Cost: some ten QRs of (samples, weights); no query.
     Source: ours. arXiv 2601.16873 chooses its queries; its theorems are not about given samples.
     """
@@ -66,26 +73,50 @@ class SamplesAttack:
         size = float(answers.square().mean().sqrt())
         if size == 0:
             return _refuse(run, evidence, Status.NOT_IDENTIFIABLE, "All answers are 0: any W gives them where v = 0.")
-        last = ""
+        last, more = "", None
         for num_heads in range(1, self.max_heads + 1):
-            weights = num_heads * evidence.width * (evidence.width + 1)
-            if len(learning) < _LEAST_SPARE * weights:
-                last = (
-                    f"{len(evidence)} samples, {held} of them held out, do not determine the {weights} weights of "
-                    f"{num_heads} head(s): {math.ceil(_LEAST_SPARE * weights) + held} are needed."
-                )
-                break
-            if len(learning) * weights > _MOST_ENTRIES:
-                last = f"{weights} weights and {len(learning)} samples are more than least squares is tried with."
+            last = _too_few(evidence, len(learning), num_heads)
+            if last:
                 break
             for start in range(self.num_starts):
                 progress(f"starts, {num_heads} head(s)", start, self.num_starts)
-                fit = _fit(X[learning], answers[learning], num_heads, start, run)
+                fit = more or _fit(X[learning], answers[learning], num_heads, start, run)
+                more = None
                 recovery = self._judge(run, evidence, fit, X[kept], answers[kept], num_heads, len(learning))
-                if recovery.status is Status.RECOVERED:
-                    return recovery
                 last = recovery.reason
+                if recovery.status is not Status.RECOVERED:
+                    continue
+                if fit.deviation <= _ROUNDING * size:
+                    return recovery
+                if _too_few(evidence, len(learning), num_heads + 1):
+                    return _unsure(recovery, _too_few(evidence, len(learning), num_heads + 1))
+                more = self._add_head(X, answers, learning, kept, fit, num_heads, run)
+                if more is None:
+                    return recovery
+                last = (
+                    f"{recovery.reason} But one head more answers what was held out significantly better: what "
+                    f"{num_heads} head(s) leave, {fit.deviation / size:.1e} of an answer, is no noise. Try max_heads="
+                    f"{num_heads + 1} or more; or it is not a layer of this form."
+                )
+                break
         return _refuse(run, evidence, Status.NOTHING_FOUND, last)
+
+    def _add_head(
+        self, X: Tensor, answers: Tensor, learning: Tensor, kept: Tensor, fit: Polished, num_heads: int, run: Run
+    ) -> Polished | None:
+        """One head more, if held-out samples show that it belongs there; None if not."""
+        width = X.shape[2]
+        heads = _unpack(fit.x, num_heads, width)
+        before = (heads(X[kept]) - answers[kept]).square()
+        left = answers[learning] - heads(X[learning])
+        for _ in range(_MORE_STARTS):
+            added = _start_heads(X[learning], left, 1, run)
+            x = torch.cat([torch.cat([heads.v, added.v]).flatten(), torch.cat([heads.W, added.W]).flatten()])
+            more = polish_equations(sample_equations(X[learning], answers[learning], num_heads + 1), x, _MORE_STEPS)
+            falls = before - (_unpack(more.x, num_heads + 1, width)(X[kept]) - answers[kept]).square()
+            if float(falls.mean()) > _FALLS * float(falls.std()) / math.sqrt(len(falls)):
+                return more
+        return None
 
     def _judge(
         self, run: Run, evidence: SampleEvidence, fit: Polished, X: Tensor, answers: Tensor, num_heads: int, used: int
@@ -111,7 +142,12 @@ class SamplesAttack:
         reason = f"{len(heads)} head(s) from {used} samples; by the fit's own conditioning W is off by {error:.1e}."
         if certificate.holds and rejected > 2 * tolerance and error <= _LARGEST_ERROR:
             return Recovery(
-                canonical_heads(heads), Status.RECOVERED, reason, certificate, run.cost(queries=0), ("answers",)
+                canonical_heads(heads, min(EQUAL_TOLERANCE, max(_ROUNDING, noise))),
+                Status.RECOVERED,
+                reason,
+                certificate,
+                run.cost(queries=0),
+                ("answers",),
             )
         if not certificate.holds:
             why = f"{reason} But samples that were held out are off by {residual:.1e} of an answer."
@@ -145,21 +181,50 @@ def _unpack(x: Float[Tensor, " x"], num_heads: int, width: int) -> HeadWeights:
 
 
 def _fit(X: Tensor, answers: Tensor, num_heads: int, start: int, run: Run) -> Polished:
-    """From W = 0, or small random W where that was tried or heads must differ; v is then that of least squares."""
+    """From W = 0, or small random W where that was tried or heads must differ."""
+    heads = _start_heads(X, answers, num_heads, run, is_zero=start == 0 and num_heads == 1)
+    x = torch.cat([heads.v.flatten(), heads.W.flatten()])
+    return polish_equations(sample_equations(X, answers, num_heads), x, _NUM_STEPS)
+
+
+def _start_heads(X: Tensor, answers: Tensor, num_heads: int, run: Run, is_zero: bool = False) -> HeadWeights:
+    """W = 0 or small random W, and the v of least squares there."""
     width = X.shape[2]
     W = torch.randn(num_heads, width, width, generator=run.generator, dtype=torch.float64).to(X)
-    if start == 0 and num_heads == 1:
-        W = torch.zeros_like(W)
+    W = torch.zeros_like(W) if is_zero else W
     scores = torch.einsum("mnd,hde,me->hmn", X, W, X[:, -1])
     W = W * (_START / scores.std().clamp_min(1e-300)) if bool(W.any()) else W
     share = torch.einsum("mnd,hde,me->hmn", X, W, X[:, -1]).softmax(2)
     means = torch.einsum("hmn,mnd->mhd", share, X).flatten(1)
     v = torch.linalg.lstsq(means, answers[:, None], driver="gelsd").solution[:, 0]
-    return polish_equations(sample_equations(X, answers, num_heads), torch.cat([v, W.flatten()]), _NUM_STEPS)
+    return HeadWeights(W=W, v=v.reshape(num_heads, width))
+
+
+def _too_few(evidence: SampleEvidence, num_learning: int, num_heads: int) -> str:
+    """Why so many heads cannot be fitted; empty where they can."""
+    weights = num_heads * evidence.width * (evidence.width + 1)
+    held = len(evidence) - num_learning
+    if num_learning < _LEAST_SPARE * weights:
+        return (
+            f"{len(evidence)} samples, {held} of them held out, do not determine the {weights} weights of "
+            f"{num_heads} head(s): {math.ceil(_LEAST_SPARE * weights) + held} are needed."
+        )
+    if num_learning * weights > _MOST_ENTRIES:
+        return f"{weights} weights and {num_learning} samples are more than least squares is tried with."
+    return ""
+
+
+def _unsure(recovery: Recovery[HeadWeights], why: str) -> Recovery[HeadWeights]:
+    """Heads that explain the samples, where noise and a further head cannot be told apart."""
+    reason = f"{recovery.reason} Whether what they leave is noise or a further head is not known: {why}"
+    return replace(recovery, status=Status.PARTIAL, reason=reason)
 
 
 def _expected_error(fit: Polished, heads: HeadWeights) -> float:
-    """The relative error of the worst W, from σ̂²·(JᵀJ)⁻¹; infinite where J leaves a direction open."""
+    """The relative error of the worst W by C = σ̂²·(JᵀJ)⁻¹, infinite where J leaves a direction open.
+
+    ‖ΔW‖² ≤ tr C + 3.1·√(2·tr C²), but once in 1,000
+    """
     norms = fit.J.norm(dim=0)
     if not bool((norms > 0).all()):
         return math.inf
@@ -168,9 +233,14 @@ def _expected_error(fit: Polished, heads: HeadWeights) -> float:
     if float(values[-1]) <= 1e-10 * float(values[0]):
         return math.inf
     eye = torch.eye(len(R), dtype=R.dtype, device=R.device)
-    spread = fit.deviation * torch.linalg.solve_triangular(R, eye, upper=True).norm(dim=1) / norms
-    W = _unpack(spread, len(heads), heads.v.shape[1]).W
-    return float((W.flatten(1).norm(dim=1) / heads.W.flatten(1).norm(dim=1).clamp_min(1e-300)).max())
+    spread = torch.linalg.solve_triangular(R, eye, upper=True) / norms[:, None]
+    worst = 0.0
+    for rows, W in zip(spread[heads.v.numel() :].split(heads.W[0].numel()), heads.W, strict=True):
+        C = rows @ rows.mT
+        total = C.trace()
+        chance = 1 + _CHANCE * math.sqrt(2 * float(C.square().sum() / total.square()))
+        worst = max(worst, fit.deviation * math.sqrt(float(total) * chance) / max(float(W.norm()), 1e-300))
+    return worst
 
 
 def _refuse(run: Run, evidence: SampleEvidence, status: Status, reason: str) -> Recovery[HeadWeights]:

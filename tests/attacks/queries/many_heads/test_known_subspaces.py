@@ -113,6 +113,26 @@ def test_a_silent_head_is_left_out_and_silence_is_told():
     assert KnownSubspacesAttack(subspaces=subspaces)(oracle_of(heads)).status is Status.NOT_IDENTIFIABLE
 
 
+@pytest.mark.parametrize("size", [1e-9, 1e-10])
+def test_a_tiny_head_whose_w_is_wrong_is_not_claimed(size):
+    heads, subspaces = known(2, 3, 6)
+    W, v = heads.W.clone(), heads.v.clone()
+    W[1], v[1] = random_head(6).W[0], size * v[1]  # it reads outside of its subspace
+    recovery = KnownSubspacesAttack(subspaces=subspaces)(oracle_of(HeadWeights(W=W, v=v)))
+    assert recovery.status is not Status.RECOVERED
+    assert score_heads(recovery.value, heads.select(torch.tensor([True, False]))).worst_W_error <= 1e-12
+    v = heads.v * torch.tensor([[1.0], [size]])  # and one that does not is claimed
+    assert KnownSubspacesAttack(subspaces=subspaces)(oracle_of(HeadWeights(W=heads.W, v=v))).status is Status.RECOVERED
+
+
+def test_an_oracle_without_numbers_says_nothing_of_subspaces():
+    heads, subspaces = known(2, 3, 6)
+    recovery = KnownSubspacesAttack(subspaces=subspaces)(oracle_of(heads, lambda answers: answers * torch.nan))
+    assert recovery.status is Status.NOTHING_FOUND
+    assert recovery.reason.endswith("or it is broken.")
+    assert "subspaces" not in recovery.reason
+
+
 def test_a_small_budget_is_told():
     heads, subspaces = known(2, 4, 8)
     recovery = KnownSubspacesAttack(subspaces=subspaces)(oracle_of(heads, budget=60))

@@ -40,6 +40,19 @@ def test_theorem_6_1_bounded_norms(name, after, expected):
     assert 0 <= details["learning_queries"] - 16 * (32 + 32**2) <= 16  # one in a thousand saturates and is asked again
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("share", [0.0, 1e-3, 1e-2])
+def test_the_error_that_is_told_covers_a_head_below_the_noise(seed, share):
+    heads = random_head(4, seed, num_heads=2)
+    layer = HeadWeights(W=2 * heads.W, v=2 * heads.v * torch.tensor([[1.0], [share]]))
+    recovery = PASSES_16(oracle_of(layer, after=added(1e-2, seed), max_norm=4.0))
+    if recovery.status is Status.RECOVERED:
+        error = score_heads(recovery.value, layer.select(torch.tensor([True, False]))).worst_W_error
+        assert error <= 1.2 * recovery.certificate.details["estimated_error"]
+    else:
+        assert share == 1e-2
+
+
 @pytest.mark.parametrize("after", [added(1e-2), rounded(2), rounded(1)])
 def test_without_a_bound_on_norms_noise_protects_nothing(after):
     recovery, error, details = learn(random_head(24), NoisyAttack(passes=3), after=after)

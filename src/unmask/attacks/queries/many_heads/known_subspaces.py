@@ -63,7 +63,8 @@ class KnownSubspacesAttack:
     Notation: B_h (r_h, d) orthonormal rows; a `file` (safetensors) holds a tensor (r_h, d) for each subspace, whose
     rows span it; in Python, `subspaces`.
     Limits: heads that read or ask with anything outside of their subspace are not of this form, and fresh sequences
-    refuse them. A subspace whose head has v = 0 is left out; no query tells its W.
+    refuse them. A subspace whose head has v = 0 is left out; no query tells its W. A head whose share of the answers is
+    not above what fresh sequences are off by is left out too, and the status is PARTIAL.
     Cost: exactly Σ_h (r_h² + r_h) learning queries, at the scales of W that `SingleHeadAttack` names.
     Source: Bhattamishra et al., arXiv 2601.16873, Prop. C.2.
     """
@@ -93,9 +94,10 @@ class KnownSubspacesAttack:
             return judge_heads(run, heads, max(reader.fresh_boost for _, _, reader in found), reason)
         except BudgetSpent as ending:
             return refuse(run, Status.BUDGET_EXHAUSTED, f"The budget ended: {ending}.")
-        except (NotOneHead, Refused) as seen:
-            why = f"{seen} So heads do not live in these subspaces."
-            return refuse(run, Status.NOTHING_FOUND, why)
+        except NotOneHead as seen:
+            return refuse(run, Status.NOTHING_FOUND, f"{seen} So heads do not live in these subspaces.")
+        except Refused as seen:
+            return refuse(run, Status.NOTHING_FOUND, f"No head could be read: {seen}.")
 
     def _bases(self, width: int) -> list[Float[Tensor, "r d"]]:
         """Orthonormal rows of every subspace; refused where they do not fit together."""

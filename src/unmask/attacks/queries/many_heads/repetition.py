@@ -35,6 +35,7 @@ _NUM_SETS = 32  # of random directions, of which the one that tells heads apart 
 # Errors that the fit's conditioning explains are allowed up to this part of an answer; a missed head is a third of it.
 _LOOSEST = 0.1
 _ALLOWED = 3.0  # times the largest deviation among rivals
+_DEVIATIONS = 2.0  # of W: what is told covers the error, save by rare chance
 _MOST_UNKNOWNS = 1700  # of the joint fit: 3 heads of width 23; its Jacobian then takes 400 MB
 
 
@@ -75,8 +76,8 @@ class RepetitionAttack:
     inverse. Heads of the result are canonical: equal W have one pole, v = 0 has none.
     Limits: at most three heads: at one (u, y) a head costs 1.7 decades of conditioning with 28 ratios, and 3.1 with the
     theorem's 2H (benchmarks/run.py queries repetition). Heads with equal v have equal heights and cannot be followed
-    from y to y. `estimated_error` in the certificate's details is the relative error of the worst W_h that is expected
-    from the fit's own conditioning.
+    from y to y. `estimated_error` in the certificate's details is the relative error of the worst W_h: two deviations
+    by the fit's own conditioning, and what fresh sequences are off by.
     Cost: about 4.5·(H + 1)·d² + (65 + 6H)·d + 700 queries of length `longest`, where Kim, Kim, Guo count 4Hd² − 2H + 1
     of length 2H + 1 at most, in exact arithmetic.
     Source: Kim, Kim, Guo, 'Provably Learning Multi-Head Attention with Queries', arXiv 2608.03294 (read as its
@@ -282,13 +283,14 @@ def _judge(run: QueryRun, learned: _LearnedHeads, boost: float) -> Recovery[Head
     apart = [float((rival(fresh) - answers).abs().max()) for rival in learned.rivals]
     expected = max(apart, default=0.0) / float(answers.square().mean().sqrt().clamp_min(1e-300))
     tolerance = max(certificate.tolerance, min(_ALLOWED * expected, _LOOSEST))
-    error = float((learned.W_error / heads.W.flatten(1).norm(dim=1)).max())
+    error = _DEVIATIONS * float((learned.W_error / heads.W.flatten(1).norm(dim=1)).max())
+    error = math.hypot(error, certificate.details.get("lasting_error", 0.0))
     details = {**certificate.details, "estimated_error": error, "num_heads": len(heads)}
     certificate = replace(certificate, tolerance=tolerance, details=details)
     reason = (
         f"{len(heads)} heads explain the answers to repeated tokens; the worst W is expected to be off by {error:.1e}."
     )
-    return conclude(run, heads, certificate, len(fresh), reason)
+    return conclude(run, heads, certificate, fresh, boost, reason)
 
 
 def _solve_weighted(

@@ -32,6 +32,7 @@ from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Recovery, Status
 
 _SCALE_SPREAD = 0.15  # of the scale, from pass to pass: together with turning, enough to make roundings independent
+_CHANCE = 2.2  # over the width: d² errors of W have a norm that is larger than expected by 1 + 2.2/d, once in 1,000
 _MOST_ERROR = 0.5  # of W: beyond it the mean is more noise than W
 
 
@@ -50,7 +51,8 @@ class NoisyAttack:
 
     no margin γ, and an error that falls with L: (u, y) → (Lu, y/L) keeps all scores. Only a bound on the norm of
     tokens stops that. Each pass turns the tokens that v is measured with, the probes, and y, and scales by ±15 %, so
-    that rounding, which repeats itself, errs anew. The spread over passes is the error of their mean, and is told.
+    that rounding, which repeats itself, errs anew. The spread over passes is the error of their mean. It is told,
+    with what fresh sequences are off by beyond noise: a bias that no averaging takes away.
 
     Notation: τ_f, τ_v the tolerance of answers and of v; γ = min|v_i|; τ the deviation of an answer's error;
     B a bound on |W_ij|.
@@ -84,10 +86,14 @@ class NoisyAttack:
         if spread.error > _MOST_ERROR:
             why = f"By the spread over {self.passes} passes W is off by {spread.error:.1e} of itself: use more."
             return refuse(run, Status.NOTHING_FOUND, why)
-        reason = f"W and v are the means of {spread.count} passes; by their spread W is off by {spread.error:.1e}."
+        reason = f"W and v are the means of {spread.count} passes."
         judgement = judge_heads(run, heads, reader.fresh_boost, reason)
-        details = {**judgement.certificate.details, "estimated_error": spread.error}
-        return replace(judgement, certificate=replace(judgement.certificate, details=details))
+        lasting = judgement.certificate.details.get("lasting_error", 0.0)
+        error = math.hypot(spread.error * (1 + _CHANCE / run.evidence.width), lasting)
+        details = {**judgement.certificate.details, "estimated_error": error}
+        why = f"{judgement.reason} By their spread and by fresh sequences W is off by {error:.1e} of itself."
+        why = why if judgement.status is Status.RECOVERED else judgement.reason
+        return replace(judgement, reason=why, certificate=replace(judgement.certificate, details=details))
 
 
 def _one_pass(run: QueryRun, scale: float) -> tuple[Float[Tensor, "d d"], Float[Tensor, " d"]]:
