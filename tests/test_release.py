@@ -142,9 +142,7 @@ def test_in_a_clean_environment_the_demo_says_what_is_missing_and_then_runs(buil
         done = run(tools / "pip", "install", "--quiet", *wanted)
         assert done.returncode == 0, (command, done.stderr)
     (tmp_path / "texts.txt").write_text("The spare key lies under the blue flower pot.\n")
-    seen = run(
-        tools / "unmask", "observe", "gradients", "-m", "smollm2-135m", "-t", "texts.txt", "-o", "u.safetensors"
-    )
+    seen = run(tools / "unmask", "observe", "gradients", "-m", "smollm2-135m", "-t", "texts.txt", "-o", "u.safetensors")
     assert seen.returncode == 0, seen.stderr
     found = run(tools / "unmask", "recover", "text", "u.safetensors", "-m", "smollm2-135m")
     assert "RECOVERED" in found.stdout, found.stdout + found.stderr

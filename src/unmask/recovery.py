@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
+from unmask.displays import Displayed, Row
+
 Value = TypeVar("Value")
 
 
@@ -76,8 +78,8 @@ class Aim(Enum):
 ALL_AIMS = frozenset(Aim)
 
 
-@dataclass(frozen=True)
-class Recovery(Generic[Value]):
+@dataclass(frozen=True, repr=False)
+class Recovery(Displayed, Generic[Value]):
     """The result of an attack.
 
     `reason` is the particular sentence ('the gradient's rank equals the width 768 …') beside the general one of
@@ -92,6 +94,16 @@ class Recovery(Generic[Value]):
     cost: Cost
     used: tuple[str, ...] = ()
     looked_for: frozenset[Aim] = ALL_AIMS
+
+    def display_rows(self) -> tuple[Row, Sequence[Row]]:
+        """The status with its reason; texts or other values; the proof and the cost."""
+        rows = self.value.display_rows() if isinstance(self.value, RecoveredTexts) else [("value", repr(self.value))]
+        proof = f"{self.certificate.residual:.1e} of at most {self.certificate.tolerance:.1e}: {self.certificate.claim}"
+        counts = {"candidates": self.cost.candidates, "forward passes": self.cost.forward_passes}
+        counts["queries"] = self.cost.queries
+        used = ", ".join([f"{self.cost.seconds:.1f} s", *(f"{n:,} {name}" for name, n in counts.items() if n)])
+        certificate = ("certificate" if self.certificate.holds else "no certificate", proof)
+        return (self.status.name, self.reason), [*rows, certificate, ("cost", used)]
 
 
 class AmbiguityKind(Enum):
@@ -140,6 +152,15 @@ class RecoveredText:
     row: int | None = None
     num_given: int = 0
 
+    @property
+    def certainty(self) -> str:
+        """How sure it is: of the text, of a part of it, of a class of texts, or not at all."""
+        if self.certain:
+            return "certain"
+        if any(a.kind is AmbiguityKind.OPEN_BEGINNING for a in self.ambiguities):
+            return "a part"
+        return "one of a class" if self.ambiguities else "best effort"
+
     def covers(self, tokens: Sequence[int]) -> bool:
         """Whether a sequence is in the class that the text stands for: the text itself, and what it may as well be."""
         if any(a.kind is AmbiguityKind.OTHER_TEXT and a.tokens == tuple(tokens) for a in self.ambiguities):
@@ -180,3 +201,9 @@ class RecoveredTexts:
     def expand(self) -> list[tuple[int, ...]]:
         """Token sequences with repetitions, as a client's batch would hold them."""
         return [text.tokens for text in self.texts for _ in range(text.count)]
+
+    def display_rows(self) -> list[Row]:
+        """A row for each text, and one for the bag of words where texts are missing."""
+        rows = [(text.certainty, f"{text.text!r}, {len(text.tokens)} tokens") for text in self.texts]
+        bag = f"{len(self.token_set)} tokens" if self.token_set else "nothing"
+        return rows if self.texts and all(text.certain for text in self.texts) else [*rows, ("bag of words", bag)]

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.arguments import require_count, require_token_ids
+from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
 from unmask.models.adapter import Model
@@ -22,8 +23,8 @@ from unmask.shapes import MaskBatch
 _PARTS = ("keys", "values")
 
 
-@dataclass(frozen=True)
-class CacheEvidence:
+@dataclass(frozen=True, repr=False)
+class CacheEvidence(DisplayedFields):
     """Keys (as scores read them: after rotary) and values of block `layer`, or one of the two.
 
     `heads` are the key/value heads that are seen. Column j is at position `first_position` + j; where that is not 0,

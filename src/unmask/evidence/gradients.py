@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.arguments import require_count, require_member, require_number
+from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
 from unmask.evidence.captured import check_factors, name_tensors, plain_name, refuse_weights
 from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
@@ -55,8 +56,8 @@ _HEAD = "head/weight"  # name of the classification head among them
 _SMALLEST = 1e-15  # largest entry of an update: squares of what is 1e-4 of it are still numbers in float32
 
 
-@dataclass(frozen=True)
-class GradientEvidence:
+@dataclass(frozen=True, repr=False)
+class GradientEvidence(DisplayedFields):
     """Gradients by canonical parameter name, as the family stores them; any subset of the parameters is legal.
 
     Side knowledge of the adversary, `None` meaning that it must be inferred: `task`, `num_texts`, and `compute_dtype`,

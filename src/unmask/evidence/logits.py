@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unmask.displays import DisplayedFields
 from unmask.errors import InputError, UnmaskError
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.oracles import Refused
@@ -116,8 +117,8 @@ class FunctionLogitOracle:
         return values.masked_fill(values < lowest, math.nan)
 
 
-@dataclass(frozen=True, eq=False)
-class LogitEvidence:
+@dataclass(frozen=True, eq=False, repr=False)
+class LogitEvidence(DisplayedFields):
     """A service that shows logits, with the ledger of its answers."""
 
     oracle: LogitOracle

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from unmask.displays import DisplayedFields
 from unmask.errors import InputError, UnmaskError
 from unmask.evidence.ledger import Ledger
 
@@ -82,8 +83,8 @@ class ModuleOracle:
         return FunctionOracle(answer, self.name, self.max_batch).pieces(sequences)
 
 
-@dataclass(frozen=True, eq=False)
-class OracleEvidence:
+@dataclass(frozen=True, eq=False, repr=False)
+class OracleEvidence(DisplayedFields):
     """An oracle and what the adversary knows about it.
 
     Side knowledge: the width of a token. `max_norm`, a bound on the norm of a token that is known beforehand; None:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.arguments import require_count, require_member, require_token_ids
+from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
 from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
 from unmask.models.adapter import Model
@@ -29,8 +30,8 @@ class Site(Enum):
     MEAN = "mean"  # the mean over a text's tokens of the stream after `layer` blocks, one row a text
 
 
-@dataclass(frozen=True)
-class HiddenEvidence:
+@dataclass(frozen=True, repr=False)
+class HiddenEvidence(DisplayedFields):
     """States of padded texts, taken at a site of a known model.
 
     Side knowledge of the adversary: `compute_dtype`, the precision in which the service runs its model, and
@@ -104,8 +105,8 @@ class HiddenEvidence:
         return write(path, "hidden", tensors, header)
 
 
-@dataclass(frozen=True)
-class AttentionEvidence:
+@dataclass(frozen=True, repr=False)
+class AttentionEvidence(DisplayedFields):
     """Y = softmax(scale·X W Xᵀ)·X·V of one attention layer, rows being tokens; X is the secret.
 
     Side knowledge of the adversary: `row_norms`, the norm of each token (√d behind an RMS norm without gains).

@@ -11,14 +11,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
 from unmask.evidence.files import reads, require_floats, write
 
 _LEAVE_OUT = "leave out samples whose numbers are not finite"
 
 
-@dataclass(frozen=True, eq=False)
-class SampleEvidence:
+@dataclass(frozen=True, eq=False, repr=False)
+class SampleEvidence(DisplayedFields):
     """Pairs (X, f(X)): `sequences` (samples, length, width), `answers` (samples,).
 
     Side knowledge: that the layer is attention, and nothing else. The adversary chose none of the sequences.

@@ -10,13 +10,14 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
 from unmask.evidence.files import reads, require_floats, write
 from unmask.evidence.outputs import AttentionEvidence, require_norms
 
 
-@dataclass(frozen=True)
-class AttentionLayer:
+@dataclass(frozen=True, repr=False)
+class AttentionLayer(DisplayedFields):
     """X ↦ softmax(scale·X W Xᵀ)·X·V."""
 
     W: Float[Tensor, "d d"]
@@ -29,8 +30,8 @@ class AttentionLayer:
         return AttentionEvidence(self.W, self.V, output, self.causal, self.scale, row_norms)
 
 
-@dataclass(frozen=True)
-class AttentionStackEvidence:
+@dataclass(frozen=True, repr=False)
+class AttentionStackEvidence(DisplayedFields):
     """What the last of some attention layers gives; each reads what the one before it gives, the first one X.
 
     Side knowledge of the adversary: `row_norms`, the norm of each row of X.

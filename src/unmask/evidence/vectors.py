@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.arguments import require_number
+from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
 from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
 from unmask.linalg.product_codes import has_code, product_codes
@@ -30,8 +31,8 @@ _NAMED = 6  # rows that are named before the others are counted
 _NEAR_ONE = 0.1  # storage and noise may change a length of 1 by so much; lengths that were not normalised vary more
 
 
-@dataclass(frozen=True)
-class VectorEvidence:
+@dataclass(frozen=True, repr=False)
+class VectorEvidence(DisplayedFields):
     """Vectors of texts, and the recipe by which the model made them.
 
     Side knowledge of the adversary:

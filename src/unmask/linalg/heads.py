@@ -10,6 +10,7 @@ from jaxtyping import Float
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from unmask.displays import DisplayedFields
 from unmask.errors import InputError
 
 # Rounding to float32 moves a head by 6e-8 of its norm and recovery in float32 by about 5e-7, while trained
@@ -17,8 +18,8 @@ from unmask.errors import InputError
 EQUAL_TOLERANCE = 1e-6
 
 
-@dataclass(frozen=True, eq=False)
-class HeadWeights:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadWeights(DisplayedFields):
     """The heads of an attention layer, f(X) = Σ_h Σ_i softmax_i(x_iᵀ W_h x_n)·v_hᵀ x_i; x_n is the last row.
 
     `v` is (heads, width) where the layer answers with a number, (heads, width, outputs) where with a vector.

@@ -170,21 +170,12 @@ def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: 
         table = Table("", "text", "tokens", "vector" if has_rows else "times")
         for text in recovery.value.texts:
             last = text.count if text.row is None else text.row
-            table.add_row(_mark(text), _render(text), str(len(text.tokens)), str(last))
+            table.add_row(text.certainty, _render(text), str(len(text.tokens)), str(last))
         console.print(table)
     elif recovery.value.token_set:
         words = " · ".join(printable(model.decode([token])) for token in sorted(recovery.value.token_set)[:200])
         console.print(Panel(Text(words), title=f"bag of words ({len(recovery.value.token_set)} tokens)"))
     print_proof_and_cost(console, recovery)
-
-
-def _mark(text: RecoveredText) -> str:
-    """How sure it is: of the text, of a part of it, of a class of texts, or not at all."""
-    if text.certain:
-        return "certain"
-    if any(open_point.kind.value == "open_beginning" for open_point in text.ambiguities):
-        return "a part"
-    return "one of a class" if text.ambiguities else "best effort"
 
 
 def _render(text: RecoveredText) -> Text:
