@@ -42,7 +42,7 @@ LAYERS = (
         "scores",
     ),
     *("audit.cases", "audit.findings", "audit.channels", "audit.check", "audit.plan", "audit.running", "audit.run"),
-    *("audit", "report", "integrations", "terminal", "demo", "cli"),
+    *("audit", "report", "plot", "integrations", "terminal", "demo", "cli"),
 )
 SECRETS_SIDE = frozenset({"protocols", "defences", "observe", "scores", "audit", "report"})
 # Runs the client again on what was recovered: it is handed evidence, a model and texts, and knows no secret.

@@ -95,6 +95,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "plot":
+        return import_module("unmask.plot")
     if name not in _HOME:
         raise AttributeError(f"module 'unmask' has no attribute '{name}'")
     return getattr(import_module(_HOME[name]), name)
