@@ -67,7 +67,7 @@ def plot_spectrum(evidence: GradientEvidence, model: Model) -> Figure:
 
 
 def _draw_chart(axes: Any, chart: Chart) -> None:
-    """Means with their intervals; hollow where some runs are inconclusive or lost, so that low means less than it seems."""
+    """Means with their intervals; hollow where some runs are inconclusive or lost: low means less there."""
     for index, line in enumerate(chart.lines):
         points = [point for point in line.points if math.isfinite(point.x)]
         x, means = [point.x for point in points], [point.mean for point in points]
