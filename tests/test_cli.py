@@ -37,6 +37,7 @@ COMMANDS = (
         ("demo",),
         ("audit",),
         ("report",),
+        ("compare",),
         ("observe", "gradients"),
         ("observe", "hidden"),
         ("observe", "cache"),

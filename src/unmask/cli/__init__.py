@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from unmask.cli.audit import audit_command
+from unmask.cli.compare import compare_command
 from unmask.cli.observe import observe
 from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, JsonOption
 from unmask.cli.recover import recover
@@ -43,6 +44,7 @@ app.add_typer(wrap, name="wrap")
 app.add_typer(recover, name="recover")
 app.command("audit")(audit_command)
 app.command("report")(report_command)
+app.command("compare")(compare_command)
 
 
 def _print_version(asked: bool) -> None:
