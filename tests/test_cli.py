@@ -35,6 +35,7 @@ COMMANDS = (
         ("attacks",),
         ("defences",),
         ("demo",),
+        ("init",),
         ("audit",),
         ("report",),
         ("compare",),

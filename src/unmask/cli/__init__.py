@@ -19,6 +19,7 @@ import typer
 
 from unmask.cli.audit import audit_command
 from unmask.cli.compare import compare_command
+from unmask.cli.init import init_command
 from unmask.cli.observe import observe
 from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, JsonOption
 from unmask.cli.recover import recover
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.add_typer(observe, name="observe")
 app.add_typer(wrap, name="wrap")
 app.add_typer(recover, name="recover")
+app.command("init")(init_command)
 app.command("audit")(audit_command)
 app.command("report")(report_command)
 app.command("compare")(compare_command)
