@@ -25,6 +25,7 @@ from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USA
 from unmask.cli.recover import recover
 from unmask.cli.report import report_command
 from unmask.cli.streams import patient_output, warnings_as_notes
+from unmask.cli.words import say_as_options
 from unmask.cli.wrap import wrap
 from unmask.errors import UnmaskError
 
@@ -37,7 +38,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(observe, name="observe")
@@ -138,9 +138,9 @@ def main() -> None:
 def _run() -> int:
     """Run the command that was asked for; its exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="unmask", standalone_mode=False)  # also where Python runs the module
     except UnmaskError as error:
-        code = _complain(str(error), EXIT_ERROR)
+        code = _complain(say_as_options(str(error)), EXIT_ERROR)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = EXIT_USAGE

@@ -168,7 +168,7 @@ def _foreign(path: Path, error: Exception) -> str:
         return (
             f"{path} is a pickle or a torch.save archive, which can run code when it is read, so it is not opened; "
             "convert it to safetensors where you trust it (safetensors.torch.save_file) and wrap it with "
-            "unmask.GradientEvidence.of(model, tensors)"
+            "`unmask wrap update`, in Python unmask.GradientEvidence.of(model, tensors)"
         )
     return (
         f"{path} is not a whole safetensors file ({error}); evidence is written by `unmask observe` or `.save()`: if "
