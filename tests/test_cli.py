@@ -468,7 +468,7 @@ def test_a_missing_file(call, folder, tmp_path):
 
 
 def test_a_folder_as_evidence(call, folder, tmp_path):
-    assert_complaint(call("recover", "text", tmp_path, "-m", folder), "there is no file")
+    assert_complaint(call("recover", "text", tmp_path, "-m", folder), "is a folder; give the evidence file itself")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 100, 5000])
@@ -481,7 +481,7 @@ def test_a_truncated_file(call, folder, update, tmp_path, kept):
 def test_a_foreign_safetensors_file(call, folder, tmp_path):
     path = tmp_path / "foreign.safetensors"
     save_file({"weight": torch.ones(2, 2)}, path)
-    assert_complaint(call("recover", "text", path, "-m", folder), "without an unmask header", "GradientEvidence.of")
+    assert_complaint(call("recover", "text", path, "-m", folder), "without an unmask header", "unmask wrap update")
 
 
 class Trap:

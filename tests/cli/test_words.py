@@ -24,6 +24,7 @@ from unmask.cli.words import _PHRASES, OPTIONS, say_as_options
         ("the defence 'noise:seed=1,layer=2' is unknown", "the defence 'noise:seed=1,layer=2' is unknown"),
         ("my-task='x' and old.seed=3", "my-task='x' and old.seed=3"),
         ("the layer must lie", "the layer must lie"),
+        ("/dev/stdin holds no text", "standard input holds no text"),
         ("nothing to say", "nothing to say"),
     ],
 )

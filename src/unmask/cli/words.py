@@ -36,6 +36,7 @@ _PHRASES: Mapping[str, str] = {
     ),
     "parameters must be a list of name parts": "--keep must be a part of a name",
     ", or None, got ": ", got ",
+    "/dev/stdin": "standard input",
 }
 _NAMES = "|".join(sorted(OPTIONS, key=len, reverse=True))
 _FIRST = re.compile(rf"^({_NAMES})(?= must )")

@@ -140,7 +140,7 @@ def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
     if not metadata or _HEADER not in metadata:
         raise EvidenceError(
             f"{path} is a safetensors file without an unmask header, so the task and the model behind it are unknown; "
-            "wrap its tensors with unmask.GradientEvidence.of(model, tensors) and save that"
+            "wrap its tensors with `unmask wrap update`, or in Python unmask.GradientEvidence.of(model, tensors)"
         )
     try:
         header = json.loads(metadata[_HEADER])

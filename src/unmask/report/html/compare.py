@@ -9,7 +9,7 @@ from jinja2 import FunctionLoader
 from markupsafe import Markup
 
 from unmask.audit.cases.case_names import full_name
-from unmask.audit.findings.finding import Finding
+from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.folder import Audit
 from unmask.audit.findings.verdict import CROSSED, INCONCLUSIVE
 from unmask.report.comparison import Change, Comparison, Direction
@@ -22,7 +22,7 @@ MAX_ROWS = 500  # of one table; --json has all of them
 _PILLS = {
     Direction.WORSE: "o-LEAK",
     Direction.OPEN: "o-INCONCLUSIVE",
-    Direction.BETTER: "g-held",
+    Direction.BETTER: "o-NO_LEAK",
     Direction.NEW: "",
     Direction.GONE: "",
     Direction.SAME: "",
@@ -116,4 +116,7 @@ def _row(change: Change) -> tuple[str, str, str, str, str]:
 
 
 def _leak(finding: Finding | None) -> str:
-    return "–" if finding is None else f"{finding.outcome.value}: {leak_in_full(finding)}"
+    if finding is None:
+        return "–"
+    is_known = finding.outcome in (Outcome.LEAK, Outcome.NO_LEAK)
+    return f"{finding.outcome.value}: {leak_in_full(finding)}" if is_known else finding.outcome.value
