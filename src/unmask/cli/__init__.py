@@ -2,7 +2,7 @@
 
 Whoever reads the output may stop, as `head` does: a command ends with its own exit code all the same.
 
-Exit codes: 0 done · 1 a gate of a plan crossed · 2 bad input or tool error · 3 inconclusive · 4 usage.
+Exit codes: 0 done · 1 a gate of a plan crossed, or a regression · 2 bad input or tool error · 3 inconclusive · 4 usage.
 """
 
 from __future__ import annotations
