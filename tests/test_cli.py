@@ -35,13 +35,17 @@ COMMANDS = (
         ("attacks",),
         ("defences",),
         ("demo",),
+        ("init",),
         ("audit",),
         ("report",),
+        ("compare",),
         ("observe", "gradients"),
         ("observe", "hidden"),
         ("observe", "cache"),
         ("observe", "vectors"),
         ("wrap", "store"),
+        ("wrap", "update"),
+        ("wrap", "logits"),
     ),
     *(("recover", "text"), ("recover", "inputs"), ("recover", "weights"), ("recover", "output-layer")),
 )
@@ -189,6 +193,21 @@ def test_the_version(call):
 def test_it_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "unmask", "--version"], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (DONE, f"unmask {unmask.__version__}\n")
+    done = subprocess.run([sys.executable, "-m", "unmask", "--help"], capture_output=True, text=True, timeout=120)
+    assert "Usage: unmask" in done.stdout
+
+
+def test_completion_is_offered_and_completes(monkeypatch):
+    assert "--install-completion" in process("--help").out
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    shown = process("--show-completion", "bash")
+    assert shown.code == DONE
+    assert "_UNMASK_COMPLETE=complete_bash" in shown.out
+    monkeypatch.setenv("_UNMASK_COMPLETE", "complete_bash")
+    for words, place, completed in (("unmask com", "1", "compare"), ("unmask observe gradients --ta", "3", "--task")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", place)
+        assert process().out.split() == [completed]
 
 
 # ---- a reader that stops
@@ -449,7 +468,7 @@ def test_a_missing_file(call, folder, tmp_path):
 
 
 def test_a_folder_as_evidence(call, folder, tmp_path):
-    assert_complaint(call("recover", "text", tmp_path, "-m", folder), "there is no file")
+    assert_complaint(call("recover", "text", tmp_path, "-m", folder), "is a folder; give the evidence file itself")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 100, 5000])
@@ -462,7 +481,7 @@ def test_a_truncated_file(call, folder, update, tmp_path, kept):
 def test_a_foreign_safetensors_file(call, folder, tmp_path):
     path = tmp_path / "foreign.safetensors"
     save_file({"weight": torch.ones(2, 2)}, path)
-    assert_complaint(call("recover", "text", path, "-m", folder), "without an unmask header", "GradientEvidence.of")
+    assert_complaint(call("recover", "text", path, "-m", folder), "without an unmask header", "unmask wrap update")
 
 
 class Trap:
@@ -819,3 +838,25 @@ def test_clients_that_cannot_be_are_refused(call, folder, texts, tmp_path, optio
     answer = call("observe", "gradients", "-m", folder, "-t", texts, "-o", tmp_path / "x.safetensors", *options)
     assert answer.code == ERROR
     assert f"{options[1]} clients need as many texts" in answer.err
+
+
+# ---- the command line's own words
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--max-length", 0), "--max-length"),
+        (("--protocol", "fedavg:local_steps=0"), "local_steps"),
+    ],
+)
+def test_mistakes_name_options_and_settings_as_they_are_written(call, folder, texts, tmp_path, options, part):
+    answer = call("observe", "gradients", "-m", folder, "-t", texts, "-o", tmp_path / "u", *options)
+    assert answer.code in (ERROR, USAGE)
+    assert part in answer.message
+
+
+def test_a_task_that_the_model_cannot_be_trained_for_is_told_as_an_option(call, minilm, texts, tmp_path):
+    answer = call("observe", "gradients", "-m", "minilm-l6", "-t", texts, "-o", tmp_path / "u", "--task", "next-token")
+    assert_complaint(answer, "use --task classification")
+    assert "task=" not in answer.message

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.audit.made import WORDS, save_bert
+from tests.audit.made import WORDS, save_bert, save_llama
 from typer.testing import CliRunner
 
 import unmask
@@ -70,3 +70,37 @@ def test_vectors_of_another_width_are_refused(folder, tmp_path):
     np.save(tmp_path / "v.npy", np.ones((2, 65)))
     with pytest.raises(EvidenceError, match="load the model that made them"):
         run(folder, tmp_path / "v.npy")
+
+
+def test_rows_of_logits_become_last_states(tmp_path):
+    folder = save_llama(tmp_path / "llama")
+    model = unmask.load_model(str(folder))
+    with torch.no_grad():
+        rows = [model.hf(input_ids=torch.tensor([model.encode(text)])).logits[0, -1] for text in TEXTS]
+    np.savez(tmp_path / "rows.npz", rows=torch.stack(rows).log_softmax(-1).numpy())
+    np.save(tmp_path / "rows.npy", torch.stack(rows).numpy())
+    found = []
+    for name in ("rows.npz", "rows.npy"):
+        out = tmp_path / f"{name}.safetensors"
+        arguments = ["logits", str(tmp_path / name), "-m", str(folder), "-o", str(out), "--limit", "2", "--json"]
+        done = CliRunner().invoke(wrap, arguments, catch_exceptions=False)
+        assert json.loads(done.stdout)["holds"] == "2 last states of 64 numbers"
+        found.append(unmask.load_evidence(out).vectors)
+    expected = unmask.observe_next_token(model, TEXTS[:2]).vectors
+    assert all(torch.allclose(vectors, expected, atol=1e-3) for vectors in found)
+
+
+def test_files_that_hold_no_rows_of_logits(folder, tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(6).reshape(2, 3))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (tmp_path / "rows.pt").write_bytes(b"PK\x03\x04")
+    parts = {
+        "ids.npy": "expected floats",
+        "objects.npy": "pickled objects",
+        "rows.pt": "numpy.save",
+        "no.npy": "no file",
+    }
+    for name, part in parts.items():
+        arguments = ["logits", str(tmp_path / name), "-m", str(folder), "-o", str(tmp_path / "out")]
+        with pytest.raises(EvidenceError, match=part):
+            CliRunner().invoke(wrap, arguments, catch_exceptions=False)

@@ -2,7 +2,7 @@
 
 Whoever reads the output may stop, as `head` does: a command ends with its own exit code all the same.
 
-Exit codes: 0 done · 1 a gate of a plan crossed · 2 bad input or tool error · 3 inconclusive · 4 usage.
+Exit codes: 0 done · 1 a gate of a plan crossed, or a regression · 2 bad input or tool error · 3 inconclusive · 4 usage.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from typing import Annotated
 import typer
 
 from unmask.cli.audit import audit_command
+from unmask.cli.compare import compare_command
+from unmask.cli.init import init_command
 from unmask.cli.observe import observe
 from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, JsonOption
 from unmask.cli.recover import recover
 from unmask.cli.report import report_command
 from unmask.cli.streams import patient_output, warnings_as_notes
+from unmask.cli.words import say_as_options
 from unmask.cli.wrap import wrap
 from unmask.errors import UnmaskError
 
@@ -35,14 +38,15 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(observe, name="observe")
 app.add_typer(wrap, name="wrap")
 app.add_typer(recover, name="recover")
+app.command("init")(init_command)
 app.command("audit")(audit_command)
 app.command("report")(report_command)
+app.command("compare")(compare_command)
 
 
 def _print_version(asked: bool) -> None:
@@ -134,9 +138,9 @@ def main() -> None:
 def _run() -> int:
     """Run the command that was asked for; its exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="unmask", standalone_mode=False)  # also where Python runs the module
     except UnmaskError as error:
-        code = _complain(str(error), EXIT_ERROR)
+        code = _complain(say_as_options(str(error)), EXIT_ERROR)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = EXIT_USAGE

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from unmask.cli.words import say_as_options
+
 
 class _PatientOutput:
     """A stream that goes on where its reader has gone, as `head` does; what is written then goes nowhere.
@@ -71,7 +73,7 @@ def warnings_as_notes() -> Iterator[None]:
                 return
             from unmask.terminal import note
 
-            note(f"note: {message}")
+            note(f"note: {say_as_options(str(message))}")
 
         warnings.showwarning = tell
         yield

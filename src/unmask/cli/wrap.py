@@ -17,13 +17,12 @@ from unmask.cli.options import (
     PrefixOption,
     load,
 )
+from unmask.cli.wrap_update import wrap_update_command
 
 wrap = typer.Typer(help="Make evidence of what another system keeps.", no_args_is_help=True)
 
 
-@wrap.callback()
-def wrap_group() -> None:
-    """Keeps `unmask wrap store` a command of its own while it is the only one."""
+wrap.command("update")(wrap_update_command)
 
 
 @wrap.command("store")
@@ -45,7 +44,7 @@ def wrap_store_command(
     device: DeviceOption = "cpu",
     json: JsonOption = False,
 ) -> None:
-    """Take the vectors out of a vector database's files; documents that lie beside them are not read.
+    """Take the vectors out of a vector database's files, or out of .npy, .npz; documents beside them are not read.
 
     Example: [bold]unmask wrap store ./chroma --model minilm-l6 --collection notes -o vectors.safetensors[/bold]
 
@@ -68,3 +67,35 @@ def wrap_store_command(
     recipe = evidence.recipe
     kind = f"{recipe.pooling.value}, {'length 1' if recipe.normalise else 'as pooled'}"
     print_observation(out, f"{len(stored.ids)} vectors of {evidence.width} numbers ({kind}); {stored.about}", json)
+
+
+@wrap.command("logits")
+def wrap_logits_command(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help=".npy or .npz: one row of logits or log-probabilities a prompt.")
+    ],
+    model: ModelOption,
+    out: OutOption,
+    collection: Annotated[
+        str | None, typer.Option("--collection", "-c", help="Name of the array, where a .npz has several.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only the first N rows.")] = None,
+    prefix: PrefixOption = "",
+    device: DeviceOption = "cpu",
+    json: JsonOption = False,
+) -> None:
+    """Turn rows of next-token logits into the last states behind them. Each row must have all tokens of the model.
+
+    Example: [bold]unmask wrap logits rows.npy -m smollm2-135m -o vectors.safetensors[/bold]
+    """
+    from unmask.evidence.next_token import vectors_of_logits
+    from unmask.integrations.stores.arrays import read_rows
+    from unmask.terminal import print_observation, working
+
+    rows = read_rows(path, collection, limit)
+    with working("loading the model"):
+        loaded = load(model, DtypeName.float32, device)
+    with working(f"solving for {len(rows)} states"):
+        evidence = vectors_of_logits(loaded, rows, prefix=prefix)
+        evidence.save(out)
+    print_observation(out, f"{len(rows)} last states of {evidence.width} numbers", json)

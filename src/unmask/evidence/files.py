@@ -140,7 +140,7 @@ def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
     if not metadata or _HEADER not in metadata:
         raise EvidenceError(
             f"{path} is a safetensors file without an unmask header, so the task and the model behind it are unknown; "
-            "wrap its tensors with unmask.GradientEvidence.of(model, tensors) and save that"
+            "wrap its tensors with `unmask wrap update`, or in Python unmask.GradientEvidence.of(model, tensors)"
         )
     try:
         header = json.loads(metadata[_HEADER])
@@ -168,7 +168,7 @@ def _foreign(path: Path, error: Exception) -> str:
         return (
             f"{path} is a pickle or a torch.save archive, which can run code when it is read, so it is not opened; "
             "convert it to safetensors where you trust it (safetensors.torch.save_file) and wrap it with "
-            "unmask.GradientEvidence.of(model, tensors)"
+            "`unmask wrap update`, in Python unmask.GradientEvidence.of(model, tensors)"
         )
     return (
         f"{path} is not a whole safetensors file ({error}); evidence is written by `unmask observe` or `.save()`: if "

@@ -48,10 +48,16 @@ def write_reports_of(
     paths = {}
     for name in wanted:
         path = home / NAMES[name]
-        write_whole(path, _renderer(name, show_secrets)(audit, verdict, folder))
-        os.chmod(path, 0o600 if show_secrets and name == "html" else 0o666 & ~_umask())
+        write = write_whole if show_secrets and name == "html" else write_for_others
+        write(path, _renderer(name, show_secrets)(audit, verdict, folder))
         paths[name] = path
     return paths
+
+
+def write_for_others(path: Path, text: str) -> None:
+    """Write a file without secrets whole or not at all, with the rights that files usually have."""
+    write_whole(path, text)
+    os.chmod(path, 0o666 & ~_umask())
 
 
 def _umask() -> int:

@@ -26,6 +26,24 @@ def read_npy(path: Path, collection: str | None, limit: int | None, model_width:
 
 def read_npz(path: Path, collection: str | None, limit: int | None, model_width: int | None) -> StoredVectors:
     """One array of several."""
+    name, array = _choose(path, collection, model_width)
+    return stored_rows(array[:limit], None, f"'{name}' of {path.name}")
+
+
+def read_rows(path: Path, name: str | None, limit: int | None) -> np.ndarray:
+    """Rows of floats as they are, (rows, numbers), from .npy or .npz."""
+    if path.suffix not in (".npy", ".npz"):
+        raise EvidenceError(f"{path} must be a .npy or .npz file; save the rows with numpy.save('rows.npy', rows)")
+    if not path.is_file():
+        raise EvidenceError(f"there is no file {path}")
+    rows = _choose(path, name, None)[1] if path.suffix == ".npz" else _open(path)
+    rows = rows[None] if rows.ndim == 1 else rows
+    if rows.ndim != 2 or rows.dtype.kind != "f" or not len(rows):
+        raise EvidenceError(f"{path} holds {rows.dtype} of shape {rows.shape}; expected floats, (rows, numbers)")
+    return np.ascontiguousarray(rows[:limit].astype(rows.dtype.newbyteorder("=")))
+
+
+def _choose(path: Path, collection: str | None, model_width: int | None) -> tuple[str, np.ndarray]:
     with _open(path) as archive:
         try:
             arrays = {name: archive[name] for name in archive.files}
@@ -34,7 +52,7 @@ def read_npz(path: Path, collection: str | None, limit: int | None, model_width:
     shapes = {name: array.shape for name, array in arrays.items() if array.dtype.kind == "f"}
     held = [f"'{name}' of {array.dtype} {array.shape}" for name, array in arrays.items()]
     name = choose_one(fitting(shapes, model_width), collection, "array", path, _MATRIX, held)
-    return stored_rows(arrays[name][:limit], None, f"'{name}' of {path.name}")
+    return name, arrays[name]
 
 
 def read_safetensors(path: Path, collection: str | None, limit: int | None, model_width: int | None) -> StoredVectors:

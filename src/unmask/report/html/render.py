@@ -39,7 +39,7 @@ def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool
     return environment.get_template("report.html.j2").render(
         title=make_safe(page.plan_of(audit.manifest).get("title") or "Audit", 200),
         policy=content_security_policy(style, script),
-        icon=_icon(_COLOURS[face.kind]),
+        icon=icon_of(face.kind),
         style=Markup(style),
         script=Markup(script),
         hero=face,
@@ -70,10 +70,11 @@ def make_environment(loader: BaseLoader) -> Environment:
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
-def content_security_policy(style: str, script: str) -> str:
+def content_security_policy(style: str, script: str | None = None) -> str:
     """Nothing may load, and only this style and this script may run; hostile text cannot add a third."""
+    scripts = "none" if script is None else _digest(script)
     return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:; "
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{scripts}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 
@@ -153,8 +154,8 @@ def _digest(text: str) -> str:
     return "sha256-" + b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def _icon(colour: str) -> str:
+def icon_of(kind: str) -> str:
     """The tab's icon in the verdict's colour, as an address that holds its own picture."""
-    circle = f"<circle cx='8' cy='8' r='7' fill='{colour}'/>"
+    circle = f"<circle cx='8' cy='8' r='7' fill='{_COLOURS[kind]}'/>"
     picture = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>{circle}</svg>"
     return f"data:image/svg+xml,{quote(picture)}"

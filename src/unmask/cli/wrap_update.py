@@ -1,0 +1,126 @@
+"""`unmask wrap update`: gradients, weights and PEFT adapters on disk as evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unmask.cli.options import DeviceOption, DtypeName, JsonOption, ModelOption, OutOption, TaskName, load
+from unmask.errors import InputError
+
+if TYPE_CHECKING:
+    from unmask.models import Model
+
+
+def wrap_update_command(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="safetensors file, or a folder of a model or of a PEFT adapter.")
+    ],
+    model: ModelOption,
+    out: OutOption,
+    delta: Annotated[bool, typer.Option("--delta", help="FILE holds weights after − before, not gradients.")] = False,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="FILE holds the weights after; those before are the model's own.")
+    ] = False,
+    before: Annotated[
+        Path | None, typer.Option(help="The weights before, or the PEFT adapter before; FILE holds those after.")
+    ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="Folder of the PEFT adapter that the server sent; FILE holds its gradients.")
+    ] = None,
+    task: Annotated[TaskName | None, typer.Option(help="What the client trained for; inferred if not given.")] = None,
+    num_texts: Annotated[int | None, typer.Option(min=1, help="Number of texts, if known.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Of the local training, if known.")] = None,
+    num_steps: Annotated[int | None, typer.Option(min=1, help="Number of local steps, if known.")] = None,
+    local_batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of one step, if known.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd or adamw, if known.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Of the local training, if known.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of the local training, if known.")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="1: one client's mean; more: a sum of updates.")] = None,
+    all_tokens_predicted: Annotated[
+        bool | None, typer.Option(help="Whether every token behind a text's first has a label, if known.")
+    ] = None,
+    device: DeviceOption = "cpu",
+    json: JsonOption = False,
+) -> None:
+    """Make evidence of an update that was captured elsewhere: gradients, weights before and after, a PEFT adapter.
+
+    Example: [bold]unmask wrap update grads.safetensors -m ./round-17 -o update.safetensors[/bold]
+
+    Weights: [bold]… after.safetensors --before before.safetensors[/bold], or [bold]… after.safetensors --weights[/bold]
+
+    PEFT: [bold]… ./adapter-after --before ./adapter-before[/bold], or [bold]… grads.safetensors --adapter ./sent[/bold]
+    """
+    from unmask.evidence import GradientEvidence
+    from unmask.terminal import print_observation, working
+
+    _refuse_contradictions(path, delta, weights, before, adapter)
+    with working("loading the model"):
+        loaded = load(model, DtypeName.float32, device)
+    with working(f"reading {path}"):
+        known = {
+            "task": None if task is None else task.value.replace("-", "_"),
+            "num_texts": num_texts,
+            "learning_rate": learning_rate,
+            "num_steps": num_steps,
+            "local_batch_size": local_batch_size,
+            "optimizer": optimizer,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "num_clients": clients,
+            "all_tokens_predicted": all_tokens_predicted,
+        }
+        tensors, told = _read(loaded, path, delta, weights, before, adapter)
+        evidence = GradientEvidence.of(loaded, tensors, **known, **told)
+        evidence.save(out)
+    kind = "weight differences" if told.get("update") == "delta" else "gradients"
+    print_observation(out, f"{len(evidence.gradients)} tensors ({kind})", json)
+
+
+def _refuse_contradictions(path: Path, delta: bool, weights: bool, before: Path | None, adapter: Path | None) -> None:
+    from unmask.integrations.captured_files import is_adapter
+
+    if delta and (weights or before is not None):
+        raise InputError("--delta says that FILE is a difference already; leave out --weights and --before")
+    if adapter is not None and (weights or before is not None):
+        raise InputError("--adapter is for gradients of its factors; for an adapter before and after, give --before")
+    if adapter is not None and not is_adapter(adapter):
+        raise InputError(f"--adapter {adapter} must be a folder that PEFT's save_pretrained wrote")
+    if is_adapter(path) and before is None:
+        raise InputError(
+            f"{path} is a PEFT adapter, so it holds weights; give the one that the client started from with --before"
+        )
+    if before is not None and is_adapter(path) != is_adapter(before):
+        raise InputError(f"one of {before} and {path} is a PEFT adapter and the other is not; give two of a kind")
+
+
+def _read(
+    model: Model, path: Path, delta: bool, weights: bool, before: Path | None, adapter: Path | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors, and what the files tell beside them."""
+    from unmask.integrations import captured_files as files
+
+    tensors = files.read_tensors(path)
+    if before is None and not weights:
+        told: dict[str, Any] = {"update": "delta"} if delta else {}
+        return tensors, told if adapter is None else {**told, **_adapter(adapter)}
+    if before is not None and files.is_adapter(before):
+        return files.subtract(tensors, files.read_tensors(before)), {"update": "delta", **_adapter(before)}
+    from unmask.evidence.captured import name_tensors
+
+    start = files.weights_of(model)
+    if before is not None:
+        start = files.read_tensors(before)
+        files.require_start(model, start)
+        start = name_tensors(model, start)
+    return files.subtract(name_tensors(model, tensors), start), {"update": "delta"}
+
+
+def _adapter(folder: Path) -> dict[str, Any]:
+    """The factors that the server sent, and their scale."""
+    from unmask.integrations.captured_files import read_scale, read_tensors
+
+    factors = {name: tensor for name, tensor in read_tensors(folder).items() if ".lora_" in name}
+    return {"adapters": factors, "adapter_scale": read_scale(folder, factors)}

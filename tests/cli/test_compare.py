@@ -1,0 +1,86 @@
+"""`unmask compare`: exit codes, and a real pair of small audits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.answers import Answer, Call
+from tests.audit.made import random_group, write_plan
+from tests.report.findings import audit_of, failed, text_case, text_finding, write_audit
+
+from unmask import cli
+
+NO_REGRESSION, REGRESSION, BAD_INPUT, INCONCLUSIVE = 0, 1, 2, 3
+ALL, HALF = text_finding(text_case(), 1.0, 4), text_finding(text_case(), 0.5)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], one_thread: None) -> Iterator[Call]:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["unmask", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return Answer(left.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        (ALL, ALL, NO_REGRESSION),
+        (ALL, HALF, NO_REGRESSION),
+        (HALF, ALL, REGRESSION),
+        (ALL, failed(text_case()), INCONCLUSIVE),
+        (ALL, text_finding(text_case(seed=1), 1.0, 4), BAD_INPUT),
+    ],
+)
+def test_exit_codes(call, tmp_path, before, after, code):
+    folders = [write_audit(tmp_path / name, audit_of([one])) for name, one in (("a", before), ("b", after))]
+    answer = call("compare", *folders)
+    assert answer.code == code, answer.err
+    assert ("worse: gradients · smollm2-135m" in answer.told) == (code == REGRESSION)
+
+
+def test_folders_that_hold_no_audit(call, tmp_path):
+    folder = write_audit(tmp_path / "a", audit_of([ALL]))
+    answer = call("compare", folder, tmp_path / "none")
+    assert answer.code == BAD_INPUT
+    assert "holds no audit" in answer.message
+
+
+def test_the_page_and_the_document(call, tmp_path):
+    folders = [write_audit(tmp_path / name, audit_of([one])) for name, one in (("a", HALF), ("b", ALL))]
+    page = tmp_path / "pages" / "changes.html"
+    answer = call("compare", *folders, "--html", page, "--json")
+    assert answer.code == REGRESSION
+    assert json.loads(answer.out)["page"] == str(page)
+    assert "Regression</h1>" in page.read_text()
+
+
+def test_shares_may_differ_by_the_tolerance(call, tmp_path):
+    cases = (HALF, text_finding(text_case(), 0.52))
+    folders = [write_audit(tmp_path / name, audit_of([one])) for name, one in zip("ab", cases, strict=True)]
+    assert call("compare", *folders).code == REGRESSION
+    assert call("compare", *folders, "--tolerance", 0.1).code == NO_REGRESSION
+
+
+def test_a_real_pair_of_audits(call, tmp_path: Path):
+    """The same plan run again is no regression, one case more is new, one less is gone and no improvement."""
+    for name, seeds in (("a", [0]), ("b", [0, 1])):
+        plan = write_plan(tmp_path / f"{name}.toml", random_group(seeds))
+        assert call("audit", plan, "--out", tmp_path / name, "--threads", 1).code == 0
+    answer = call("compare", tmp_path / "a", tmp_path / "b")
+    assert answer.code == NO_REGRESSION
+    assert "No case got worse; 1 new, 1 same." in answer.told
+    assert "now: leaks; the first audit has no such case" in answer.told
+    gone = call("compare", tmp_path / "b", tmp_path / "a", "--json")
+    assert gone.code == NO_REGRESSION
+    assert (gone.document["counts"]["GONE"], gone.document["counts"]["BETTER"]) == (1, 0)
