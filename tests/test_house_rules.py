@@ -57,7 +57,7 @@ EXTRAS += ("faiss", "chromadb", "qdrant_client", "lancedb", "pyarrow", "sentence
 # Modules that are about an extra and cannot be imported without it.
 NEED_EXTRAS = frozenset(
     {
-        *(f"unmask.integrations.flower{part}" for part in ("", ".audit", ".messages", ".update")),
+        *(f"unmask.integrations.flower{part}" for part in ("", ".messages")),
         *("unmask.protocols.dpsgd", "unmask.protocols.lora", "unmask.audit.running.ray_engine"),
     }
 )

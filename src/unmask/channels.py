@@ -140,11 +140,12 @@ UNKNOWN_THREAT = Threat(
     "A channel that this version does not know", "Not known.", "Not known.", "Not known.", (_NEVER_SAFE,), "docs"
 )
 _LIVE = "federation"
+LIVE_SOURCES = frozenset({"flower", "nvflare"})  # frameworks of federations that are audited as they run
 
 
 def threat_key(case: Mapping[str, Any]) -> str:
     """The threat model of a case, by name."""
-    if case.get("source") == "flower":
+    if case.get("source") in LIVE_SOURCES:
         return _LIVE
     return str(case.get("channel", ""))
 

@@ -16,8 +16,8 @@ from typing import Any, Unpack
 
 from unmask.audit.findings.finding import Outcome
 from unmask.errors import InputError
-from unmask.integrations.flower.audit import AuditOptions, UpdateAudit, log
-from unmask.integrations.flower.messages import OpenMessages, is_train, reply_arrays, round_of, sent_arrays
+from unmask.integrations.federation.audit import AuditOptions, UpdateAudit
+from unmask.integrations.flower.messages import FLOWER, OpenMessages, is_train, log, reply_arrays, round_of, sent_arrays
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
@@ -170,7 +170,7 @@ def audit_mod(*, refuse: bool | str = False, **options: Unpack[AuditOptions]) ->
         raise InputError("refuse needs the attack's answer at once; leave save_evidence out")
     if refuse not in _REFUSED:
         raise InputError(f"refuse must be one of {', '.join(map(repr, _REFUSED))}, got {refuse!r}")
-    return AuditMod(UpdateAudit(own_file=True, **options), _REFUSED[refuse])
+    return AuditMod(UpdateAudit(FLOWER, own_file=True, **options), _REFUSED[refuse])
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,6 @@ class AuditMod:
 
 
 def _prepare(options: AuditOptions) -> UpdateAudit:
-    audit = UpdateAudit(**options)
+    audit = UpdateAudit(FLOWER, **options)
     audit.prepare()
     return audit
