@@ -124,7 +124,7 @@ CHANNELS: Mapping[str, Channel] = {
     ),
 }
 LIVE_FEDERATION = Threat(
-    "A live federation (Flower)",
+    "A live federation (Flower, NVFlare)",
     "The server of the federation, or anyone who reads its traffic or its logs.",
     "Each client's reply, and the weights that were sent to the client.",
     "The texts that the client trained on.",
