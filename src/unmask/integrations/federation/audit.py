@@ -32,6 +32,7 @@ from unmask.integrations.federation.update import (
 from unmask.integrations.live_findings import LiveFindings, Program, name_model
 from unmask.models.adapter import Model
 from unmask.models.load import load_model
+from unmask.models.peft_adapters import Scale
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
 
@@ -48,6 +49,7 @@ class Knowledge(TypedDict, total=False):
     local_batch_size: int | None
     num_clients: int | None
     all_tokens_predicted: bool | None
+    adapter_scale: Scale | None
     noise_std: float | None
     compute_dtype: torch.dtype
 
