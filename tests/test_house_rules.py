@@ -55,6 +55,7 @@ EXTRAS = ("gguf", "accelerate", "matplotlib", "flwr", "opacus", "ray", "peft", "
 EXTRAS += ("nvflare",)
 # Libraries of vector databases.
 EXTRAS += ("faiss", "chromadb", "qdrant_client", "lancedb", "pyarrow", "sentence_transformers")
+EXTRAS += ("langchain_core", "llama_index")
 # Modules that are about an extra and cannot be imported without it.
 NEED_EXTRAS = frozenset(
     {
