@@ -195,15 +195,18 @@ def test_the_attack_gets_the_update_and_the_weights_alone(tmp_path, monkeypatch)
     seen = []
 
     def attack(evidence, model, **options):
-        seen.append((evidence, model, options))
-        return recover_text(evidence, model, **options)
+        recovery = recover_text(evidence, model, **options)
+        seen.append((evidence, model, options, recovery))
+        return recovery
 
     monkeypatch.setattr(trainer_audit, "recover_text", attack)
     audited(without_dropout(), tmp_path, {"steps": [2]})
-    ((evidence, model, options),) = seen
+    ((evidence, model, options, recovery),) = seen
     assert options == {"attack": "default", "seed": 0}
     assert evidence.num_texts is None
     again = recover_text(load_evidence(evidence.save(tmp_path / "update.safetensors")), model)
+    assert again.value == recovery.value
+    assert len(again.value.texts) == 2
     assert {text.tokens for text in again.value.texts} <= {tuple(row) for row in ROWS}
     assert not model.hf._forward_pre_hooks
 
