@@ -53,12 +53,15 @@ NO_MIRROR = frozenset({"shapes.py", "errors.py"})
 MAX_LINES = 320
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "manager", "base"})
 EXTRAS = ("gguf", "accelerate", "matplotlib", "flwr", "opacus", "ray", "peft", "rouge_score", "hypothesis")
+EXTRAS += ("nvflare",)
 # Libraries of vector databases.
 EXTRAS += ("faiss", "chromadb", "qdrant_client", "lancedb", "pyarrow", "sentence_transformers")
+EXTRAS += ("langchain_core", "llama_index")
 # Modules that are about an extra and cannot be imported without it.
 NEED_EXTRAS = frozenset(
     {
-        *(f"unmask.integrations.flower{part}" for part in ("", ".audit", ".messages", ".update")),
+        *(f"unmask.integrations.flower{part}" for part in ("", ".messages")),
+        "unmask.integrations.nvflare",
         *("unmask.protocols.dpsgd", "unmask.protocols.lora", "unmask.audit.running.ray_engine"),
     }
 )

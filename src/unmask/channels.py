@@ -124,7 +124,7 @@ CHANNELS: Mapping[str, Channel] = {
     ),
 }
 LIVE_FEDERATION = Threat(
-    "A live federation (Flower)",
+    "A live federation (Flower, NVFlare)",
     "The server of the federation, or anyone who reads its traffic or its logs.",
     "Each client's reply, and the weights that were sent to the client.",
     "The texts that the client trained on.",
@@ -140,11 +140,12 @@ UNKNOWN_THREAT = Threat(
     "A channel that this version does not know", "Not known.", "Not known.", "Not known.", (_NEVER_SAFE,), "docs"
 )
 _LIVE = "federation"
+LIVE_SOURCES = frozenset({"flower", "nvflare"})  # frameworks of federations that are audited as they run
 
 
 def threat_key(case: Mapping[str, Any]) -> str:
     """The threat model of a case, by name."""
-    if case.get("source") == "flower":
+    if case.get("source") in LIVE_SOURCES:
         return _LIVE
     return str(case.get("channel", ""))
 

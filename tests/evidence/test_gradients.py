@@ -318,3 +318,15 @@ def test_adapters_are_copies(tiny_gpt2):
     before = factor.clone()
     factor += 1
     assert torch.equal(evidence.adapters[name], before)
+
+
+def test_a_second_change_of_a_young_adapter_is_no_weight(tiny_llama):
+    """B is zero before the first round: what the first round made of it is parallel to what the second one adds."""
+    module = "model.layers.0.self_attn.q_proj"
+    down, up = torch.randn(8, 64), torch.randn(64, 8)
+    adapters = {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+    change = {f"{module}.lora_A.weight": 1e-3 * torch.randn(8, 64), f"{module}.lora_B.weight": 1.01 * up}
+    evidence = GradientEvidence.of(tiny_llama, change, adapters=adapters, update="delta")
+    assert set(evidence.gradients) == set(evidence.adapters)
+    with pytest.raises(EvidenceError, match="the model's weights, not gradients"):
+        GradientEvidence.of(tiny_llama, {**change, f"{module}.lora_A.weight": 1.01 * down}, adapters=adapters)

@@ -12,7 +12,9 @@ from tests.tiny_models import gpt2_config
 
 import unmask
 from unmask.errors import EvidenceError, InputError, UnsupportedModelError
-from unmask.models.load import adapt, require_model
+from unmask.models.catalog import resolve
+from unmask.models.load import adapt, load_model, require_model
+from unmask.models.pooling import recipe_of
 
 
 @pytest.mark.parametrize(
@@ -69,3 +71,23 @@ def test_attention_that_cannot_be_watched_is_replaced_in_a_copy():
     assert not model.problem
     assert (hf.config._attn_implementation, model.config._attn_implementation) == ("flex_attention", "eager")
     assert model.parameter("embed_tokens.weight") is hf.model.embed_tokens.weight
+
+
+def test_a_sentence_transformer_is_its_transformer_and_its_recipe(minilm, tmp_path):
+    sentence = pytest.importorskip("sentence_transformers", reason="run: pip install sentence-transformers")
+    source = sentence.SentenceTransformer(str(resolve("minilm-l6")), device="cpu")
+    model = load_model(source)
+    assert model.hf is source[0].auto_model
+    assert model.fingerprint() == minilm.fingerprint()
+    assert recipe_of(model) == recipe_of(minilm)
+    source.save_pretrained(str(tmp_path / "saved"))
+    assert load_model(tmp_path / "saved").fingerprint() == minilm.fingerprint()
+    assert recipe_of(load_model(tmp_path / "saved")) == recipe_of(minilm)
+
+
+def test_a_sentence_transformer_of_no_folder_is_refused(minilm):
+    sentence = pytest.importorskip("sentence_transformers", reason="run: pip install sentence-transformers")
+    source = sentence.SentenceTransformer(str(resolve("minilm-l6")), device="cpu")
+    source[0].auto_model.config._name_or_path = ""
+    with pytest.raises(InputError, match=r"save it, model\.save_pretrained"):
+        load_model(source)

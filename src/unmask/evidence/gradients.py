@@ -183,7 +183,9 @@ class GradientEvidence(DisplayedFields):
                 f"none of the {len(self.gradients)} tensors is a parameter of this model (first: "
                 f"{next(iter(self.gradients), 'none')!r}); names must be those of transformers' named_parameters()"
             )
-        refuse_weights(self.gradients, {**weights, **self.adapters})
+        # B is zero at first, so that after a round it is itself a change, and the next one may be parallel to it.
+        grown = {name: factor for name, factor in self.adapters.items() if ".lora_B." not in name}
+        refuse_weights(self.gradients, {**weights, **grown})
 
     def linear(self, model: Model, role: Role, block: int) -> Float[Tensor, "d_in d_out"] | None:
         """The gradient of a linear layer as (d_in, d_out); None if the update does not hold it or it is zero.

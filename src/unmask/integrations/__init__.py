@@ -1,1 +1,1 @@
-"""Doors to other people's systems: services that answer over HTTP."""
+"""Doors to other people's systems: federations, training loops, vector databases, services that answer over HTTP."""

@@ -16,6 +16,7 @@ from unmask.models.dequantise import dequantise
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.mapped import release_blocks
 from unmask.models.peft_adapters import Adapters, split_adapters
+from unmask.models.pooling import states_recipe
 
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 
@@ -32,13 +33,16 @@ def load_model(
     `source` is a catalogue name ('smollm2-135m', 'minilm-l6'), a local folder with safetensors, a Hugging Face name,
     or a transformers model that is already in memory (which is used as it is, not copied; `dtype` and `device` are
     then its own). Of a PEFT model the base is used, and its LoRA factors are kept as `model.adapters`;
-    they are copies, so that the PEFT model may be trained on. For encoder–decoders (T5, BART) there is
+    they are copies, so that the PEFT model may be trained on. Of a SentenceTransformer its transformer is used, and how
+    it makes vectors is read from the folder that it came from. For encoder–decoders (T5, BART) there is
     `load_encoder_decoder`.
     """
     if isinstance(source, (str, Path)):
         hf, found_tokenizer = load_pretrained(str(source), dtype=dtype, device=device)
         release_blocks(hf)
         return adapt(hf, tokenizer or found_tokenizer)
+    if type(source).__name__ == "SentenceTransformer":
+        return _adapt_sentence_transformer(source, tokenizer)
     return adapt(source, tokenizer)
 
 
@@ -80,6 +84,23 @@ def adapt(hf: Any, tokenizer: Any = None) -> Model:
         if not isinstance(scale, float):
             scale = {model.canonical_name(module): value for module, value in scale.items()}
         model.adapters = Adapters(named, scale)
+    return model
+
+
+def _adapt_sentence_transformer(source: Any, tokenizer: Any) -> Model:
+    """The transformer inside; one that came from no folder could make its vectors in any way."""
+    hf = getattr(source[0], "auto_model", None)
+    if hf is None:
+        raise UnsupportedModelError(
+            f"this SentenceTransformer begins with {type(source[0]).__name__}, no transformer of transformers; "
+            "its vectors cannot be computed here"
+        )
+    model = adapt(hf, tokenizer or source.tokenizer)
+    if not states_recipe(model):
+        raise InputError(
+            "this SentenceTransformer came from no folder that says how it makes vectors (modules.json); save it, "
+            "model.save_pretrained(folder), and load the folder"
+        )
     return model
 
 

@@ -157,6 +157,11 @@ def recipe_of(model: Model) -> EmbeddingRecipe:
     return EmbeddingRecipe(pooling, "Normalize" in kinds, prefix=prefix_tokens(model, prompt_of(model)))
 
 
+def states_recipe(model: Model) -> bool:
+    """Whether the folder that the model came from says how it makes vectors."""
+    return _read(model, "modules.json") is not None
+
+
 def prompt_of(model: Model) -> str:
     """What the model's folder says stands in front of every text; empty where it says nothing."""
     settings = _read(model, "config_sentence_transformers.json") or {}

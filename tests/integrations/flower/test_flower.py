@@ -42,7 +42,7 @@ from tests.integrations.flower_grid import (
     words,
 )
 
-import unmask.integrations.flower.audit as flower_audit
+import unmask.integrations.federation.audit as federation_audit
 from unmask.audit.findings.finding import ERROR, Outcome
 from unmask.audit.findings.folder import read_audit
 from unmask.audit.findings.verdict import reach_verdict
@@ -168,7 +168,7 @@ def test_an_audit_that_fails_does_not_break_the_federation(options, monkeypatch)
 
     plain, inner = MemoryGrid(), MemoryGrid()
     without = start(FedAvg(), plain)
-    monkeypatch.setattr(flower_audit, "recover_text", fail)
+    monkeypatch.setattr(federation_audit, "recover_text", fail)
     audited = start(FedAvg(), AuditGrid(inner, **options))
     assert audited.arrays.object_id == without.arrays.object_id
     assert [(finding.status, finding.error["type"]) for finding in findings(options)] == 2 * [(ERROR, "MemoryError")]
@@ -325,7 +325,7 @@ def test_the_others_go_on_without_a_client_that_refuses(options):
 
 
 def test_a_client_that_cannot_audit_sends_only_if_it_does_not_refuse(options, monkeypatch):
-    monkeypatch.setattr(flower_audit, "recover_text", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(federation_audit, "recover_text", lambda *_, **__: 1 / 0)
     assert run_client(audit_mod(**options)).content["arrays"].object_id == trained(11).object_id
     assert "error" in run_client(audit_mod(refuse=True, **options)).error.reason
     missing = audit_mod(model="no-such-model", out=options["out"])

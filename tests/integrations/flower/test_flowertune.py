@@ -1,13 +1,18 @@
 """Flower's template for LLMs with its own settings, audited by the one line, on real weights."""
 
 import copy
+import re
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import transformers
 from flwr.serverapp.strategy import FedAvg
 from tests.integrations import flower_app
 from tests.integrations.flower_grid import MemoryGrid
 from tests.integrations.flower_tune import initial_adapters, learning_rate, make_adapters, template_settings, tuning_app
+from tests.tiny_models import llama_sizes, random_model, word_tokenizer
 
 from unmask.audit.findings.finding import Outcome
 from unmask.audit.findings.folder import read_audit
@@ -83,3 +88,64 @@ def test_two_steps_without_dropout_leak(settings, tmp_path, smollm2):
     assert finding.outcome is Outcome.LEAK
     assert found <= tokens_of(smollm2)
     assert len(found) >= 0.9 * len(tokens_of(smollm2))
+
+
+# ---- the recipe of the page, on a small model
+
+PAGE = Path(__file__).parents[3] / "docs" / "flower.md"
+SMALL_TEXTS = ["w17 w99 w250 w31", "w400 w30 w8"]
+SMALL = {
+    "model": {"lora": {"peft-lora-r": 32, "peft-lora-alpha": 64}},
+    "dropout": 0.0,
+    "num-server-rounds": 10,
+    "train": {
+        "learning-rate-max": 5e-5,
+        "learning-rate-min": 1e-6,
+        "seq-length": 64,
+        "training-arguments": {
+            "max-steps": 2,
+            "per-device-train-batch-size": 2,
+            "lr-scheduler-type": "constant",
+            "save-strategy": "no",
+        },
+    },
+}
+
+
+@pytest.fixture
+def small_base(tmp_path):
+    """A small Llama in a folder, as a model hub would hold it."""
+    folder, tokenizer = tmp_path / "base", word_tokenizer()
+    tokenizer.eos_token = "[SEP]"
+    net = random_model(transformers.LlamaForCausalLM, transformers.LlamaConfig(**llama_sizes()))
+    for part in (net.bfloat16(), tokenizer):
+        part.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_the_recipe_of_the_page_reads_adapters(tmp_path, monkeypatch, small_base, optimizer):
+    """Two rounds: in the second one the adapters are not zero any more. Of AdamW, a model this small tells nothing."""
+    monkeypatch.chdir(tmp_path)
+    settings = copy.deepcopy(SMALL)
+    if optimizer == "sgd":
+        settings["train"]["learning-rate-max"] = 0.1
+        settings["train"]["training-arguments"] |= {"optim": "sgd", "max-grad-norm": 0.0}
+    (code,) = re.findall(r"^## FlowerTune.*?^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M)
+    assert 'optimizer="adamw"' in code
+    code = code.replace('optimizer="adamw"', f"optimizer={optimizer!r}")
+    lora = SimpleNamespace(peft_lora_r=32, peft_lora_alpha=64)
+    steps = SimpleNamespace(training_arguments=SimpleNamespace(max_steps=2))
+    cfg = SimpleNamespace(model=SimpleNamespace(name=small_base, lora=lora), train=steps)
+    names = {"cfg": cfg, "grid": MemoryGrid({7: tuning_app(small_base, settings, SMALL_TEXTS, tmp_path / "client")})}
+    exec(compile(code, str(PAGE), "exec"), names)
+    strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+    strategy.start(grid=names["grid"], initial_arrays=initial_adapters(small_base, settings), num_rounds=2)
+    findings = read_audit("runs/flowertune-audit").findings
+    true = {"[CLS]", "[SEP]"} | {word for text in SMALL_TEXTS for word in text.split()}
+    assert len(findings) == 2
+    for finding in findings:
+        assert finding.outcome in (Outcome.LEAK, Outcome.INCONCLUSIVE)
+        assert {piece for piece, _ in finding.tokens} <= true
+    if optimizer == "sgd":
+        assert [finding.outcome for finding in findings] == [Outcome.LEAK] * 2

@@ -34,4 +34,4 @@ def test_a_limit_is_a_count(tmp_path):
 
 def test_every_store_says_how_it_looks():
     assert all(store.looks for store in STORES.values())
-    assert len(STORES) == 9
+    assert len(STORES) == 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from unmask.channels import LIVE_SOURCES
 from unmask.safe_text import make_safe, value_without_folders
 
 SEPARATOR = " · "
@@ -36,7 +37,7 @@ _KNOWN = frozenset({*KEYS, "channel", "model", "source"})
 
 def is_live(case: Mapping[str, Any]) -> bool:
     """Whether it comes from a live federation, of which nobody knows the texts or the defences."""
-    return case.get("source") == "flower"
+    return case.get("source") in LIVE_SOURCES
 
 
 def model_and_case(case: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from unmask.audit.findings.text_marks import mark_bag, pair_texts
 from unmask.models.adapter import Model
-from unmask.protocols.batch import make_batch
+from unmask.protocols.batch import Texts, make_batch
 from unmask.recovery import AmbiguityKind, RecoveredText, RecoveredTexts, Recovery
 from unmask.scores.reading import normalise_text
 from unmask.scores.tokens import Covers, TextScore, score_texts
@@ -16,9 +16,7 @@ from unmask.scores.tokens import Covers, TextScore, score_texts
 Tokens = Sequence[Sequence[int]]
 
 
-def text_result(
-    recovery: Recovery[RecoveredTexts], texts: Sequence[str], others: Sequence[str], model: Model
-) -> dict[str, Any]:
+def text_result(recovery: Recovery[RecoveredTexts], texts: Texts, others: Texts, model: Model) -> dict[str, Any]:
     """Fields of a finding: metrics, chance, texts and tokens.
 
     Tokens count once each, whatever their number. Special ones ([CLS], padding …) are nobody's secret: they are neither
@@ -88,7 +86,7 @@ def _covers(text: RecoveredText) -> Covers:
     return text.covers if is_narrow and is_whole else lambda tokens: False
 
 
-def _tokens(model: Model, texts: Sequence[str]) -> list[list[int]]:
+def _tokens(model: Model, texts: Texts) -> list[list[int]]:
     """Tokens of texts as a client makes them."""
     if not texts:
         return []

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from unmask.audit.findings.finding import Outcome
-from unmask.errors import InputError
-from unmask.integrations.flower.audit import AuditOptions, UpdateAudit, log
-from unmask.integrations.flower.messages import OpenMessages, is_train, reply_arrays, round_of, sent_arrays
+from unmask.integrations.federation.audit import AuditOptions, UpdateAudit
+from unmask.integrations.federation.refusal import refused_outcomes
+from unmask.integrations.flower.messages import FLOWER, OpenMessages, is_train, log, reply_arrays, round_of, sent_arrays
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
@@ -27,14 +27,6 @@ try:
     from flwr.serverapp.strategy import Result, Strategy
 except ImportError as error:
     raise ImportError(f"this module is about Flower ({error}); install it with: pip install 'unmask[flower]'") from None
-
-_UNLESS_CLEAR = frozenset(Outcome) - {Outcome.NO_LEAK}
-_REFUSED: dict[bool | str, frozenset[Outcome]] = {  # what each value of `refuse` keeps from being sent
-    False: frozenset(),
-    True: _UNLESS_CLEAR,
-    "unless-clear": _UNLESS_CLEAR,
-    "leaks": frozenset({Outcome.LEAK, Outcome.ERROR}),
-}
 
 
 class WatchedGrid(Grid):
@@ -166,11 +158,8 @@ def audit_mod(*, refuse: bool | str = False, **options: Unpack[AuditOptions]) ->
     the server gets a Flower error, which strategies count as a failed client and leave out. (To answer with unchanged
     weights would pull the average towards the old model.)
     """
-    if refuse and options.get("save_evidence"):
-        raise InputError("refuse needs the attack's answer at once; leave save_evidence out")
-    if refuse not in _REFUSED:
-        raise InputError(f"refuse must be one of {', '.join(map(repr, _REFUSED))}, got {refuse!r}")
-    return AuditMod(UpdateAudit(own_file=True, **options), _REFUSED[refuse])
+    refused = refused_outcomes(refuse, save_evidence=options.get("save_evidence", False))
+    return AuditMod(UpdateAudit(FLOWER, own_file=True, **options), refused)
 
 
 @dataclass(frozen=True)
@@ -199,6 +188,6 @@ class AuditMod:
 
 
 def _prepare(options: AuditOptions) -> UpdateAudit:
-    audit = UpdateAudit(**options)
+    audit = UpdateAudit(FLOWER, **options)
     audit.prepare()
     return audit

@@ -6,6 +6,7 @@ Nothing here raises: a message that cannot be understood is a line in the log, a
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
 from collections import Counter
@@ -13,11 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from unmask.integrations.flower.audit import UpdateAudit, log
+from unmask.integrations.federation.audit import UpdateAudit
+from unmask.integrations.live_findings import Program
 
 if TYPE_CHECKING:  # only annotations need Flower
     from flwr.app import Array, Message
 
+log = logging.getLogger("flwr.unmask")  # shown where Flower's own lines are
+FLOWER = Program("flower", "flwr run", log)
 MAX_VERSIONS = 32  # of the weights, held for replies that may still come
 
 Weights = Mapping[str, "Array"]

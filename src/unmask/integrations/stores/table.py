@@ -14,6 +14,7 @@ from unmask.errors import EvidenceError
 from unmask.integrations.stores.arrays import read_npy, read_npz, read_safetensors
 from unmask.integrations.stores.chroma import read_chroma
 from unmask.integrations.stores.faiss_index import is_index, read_faiss
+from unmask.integrations.stores.json_store import is_json_store, read_json_store
 from unmask.integrations.stores.lance import read_lance
 from unmask.integrations.stores.parquet import read_parquet
 from unmask.integrations.stores.pgvector_dump import ARCHIVE, read_dump
@@ -53,6 +54,11 @@ STORES: Mapping[str, Store] = {
     "NumPy archive": Store("a .npz file", lambda path, start: start[:2] == b"PK" and path.suffix == ".npz", read_npz),
     "Parquet": Store("a .parquet file", lambda _, start: start.startswith(b"PAR1"), read_parquet),
     "safetensors": Store("a .safetensors file", lambda path, start: start[8:9] == b"{", read_safetensors),
+    "JSON": Store(
+        "a .json file of LangChain's InMemoryVectorStore or LlamaIndex's SimpleVectorStore",
+        is_json_store,
+        read_json_store,
+    ),
     "pgvector": Store(
         "a plain dump of a table (pg_dump, .sql)",
         lambda path, start: path.is_file() and (path.suffix == ".sql" or start.startswith(ARCHIVE)),

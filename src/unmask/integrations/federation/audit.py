@@ -5,9 +5,8 @@ Whatever goes wrong in an audit becomes a finding and a line in the log, never a
 
 from __future__ import annotations
 
-import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
@@ -17,13 +16,11 @@ import torch
 from unmask.attacks.recover import recover_text
 from unmask.audit.cases.case import Case
 from unmask.audit.findings.finding import Finding, Outcome
-from unmask.audit.findings.folder import MANIFEST, FindingsFile, read_findings, read_manifest, write_manifest
 from unmask.audit.findings.result import Clock, error_finding, finding_of
 from unmask.audit.findings.text_marks import mark_bag, pair_texts
-from unmask.audit.running.manifest import describe_machine, hash_model
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence.gradients import GradientEvidence
-from unmask.integrations.flower.update import (
+from unmask.integrations.federation.update import (
     SHARES,
     Arrays,
     is_same,
@@ -32,12 +29,11 @@ from unmask.integrations.flower.update import (
     sent_dtype,
     sent_factors,
 )
+from unmask.integrations.live_findings import LiveFindings, Program, name_model
 from unmask.models.adapter import Model
 from unmask.models.load import load_model
+from unmask.models.peft_adapters import Scale
 from unmask.recovery import RecoveredTexts, Recovery, Status
-
-log = logging.getLogger("flwr.unmask")  # shown where Flower's own lines are
-ENGINE = "flower"
 
 
 class Knowledge(TypedDict, total=False):
@@ -49,17 +45,22 @@ class Knowledge(TypedDict, total=False):
     num_steps: int | None
     learning_rate: float | None
     weight_decay: float | None
+    momentum: float | None
+    local_batch_size: int | None
+    num_clients: int | None
+    all_tokens_predicted: bool | None
+    adapter_scale: Scale | None
     noise_std: float | None
     compute_dtype: torch.dtype
 
 
 class AuditOptions(Knowledge, total=False):
-    """Options of every audit in Flower.
+    """Options of every audit in a federation.
 
     `model`: what the federation trains, as for `load_model` (its weights are replaced by those that the server sends);
     `out`: the folder of findings. `keep`: parts of names of tensors to keep, None for those that attacks need. `names`:
     names of the arrays, `list(net.state_dict())`, where clients only number them (`NumPyClient`).
-    `shares`: what clients send, 'weights' (Flower's habit), 'delta' or 'gradient'. `record`: the record of the reply
+    `shares`: what clients send, 'weights', 'delta' or 'gradient'. `record`: the record of the reply
     that is read, None for 'arrays', or for the first that holds arrays. With `save_evidence` nothing is
     attacked: updates are kept in `out`/evidence for `unmask recover text`.
     """
@@ -78,11 +79,13 @@ class AuditOptions(Knowledge, total=False):
 class UpdateAudit:
     """Audits one update after the other; the model is loaded at first use.
 
-    `own_file`: each client's findings have a file of their own, for clients that share a folder but not a process.
+    `program`: the framework that the federation runs in. `own_file`: each client's findings have a file of their own,
+    for clients that share a folder but not a process.
     """
 
     def __init__(
         self,
+        program: Program,
         *,
         model: Any,
         out: str | Path,
@@ -97,7 +100,8 @@ class UpdateAudit:
         **knowledge: Unpack[Knowledge],
     ) -> None:
         self.source = model
-        self.folder = Path(out)
+        self.program = program
+        self.findings = LiveFindings(out, program)
         self.tokenizer = tokenizer
         self.keep = keep
         self.names = names
@@ -111,20 +115,21 @@ class UpdateAudit:
         if isinstance(self.keep, str):
             raise InputError(f"keep must be a list of parts of names, got the text {self.keep!r}")
         self.knowledge: dict[str, Any] = dict(knowledge)
-        self._check_knowledge()
+        check_knowledge(self.knowledge)
         self._model: Model | None = None
         self._is_changed = False
         self._placed: Arrays | None = None
         self._sent_dtype = torch.float32
-        self._taken: set[str] = set()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of findings."""
+        return self.findings.folder
 
     @property
     def model_name(self) -> str:
         """The model's name in findings."""
-        if isinstance(self.source, (str, Path)):
-            return str(self.source)
-        hf = getattr(self.source, "hf", self.source)
-        return str(getattr(getattr(hf, "config", None), "name_or_path", "") or type(hf).__name__)
+        return name_model(self.source)
 
     def prepare(self) -> Model:
         """Make the folder, write its manifest, load the model. Mistakes in the options are raised here."""
@@ -133,8 +138,7 @@ class UpdateAudit:
             if not isinstance(self.source, (str, Path)):
                 model = model.to(dtype=torch.float32)  # the caller's stays as it is
             model.hf.eval()
-            self._write_manifest(model)
-            self._taken = set(read_findings(self.folder)[0])
+            self.findings.open(self.source, model.fingerprint())
             self._model = model
         return self._model
 
@@ -155,7 +159,7 @@ class UpdateAudit:
             if self.save_evidence and isinstance(evidence, GradientEvidence):
                 self._save(evidence, model, case)
                 if unread:
-                    log.warning("unmask: round %s, client %s: %s", server_round, client, _not_read(unread))
+                    self.program.log.warning("unmask: round %s, client %s: %s", server_round, client, _not_read(unread))
                 return None
             finding = self._attack(evidence, model, case)
             if unread:
@@ -164,7 +168,8 @@ class UpdateAudit:
         except Exception as error:
             finding = error_finding(case, error)
         finding = clock.stamp(finding, "none" if self._model is None else str(self._model.device))
-        self._keep_finding(finding, client)
+        file = f"findings-client-{client}.jsonl" if self.own_file else "findings.jsonl"
+        self.findings.keep(finding, f"unmask: round {finding.case['round']}, client {client}", file)
         return finding
 
     def _observe(self, model: Model, sent: Arrays | None, received: Arrays) -> GradientEvidence | str:
@@ -221,7 +226,7 @@ class UpdateAudit:
                     model.tokenizer.save_pretrained(name)
         evidence.save(path)
         command = shlex.join(["unmask", "recover", "text", str(path), "--model", name])
-        log.info("unmask: kept; read it with `%s`", command)
+        self.program.log.info("unmask: kept; read it with `%s`", command)
 
     def _case(self, server_round: int, client: str) -> Case:
         """The specification; an update of a client that came before in this round is a further exchange.
@@ -231,8 +236,8 @@ class UpdateAudit:
         spec = {
             "channel": "gradients",
             "model": self.model_name,
-            "protocol": "flower",
-            "source": "flower",
+            "protocol": self.program.name,
+            "source": self.program.name,
             "round": server_round,
             "client": client,
             "attack": "default",
@@ -240,60 +245,20 @@ class UpdateAudit:
         }
         if self.knowledge.get("task") is not None:
             spec["task"] = str(self.knowledge["task"])
-        case, exchange = Case(spec), 1
-        while case.id in self._taken:
-            exchange += 1
-            case = Case({**spec, "exchange": exchange})
-        return case
+        return self.findings.new_case(spec)
 
-    def _keep_finding(self, finding: Finding, client: str) -> None:
-        where = f"unmask: round {finding.case['round']}, client {client}"
-        try:
-            file = FindingsFile(
-                self.folder / (f"findings-client-{client}.jsonl" if self.own_file else "findings.jsonl")
-            )
-            try:
-                file.append(finding)
-            finally:
-                file.close()
-            self._taken.add(finding.id)
-        except Exception as error:
-            log.warning("%s: the finding could not be kept: %s", where, error)
-        level = logging.WARNING if finding.outcome in (Outcome.LEAK, Outcome.ERROR) else logging.INFO
-        log.log(level, "%s: %s (%s). %s", where, finding.outcome.value, finding.status, finding.reason)
 
-    def _write_manifest(self, model: Model) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / MANIFEST
-        if path.exists():
-            engine = read_manifest(self.folder).get("engine")
-            if engine != ENGINE:
-                raise InputError(
-                    f"{self.folder} holds an audit of the engine {engine!r}; choose another folder as `out`"
-                )
-            return
-        files = hash_model(str(self.source)) if isinstance(self.source, (str, Path)) else {}
-        manifest = {
-            **describe_machine(),
-            "engine": ENGINE,
-            "threads": torch.get_num_threads(),
-            "command": "flwr run",
-            "models": {self.model_name: {"files": files, "fingerprint": model.fingerprint()}},
-            "data": {},
-        }
-        write_manifest(self.folder, manifest)
-
-    def _check_knowledge(self) -> None:
-        """Refuse side knowledge that no evidence takes, before the first round."""
-        known = set(Knowledge.__annotations__)
-        if strangers := sorted(set(self.knowledge) - known):
-            raise InputError(
-                f"unknown option {strangers[0]!r}; what the server knows is said by {', '.join(sorted(known))}"
-            )
-        try:
-            GradientEvidence({}, "", **self.knowledge)
-        except ValueError as error:  # a task that is none
-            raise InputError(f"{error}; see GradientEvidence for what can be said of clients") from None
+def check_knowledge(knowledge: Mapping[str, Any]) -> None:
+    """Refuse side knowledge that no evidence takes, before the first round."""
+    known = set(Knowledge.__annotations__)
+    if strangers := sorted(set(knowledge) - known):
+        raise InputError(
+            f"unknown option {strangers[0]!r}; what the server knows is said by {', '.join(sorted(known))}"
+        )
+    try:
+        GradientEvidence({}, "", **knowledge)
+    except ValueError as error:  # a task that is none
+        raise InputError(f"{error}; see GradientEvidence for what can be said of clients") from None
 
 
 def _not_read(unread: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""A client's update out of Flower's arrays: which of them are parameters of the model, and by how much they moved.
+"""A client's update out of its arrays: which of them are parameters of the model, and by how much they moved.
 
-Flower names arrays as the client's own model does ('bert.encoder…', 'classifier.weight'), clients of PEFT wrap further
-prefixes around. Nothing here needs Flower: arrays are anything with `numpy()`. What else they say of themselves is
+Arrays are named as the client's own model does ('bert.encoder…', 'classifier.weight'), clients of PEFT wrap further
+prefixes around. No framework is needed: arrays are anything with `numpy()`. What else they say of themselves is
 not used: those of Flower's older clients (`NumPyClient`) have neither shape nor type.
 """
 
@@ -24,7 +24,7 @@ _LORA = ".lora_"
 
 
 class Array(Protocol):
-    """One array of a Flower record."""
+    """One array of a message."""
 
     def numpy(self) -> Any:
         """The array; read without pickle."""
@@ -78,6 +78,22 @@ def needed_names(model: Model) -> frozenset[str]:
     )
 
 
+def kept_names(model: Model, names: Iterable[str], keep: Sequence[str] | None = None) -> dict[str, str]:
+    """Names of an update's tensors → canonical names, of those that are kept.
+
+    `keep` are parts of names; None keeps what attacks need, and the head of a classifier, which tells what was trained.
+    """
+    names, needed = list(names), needed_names(model)
+
+    def is_kept(own: str) -> bool:
+        if keep is not None:
+            return any(part in own for part in keep)
+        return own in needed or _LORA in own or is_classifier(own)
+
+    found = {**{name: name for name in filter(is_classifier, names)}, **own_names(model, names)}
+    return {name: own for name, own in found.items() if is_kept(own)}
+
+
 @torch.no_grad()
 def place_weights(model: Model, sent: Arrays) -> bool:
     """Give the model the weights that the server sent; whether any of them is new. Others stay as they are."""
@@ -104,18 +120,13 @@ def place_weights(model: Model, sent: Arrays) -> bool:
 def read_update(
     model: Model, sent: Arrays, received: Arrays, *, keep: Sequence[str] | None = None, shares: str = "weights"
 ) -> dict[str, Tensor]:
-    """What the client changed, by canonical name; only of tensors that are kept.
+    """What the client changed, by canonical name; only of tensors that are kept (`kept_names`).
 
-    `keep` are parts of names; None keeps what attacks need, and the head of a classifier, which tells what was trained.
     Arrays of any type are subtracted in float32 or better, which is exact for weights that a few steps moved.
     """
     before = {**sent, **{own: sent[name] for name, own in own_names(model, sent).items()}}
-    needed = needed_names(model)
     update = {}
-    for name, own in {**{name: name for name in filter(is_classifier, received)}, **own_names(model, received)}.items():
-        is_needed = own in needed or _LORA in own or is_classifier(own)
-        if not (is_needed if keep is None else any(part in own for part in keep)):
-            continue
+    for name, own in kept_names(model, received, keep).items():
         value = _precise(received[name])
         if own in before:
             old = _precise(before[own])

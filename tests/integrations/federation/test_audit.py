@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="Flower is missing; run: pip install 'unmask[
 from flwr.app import ArrayRecord
 from tests.integrations.flower_grid import FRAME, TEXTS, audited_model, classifier, initial_arrays, trained, words
 
-import unmask.integrations.flower.audit as flower_audit
+import unmask.integrations.federation.audit as federation_audit
 from unmask.attacks.recover import recover_text
 from unmask.audit.cases.case import case_id
 from unmask.audit.findings.finding import ERROR, Outcome
@@ -23,7 +23,8 @@ from unmask.audit.findings.folder import read_audit
 from unmask.audit.findings.verdict import FAILED, reach_verdict
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence import load_evidence
-from unmask.integrations.flower.audit import UpdateAudit
+from unmask.integrations.federation.audit import UpdateAudit
+from unmask.integrations.flower.messages import FLOWER
 from unmask.models import load_model
 from unmask.models.adapter import Model
 from unmask.protocols import observe_gradients
@@ -32,7 +33,7 @@ from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Re
 
 @pytest.fixture
 def audit(tmp_path):
-    return UpdateAudit(model=audited_model(), out=tmp_path / "runs" / "fl")
+    return UpdateAudit(FLOWER, model=audited_model(), out=tmp_path / "runs" / "fl")
 
 
 def shown(finding):
@@ -79,7 +80,7 @@ def unmask_fingerprint(arrays: ArrayRecord) -> str:
 def test_the_same_round_again_is_another_case(audit, tmp_path):
     arrays = initial_arrays()
     first, second = (audit.audit(1, "11", arrays, trained(11)) for _ in range(2))
-    later = UpdateAudit(model=audited_model(), out=audit.folder).audit(1, "11", arrays, trained(11))
+    later = UpdateAudit(FLOWER, model=audited_model(), out=audit.folder).audit(1, "11", arrays, trained(11))
     assert "exchange" not in first.case
     assert [finding.case["exchange"] for finding in (second, later)] == [2, 3]
     assert len({finding.id for finding in read_audit(audit.folder).findings}) == 3
@@ -87,7 +88,9 @@ def test_the_same_round_again_is_another_case(audit, tmp_path):
 
 def test_side_knowledge_reaches_the_evidence(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(flower_audit, "recover_text", lambda evidence, *_, **options: seen.append((evidence, options)))
+    monkeypatch.setattr(
+        federation_audit, "recover_text", lambda evidence, *_, **options: seen.append((evidence, options))
+    )
     known = {
         "task": "classification",
         "optimizer": "adamw",
@@ -95,7 +98,7 @@ def test_side_knowledge_reaches_the_evidence(tmp_path, monkeypatch):
         "learning_rate": 5e-5,
         "weight_decay": 0.01,
     }
-    audit = UpdateAudit(model=audited_model(), out=tmp_path, seed=4, num_texts=3, **known)
+    audit = UpdateAudit(FLOWER, model=audited_model(), out=tmp_path, seed=4, num_texts=3, **known)
     finding = audit.audit(1, "11", initial_arrays(), trained(11))
     assert finding.case["task"] == "classification"
     ((evidence, options),) = seen
@@ -118,17 +121,17 @@ def test_side_knowledge_reaches_the_evidence(tmp_path, monkeypatch):
 )
 def test_mistakes_are_told_before_the_first_round(tmp_path, options, message):
     with pytest.raises((InputError, EvidenceError), match=message):
-        UpdateAudit(model="minilm-l6", out=tmp_path, **options)
+        UpdateAudit(FLOWER, model="minilm-l6", out=tmp_path, **options)
 
 
 def test_a_folder_of_another_audit_is_left_alone(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps({"schema": 1, "engine": "local", "cases": []}))
     with pytest.raises(InputError, match="audit of the engine 'local'"):
-        UpdateAudit(model=audited_model(), out=tmp_path).prepare()
+        UpdateAudit(FLOWER, model=audited_model(), out=tmp_path).prepare()
 
 
 def test_names_must_be_those_of_all_arrays(tmp_path):
-    audit = UpdateAudit(model=audited_model(), out=tmp_path, names=["a", "b"])
+    audit = UpdateAudit(FLOWER, model=audited_model(), out=tmp_path, names=["a", "b"])
     assert "but `names` has 2" in audit.audit(1, "11", initial_arrays(), trained(11)).reason
 
 
@@ -145,7 +148,7 @@ def test_the_bag_of_words_is_shown_beside_texts_that_are_not_certain(audit, monk
     def recovers(text, *words):
         value = RecoveredTexts((text,), frozenset(words))
         recovery = Recovery(value, Status.PARTIAL, "", Certificate.none("nothing"), Cost())
-        monkeypatch.setattr(flower_audit, "recover_text", lambda *_, **__: recovery)
+        monkeypatch.setattr(federation_audit, "recover_text", lambda *_, **__: recovery)
         return shown(audit.audit(1, "11", initial_arrays(), trained(11)))
 
     assert recovers(doubtful, 1, 2, 17, 99) == {"[CLS]", "[SEP]", "w17", "w99"}
@@ -160,7 +163,9 @@ def test_clients_that_send_gradients_give_whole_texts_away(tmp_path):
     gradients = observe_gradients(model, texts, task="classification").gradients
     names = {model.canonical_name(name): name for name in net.state_dict()}
     sent = ArrayRecord({names[name]: gradient for name, gradient in gradients.items() if name in names})
-    audit = UpdateAudit(model=audited_model(), out=tmp_path, shares="gradient", num_texts=2, task="classification")
+    audit = UpdateAudit(
+        FLOWER, model=audited_model(), out=tmp_path, shares="gradient", num_texts=2, task="classification"
+    )
     finding = audit.audit(1, "11", initial_arrays(), sent)
     assert finding.status == "RECOVERED"
     recovered = {"".join(piece for piece, _ in pair.recovered) for pair in finding.texts}
@@ -182,7 +187,7 @@ def test_clients_of_peft_send_their_factors_only(tmp_path, rank, leaks):
     net.eval()(**batch, labels=torch.tensor([0, 1, 0])).loss.backward()
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     after = ArrayRecord(dict(peft.get_peft_model_state_dict(net)))
-    finding = UpdateAudit(model=model, out=tmp_path).audit(1, "11", before, after)
+    finding = UpdateAudit(FLOWER, model=model, out=tmp_path).audit(1, "11", before, after)
     assert (finding.outcome is Outcome.LEAK) == leaks
     assert finding.status != ERROR
     assert shown(finding) == (words(11) if leaks else set())
@@ -202,7 +207,7 @@ def test_nan_is_an_error_that_names_the_tensor(audit, caplog):
 
 
 def test_a_federation_of_another_model_is_an_error(tmp_path, tiny_llama):
-    audit = UpdateAudit(model=tiny_llama, out=tmp_path)
+    audit = UpdateAudit(FLOWER, model=tiny_llama, out=tmp_path)
     finding = audit.audit(1, "11", initial_arrays(), trained(11))
     assert finding.status == ERROR
     assert "give the audit the model that the federation trains" in finding.reason
@@ -255,7 +260,7 @@ def test_an_attack_that_raises_is_a_finding(audit, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(flower_audit, "recover_text", fail)
+    monkeypatch.setattr(federation_audit, "recover_text", fail)
     finding = audit.audit(1, "11", initial_arrays(), trained(11))
     assert (finding.status, finding.error["type"]) == (ERROR, "RuntimeError")
     assert read_audit(audit.folder).findings == (finding,)
@@ -264,7 +269,9 @@ def test_an_attack_that_raises_is_a_finding(audit, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_told_in_the_log(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        finding = UpdateAudit(model=audited_model(), out=tmp_path / "file").audit(1, "1", initial_arrays(), trained(11))
+        finding = UpdateAudit(FLOWER, model=audited_model(), out=tmp_path / "file").audit(
+            1, "1", initial_arrays(), trained(11)
+        )
     assert finding.status == ERROR
     assert "could not be kept" in caplog.text
 
@@ -277,7 +284,7 @@ def test_evidence_is_kept_for_a_later_attack(tmp_path):
     tokenizer = audited_model().tokenizer
     for part in (net, tokenizer):
         part.save_pretrained(tmp_path / "given")
-    audit = UpdateAudit(model=tmp_path / "given", out=tmp_path, save_evidence=True)
+    audit = UpdateAudit(FLOWER, model=tmp_path / "given", out=tmp_path, save_evidence=True)
     sent = initial_arrays()
     assert audit.audit(1, "11", sent, trained(11)) is None
     assert audit.audit(1, "11", sent, trained(11)) is None
@@ -300,7 +307,9 @@ def test_evidence_is_kept_for_a_later_attack(tmp_path):
 def test_a_model_in_memory_is_kept_even_if_its_weights_are_those_of_the_round(tmp_path, caplog):
     """The command that is told needs a model that can be loaded."""
     net = classifier()
-    audit = UpdateAudit(model=net, tokenizer=audited_model().tokenizer, out=tmp_path / "a b", save_evidence=True)
+    audit = UpdateAudit(
+        FLOWER, model=net, tokenizer=audited_model().tokenizer, out=tmp_path / "a b", save_evidence=True
+    )
     with caplog.at_level(logging.INFO):
         audit.audit(1, "11", ArrayRecord(net.state_dict()), trained(11), ["more"])
     assert "not read, in 'more'" in caplog.text
@@ -311,5 +320,5 @@ def test_a_model_in_memory_is_kept_even_if_its_weights_are_those_of_the_round(tm
 
 
 def test_a_reply_without_arrays_is_a_finding_even_where_evidence_is_kept(tmp_path):
-    audit = UpdateAudit(model=audited_model(), out=tmp_path, save_evidence=True)
+    audit = UpdateAudit(FLOWER, model=audited_model(), out=tmp_path, save_evidence=True)
     assert audit.audit(1, "11", initial_arrays(), ArrayRecord()).status == "MISSING_EVIDENCE"

@@ -12,7 +12,7 @@ from tests.tiny_models import TINY, bert_config, random_model, word_tokenizer
 
 from unmask.attacks.recover import recover_text
 from unmask.errors import EvidenceError
-from unmask.integrations.flower.update import (
+from unmask.integrations.federation.update import (
     is_same,
     needed_names,
     own_names,
