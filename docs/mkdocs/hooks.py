@@ -65,6 +65,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
             raise PluginError(f"{page.file.src_uri} links to {link}, which the repository does not have")
         if path.is_relative_to(ROOT / "docs"):
             return f"{opening}{path.relative_to(ROOT / 'docs')}{rest}"
-        return f"{opening}{config.repo_url}/blob/main/{path.relative_to(ROOT)}{rest}"
+        return f"{opening}{config.extra['repository']}/blob/main/{path.relative_to(ROOT)}{rest}"
 
     return _LINK.sub(lead_out, markdown).replace(_MARK, _FRAME if EXECUTES else "")

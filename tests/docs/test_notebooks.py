@@ -15,8 +15,8 @@ notebook_pages = pytest.importorskip("notebook_pages")  # a file of the site, no
 # What each notebook prints, among other things.
 PROMISES = {
     "captured-update": (
-        "RECOVERED ['The alarm code of the side entrance is the founding year.']",
-        "tokens are known to occur",
+        "['The alarm code of the side entrance is the founding year.']",
+        "the bag of words (10 tokens) was recovered",
     ),
     "flower": (
         "leaks - PARTIAL",
