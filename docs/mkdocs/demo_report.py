@@ -1,6 +1,6 @@
-"""The report that the site shows: the tutorial's audit with defences (its second plan), on real weights, in seconds.
+"""The report that the site shows: the first audit of the tutorial, on real weights, in seconds.
 
-Its texts are invented, so the report may show them. Cases that have a finding are not run again.
+Its texts are invented, so the report may show them. It is kept until the tutorial, the notes or the package change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOTES = ROOT / "examples" / "audit" / "notes.txt"
 
 
 def build_report(tutorial: Path, cache: Path) -> Path:
-    """The HTML report of the tutorial's second plan."""
+    """The HTML report of the first plan of the tutorial."""
     folder = cache / f"report-{hash_files(tutorial, NOTES, *sorted(SOURCES.rglob('*.py')))}"
     report = folder / "out" / "report.html"
     if not report.is_file():
@@ -26,7 +26,7 @@ def build_report(tutorial: Path, cache: Path) -> Path:
             shutil.rmtree(old)
         folder.mkdir(parents=True)
         plans = re.findall(r"^```toml\n(.*?)^```", tutorial.read_text(encoding="utf-8"), re.S | re.M)
-        (folder / "plan.toml").write_text(plans[1], encoding="utf-8")
+        (folder / "plan.toml").write_text(plans[0], encoding="utf-8")
         shutil.copy(NOTES, folder / "notes.txt")
         unmask.run_audit(folder / "plan.toml", folder / "out")
         unmask.write_reports(folder / "out", show_secrets=True)
