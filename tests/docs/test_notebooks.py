@@ -15,7 +15,7 @@ notebook_pages = pytest.importorskip("notebook_pages")  # a file of the site, no
 # What each notebook prints, among other things.
 PROMISES = {
     "captured-update": (
-        "['The alarm code of the side entrance is the founding year.']",
+        "RECOVERED ['The alarm code of the side entrance is the founding year.']",
         "the bag of words (10 tokens) was recovered",
     ),
     "flower": (
