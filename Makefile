@@ -6,12 +6,15 @@ QUICK := tests/linalg tests/solvers tests/scores tests/defences tests/audit/find
 	tests/audit/channels/test_axes.py tests/report/html tests/report/test_counterparts.py tests/report/test_markdown.py \
 	tests/test_specs.py tests/test_metrics.py tests/test_channels.py tests/test_recovery.py tests/test_safe_text.py \
 	tests/test_house_rules.py tests/test_architecture.py tests/attacks/test_table.py tests/attacks/test_run.py \
-	tests/attacks/gradients/decoder/test_claim.py
+	tests/attacks/gradients/decoder/test_claim.py tests/docs/test_links.py tests/docs/test_blocks.py
 
-.PHONY: demo quick test test-slow lint bench soak clean
+.PHONY: demo docs quick test test-slow lint bench soak clean
 
 demo: .venv/.ok  ## all channels on real weights, with defences, controls and a report (about six minutes)
 	$(BIN)/unmask demo --out runs/demo
+
+docs: .venv/.ok  ## the documentation site in site/, its notebooks executed (a few minutes; UNMASK_DOCS_EXECUTE=0: seconds, without outputs)
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict
 
 quick: lint  ## style, types and the fast tests (about a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal $(QUICK)
@@ -23,8 +26,8 @@ test-slow: lint  ## everything, the long statistics included
 	$(BIN)/pytest
 
 lint: .venv/.ok
-	$(BIN)/ruff check src tests benchmarks examples docs/draw_architecture.py
-	$(BIN)/ruff format --check src tests benchmarks examples docs/draw_architecture.py
+	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src tests benchmarks examples docs
 	$(BIN)/mypy
 
 bench: .venv/.ok  ## the numbers of the README that need neither a GPU nor a data set (about an hour on two cores)
@@ -48,4 +51,4 @@ soak: .venv/.ok  ## random models, batches, defences, damaged files, odd oracles
 	touch $@
 
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv runs site .pytest_cache .mypy_cache .ruff_cache

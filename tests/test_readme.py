@@ -51,9 +51,8 @@ def test_its_plan_loads(tmp_path):
 
 def test_its_two_commands_print_what_it_shows(smollm2, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    commands, shown = next(
-        (block, after) for block, after in zip(blocks(""), blocks("")[1:], strict=False) if "unmask recover" in block
-    )
+    (commands,) = (block for block in blocks("bash") if "unmask recover" in block)
+    (shown,) = blocks("text")
     environment = {**os.environ, "COLUMNS": "80", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(commands, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from unmask.audit.findings.gates import PHRASES
 from unmask.audit.plan import load_plan
 from unmask.metrics import METRICS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = ("docs/plans.md", "docs/tutorial.md")
 PLANS = [
     pytest.param(block, id=f"{page}-{number}")
