@@ -191,3 +191,17 @@ def test_dropout_is_not_taken_for_safety(name, request):
     found = find_candidates(kept, model, num_probes=32, min_gap_decades=1.0, generator=torch.Generator().manual_seed(0))
     assert found.candidates is None
     assert found.status in (Status.NOT_APPLICABLE, Status.NOT_IDENTIFIABLE)
+
+
+def test_rows_that_would_tell_are_hinted_at(tiny_bert):
+    """An encoder without a head may have borrowed its embedding to predict tokens; nobody says that it did not."""
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(5, 400, (8,), generator=generator).tolist() for _ in range(12)]
+    evidence = observe_fedavg(tiny_bert, texts, task="classification", local_steps=2, learning_rate=0.05)
+    bare = GradientEvidence.of(tiny_bert, dict(evidence.gradients), update="delta")
+    found = find_candidates(bare, tiny_bert, 32, 1.0, torch.Generator().manual_seed(0))
+    assert found.candidates is None
+    assert "state task='classification' if it does not" in found.reason
+    stated = find_candidates(replace(bare, task=evidence.task), tiny_bert, 32, 1.0, torch.Generator().manual_seed(0))
+    assert stated.candidates is not None
+    assert stated.candidates.tokens >= {token for text in texts for token in text}

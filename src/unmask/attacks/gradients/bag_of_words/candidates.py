@@ -89,7 +89,8 @@ def find_exact_tokens(
     if site.span.rank == 0:
         return BagOfWords(None, site.parameters, Status.NOTHING_FOUND, "the gradients of block 0 are zero")
     if site.span.is_saturated:
-        return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, _full(site.span.width, site.span.gap_decades))
+        reason = _full(site.span.width, site.span.gap_decades) + _hint_at_rows(evidence, model)
+        return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, reason)
     if _has_lost_entries(evidence, site.parameters):
         reason = "most entries of block 0's gradients were not sent, or lie on a few levels: no span is exact"
         return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, reason)
@@ -218,4 +219,15 @@ def _full(width: int, gap_decades: float) -> str:
     return (
         f"the rank of block 0's gradients equals the width {width} (largest fall of the spectrum: {gap_decades:.1f} "
         "decades), so every token passes the span test: the batch holds too many different tokens, or noise was added"
+    )
+
+
+def _hint_at_rows(evidence: GradientEvidence, model: Model) -> str:
+    """What to state where rows of the embedding would tell, if it did not predict tokens as well."""
+    rows = evidence.gradients.get(model.token_embedding)
+    if evidence.task is not None or rows is None or bool((rows != 0).any(1).all()):
+        return ""
+    return (
+        "; some rows of the embedding did not move, and tell which tokens occur unless it predicts tokens as well; "
+        "state task='classification' if it does not"
     )
