@@ -184,7 +184,7 @@ def test_the_printed_lines_reproduce_a_run(soak, capsys):
     for name in ("gradients", "states", "controls", "oracles"):
         part = soak.parts.PARTS[name]
         exec(part.reproduce(part.draw(0)), {})
-        assert "Recovery(" in capsys.readouterr().out
+        assert "\n  cost " in capsys.readouterr().out
 
 
 def test_a_campaign_is_stored_with_its_machine_and_commit(soak, tmp_path, capsys):

@@ -255,7 +255,7 @@ MISTAKES = {
     "broken": (always(error(500, "trouble")), ("--retries", 0), ("500", "see that it runs")),
     "both ledgers": (layer(), ("--ledger", "x", "--no-ledger"), ("leave one of them out",)),
     "no folder": (layer(), ("--out", "none/w.safetensors"), ("there is no folder none",)),
-    "a bound below 0": (layer(), ("--max-norm", -1), ("max_norm must be above 0",)),
+    "a bound below 0": (layer(), ("--max-norm", -1), ("--max-norm must be above 0",)),
     "no time": (layer(), ("--timeout", 0), ("timeout must be above 0",)),
 }
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from unmask import recover_text
+from unmask.evidence import files, load_evidence
 from unmask.models import Model
-from unmask.protocols.gradient_sketches import GradientSketches, Sketch
+from unmask.protocols import observe_gradients
+from unmask.protocols.gradient_sketches import GradientSketches, Sketch, seed_of
+from unmask.protocols.sketched_replay import replay_sketched
+from unmask.recovery import Status
 
 
 @pytest.fixture(params=["tiny_gpt2", "tiny_llama"])
@@ -49,13 +56,39 @@ def test_the_norm_of_a_difference_is_estimated():
     assert 0.4 < estimate < 1.8
 
 
-def test_two_sketches_are_drawn_independently(model):
-    """Who knows the columns can change a gradient where they are blind; so nobody knows them before."""
-    ways = []
-    for _ in range(2):
-        with GradientSketches(model, {name for name, _ in model.named_parameters()}) as sketched:
-            others = {name: p for name, p in model.named_parameters() if name not in sketched.owners}
-            sketched.send_back(model.hf(torch.tensor([[5, 9]])).logits.square().sum(), others)
-        ways.append({name: sketch.ways for name, sketch in sketched.sketches.items()})
-    assert ways[0]
-    assert not any(torch.equal(tensor, ways[1][name]) for name, tensor in ways[0].items())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_every_entry_has_a_part_in_the_seed(dtype):
+    """A change that was prepared for one seed meets another; the same update has the same seed again."""
+    update = {"b": torch.arange(12.0).view(3, 4).T.to(dtype), "a": torch.ones(5, dtype=dtype)}
+    seed = seed_of(update)
+    assert seed == seed_of({name: tensor.clone() for name, tensor in reversed(update.items())})
+    for place in range(12):
+        changed = update["b"].contiguous().clone()
+        changed.view(-1)[place] += 1
+        assert seed_of({**update, "b": changed}) != seed
+    assert seed_of({"a": update["b"], "b": update["a"]}) != seed
+
+
+def test_a_file_is_not_read_for_its_seed(tiny_llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGE_BYTES", 1)
+    path = tmp_path / "update.safetensors"
+    observe_gradients(tiny_llama, [[5, 9, 3]]).save(path)
+    stored = load_evidence(path).gradients
+    assert seed_of(stored) == seed_of(load_evidence(path).gradients)
+    assert stored.num_bytes_read == 0
+
+
+def test_a_change_that_one_sketch_does_not_see_is_seen(tiny_gpt2):
+    """E·R = 0 for the columns that the right update has, and E is as large as G."""
+    texts = [[5, 6, 7, 8], [9, 10, 11]]
+    evidence = observe_gradients(tiny_gpt2, texts)
+    name = "h.1.mlp.c_proj.weight"
+    gradient = evidence.gradients[name]
+    again = replay_sketched(evidence, tiny_gpt2, {tuple(text): 1 for text in texts})
+    ways = again[name].ways.double()
+    noise = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    blind = noise - noise @ ways @ torch.linalg.pinv(ways)
+    forged = gradient + (blind * gradient.norm() / blind.norm()).float()
+    assert again[name].of(forged - gradient).norm() < 1e-3 * gradient.norm()
+    found = recover_text(replace(evidence, gradients={**evidence.gradients, name: forged}), tiny_gpt2)
+    assert found.status is not Status.RECOVERED

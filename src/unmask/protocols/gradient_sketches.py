@@ -6,17 +6,19 @@ A replay needs ‖G − Ĝ‖, not Ĝ. R has few columns, so Ĝ·R costs next to
 much as a forward pass and has to be written to memory and read again.
 
 Notation: X (n, a) inputs of a layer, Δ (n, b) what arrives at its outputs, G (a, b) its gradient; R (b, k) normal with
-variance 1/k, drawn anew for each replay: who knows R can change G where R is blind. Layers stored as (b, a) are
-sketched from the other side: Gᵀ·R = Δᵀ(X·R), R (a, k). Of an embedding, X has a one at each row's token.
+variance 1/k, by a seed that every entry of the update has a part in: whoever changes G where one R is blind meets
+another R. Layers stored as (b, a) are sketched from the other side: Gᵀ·R = Δᵀ(X·R), R (a, k). Of an embedding, X has a
+one at each row's token.
 Limits: the estimated norm of a difference of rank 1 is a χ² with k degrees of freedom: with k = 16 it is less than a
 tenth of the norm in one case of 10¹³. A weight that is used without its module being called has a sketch that is wrong:
-who compares must be ready to form the gradient then.
+who compares must be ready to form the gradient then. The seed is no cryptographic hash of tensors in memory: a forger
+who searches long enough may find a change that no column sees.
 Cost: a·b·k for each layer. Source: Freivalds' check of matrix products, with normal vectors.
 """
 
 from __future__ import annotations
 
-import secrets
+import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
+from unmask.evidence.tensor_files import StoredTensors
 from unmask.models.adapter import Model
 
 _NUM_COLUMNS = 16
@@ -49,7 +52,7 @@ class GradientSketches:
     `owners` has the modules of each parameter that is sketched; tied weights have several.
     """
 
-    def __init__(self, model: Model, names: Collection[str], seed: int | None = None) -> None:
+    def __init__(self, model: Model, names: Collection[str], seed: int = 0) -> None:
         held = {id(parameter): name for name, parameter in model.named_parameters() if name in names}
         self.owners: dict[str, list[nn.Module]] = {}
         for module in model.hf.modules():
@@ -58,7 +61,7 @@ class GradientSketches:
                     self.owners.setdefault(held[id(parameter)], []).append(module)
         for name in [name for name, modules in self.owners.items() if not all(map(_can_sketch, modules))]:
             del self.owners[name]
-        self._generator = torch.Generator().manual_seed(secrets.randbits(63) if seed is None else seed)
+        self._generator = torch.Generator().manual_seed(seed)
         self._ways: dict[int, Tensor] = {}
         self._values: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []
@@ -120,6 +123,21 @@ class GradientSketches:
             ways = torch.randn(width, _NUM_COLUMNS, generator=self._generator) / _NUM_COLUMNS**0.5
             self._ways[width] = ways.to(weight)
         return self._ways[width]
+
+
+def seed_of(update: Mapping[str, Tensor]) -> int:
+    """A seed that follows from all entries: of a file by its digests, else by the sums of the entries' bits."""
+    if isinstance(update, StoredTensors):
+        told = [(name, update.file.digests.get(name, "")) for name in sorted(update)]
+    else:
+        told = [(name, str(_sum_of_bits(update[name]))) for name in sorted(update)]
+    return int.from_bytes(hashlib.sha256(repr(told).encode("utf-8", "surrogatepass")).digest()[:7], "little")
+
+
+def _sum_of_bits(tensor: Tensor) -> int:
+    """Integers add up exactly, in whatever order and on whatever device."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.detach().contiguous().view(integers).sum(dtype=torch.int64))
 
 
 def _can_sketch(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from torch.nn import functional
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.models.inputs import training_mode
-from unmask.protocols.gradient_sketches import GradientSketches, Sketch
+from unmask.protocols.gradient_sketches import GradientSketches, Sketch, seed_of
 from unmask.protocols.gradient_visits import only_trainable
 
 _ROWS_AT_ONCE = 4096
@@ -40,7 +40,7 @@ def replay_sketched(
     totals: dict[str, Tensor] = {}
     with (
         only_trainable(model, wanted),
-        GradientSketches(model, wanted) as sketched,
+        GradientSketches(model, wanted, seed_of(evidence.gradients)) as sketched,
         training_mode(model.hf, False),
     ):
         formed = {name: parameter for name, parameter in wanted.items() if name not in sketched.owners}
