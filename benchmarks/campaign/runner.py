@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from time_limit import time_limit
 
 from campaign.outcome import CRASH, FAULTS, TOO_SLOW, Fault, Outcome, Part
 from campaign.parts import PARTS
 from campaign.shrink import shrink
+from unmask.audit.running.time_limit import time_limit
 
 SHRINK_SECONDS = 15.0
 

@@ -29,8 +29,8 @@ from paper.dager_page import write_page
 from paper.dager_rivals import measure_rival, rival_settings
 from result_lines import Result, append, open_results
 from text_sets import SETS, SHARED_DATA, sha256_of
-from time_limit import time_limit
 
+from unmask.audit.running.time_limit import time_limit
 from unmask.errors import UnmaskError
 
 ROOT = Path(__file__).parents[2]

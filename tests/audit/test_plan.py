@@ -131,7 +131,7 @@ def test_a_case_of_two_groups_stands_under_the_gates_of_both(tmp_path):
 GRADIENTS = '[[gradients]]\nmodels = ["m"]\ndata = ["notes"]\n'
 MISTAKES = {
     "nothing": ("", ("no case", "[[gradients]]")),
-    "unknown part": ('[defaults]\nx = 1\n', ("'defaults'", "title, gates, data")),
+    "unknown part": ('[defaults]\nx = 1\n', ("'defaults'", "title, gates, time_limit, data")),
     "one bracket": ('[gradients]\nmodels = ["m"]\n', ("[[gradients]]", "two brackets")),
     "unknown list": (GRADIENTS + "layers = [1]\n", ("[[gradients]] in line 4", "'layers'", "batch_sizes")),
     "singular": ('[[gradients]]\nmodel = "m"\n', ("line 4", "'model'", "models")),
@@ -255,3 +255,36 @@ def test_the_plan_of_the_docstring_is_a_plan(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("\n".join(WORDS))
     (tmp_path / "plan.toml").write_text(textwrap.dedent(example))
     assert len(load_plan(tmp_path / "plan.toml").cases) == 2 * 2 * 3 * 3
+
+
+def test_time_limits_are_those_of_the_group_or_of_the_top(tmp_path):
+    own = '[[outputs]]\nmodels = ["m"]\ntime_limit = 2.5\n'
+    plan = make_plan(tmp_path, '[[gradients]]\nmodels = ["m"]\n', own, top="time_limit = 60")
+    assert {case["channel"]: case.time_limit for case in plan.cases} == {"gradients": 60.0, "outputs": 2.5}
+    (free,) = make_plan(tmp_path, '[[gradients]]\nmodels = ["m"]\n').cases
+    assert free.time_limit is None
+    assert free.id == plan.cases[0].id  # a limit changes nothing about what a case is
+
+
+@pytest.mark.parametrize(("other", "joined"), [("time_limit = 90", 90.0), ("time_limit = 5", 60.0), ("", None)])
+def test_a_case_of_two_groups_has_the_longer_time(tmp_path, other, joined):
+    group = '[[gradients]]\nmodels = ["m"]\n'
+    (case,) = make_plan(tmp_path, f"{group}time_limit = 60\n", f"{group}{other}\n").cases
+    assert case.time_limit == joined
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", '"60"', "true", "nan", "1e9"])
+def test_time_limits_are_positive_numbers(tmp_path, seconds):
+    with pytest.raises(InputError, match=r"time_limit of .* must be a number of seconds above 0"):
+        make_plan(tmp_path, f'[[gradients]]\nmodels = ["m"]\ntime_limit = {seconds}\n')
+
+
+def test_efforts_and_lengths_are_in_a_case_only_where_they_are_unusual(tmp_path):
+    lists = 'efforts = [1, 4]\nmax_lengths = ["model", 8]\n'
+    plan = make_plan(tmp_path, f'[[gradients]]\nmodels = ["m"]\n{lists}')
+    seen = {(case.spec.get("effort"), case.spec.get("max_length")): case for case in plan.cases}
+    assert seen.keys() == {(None, None), (None, 8), (4, None), (4, 8)}
+    (plain,) = make_plan(tmp_path, '[[gradients]]\nmodels = ["m"]\n').cases
+    assert seen[None, None].id == plain.id
+    assert "effort 4" in str(seen[4, 8])
+    assert "texts cut to 8 tokens" in str(seen[4, 8])

@@ -2,6 +2,7 @@
 
     title = "The keyboard federation"
     gates = ["no near-exact text"]       # for every group that has no gates of its own
+    time_limit = 600                     # seconds a case, likewise
 
     [data.notes]
     file = "notes.txt"                   # one text a line
@@ -37,7 +38,8 @@ from unmask.audit.findings.gates import Gate, parse_gate
 from unmask.errors import InputError
 from unmask.protocols.table import parse_protocol
 
-_TOP = ("title", "gates", "data", *CHANNEL_AUDITS)
+_TOP = ("title", "gates", "time_limit", "data", *CHANNEL_AUDITS)
+_LONGEST = 10**8  # seconds, three years: timers take no more
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,15 @@ def _plan(path: Path, text: str, document: Mapping[str, Any]) -> Plan:
         raise InputError("title must be a text, and data a table of tables, as [data.notes]")
     data_sets = read_data(data, path.parent)
     default = _gates(document.get("gates", []), "gates")
+    seconds = _time_limit(document.get("time_limit"), "time_limit")
     cases: dict[str, Case] = {}
     for channel in CHANNEL_AUDITS:
         groups = document.get(channel, [])
         if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
             raise InputError(f"groups are written as [[{channel}]], with two brackets")
         for group, line in zip(groups, _lines_of(channel, text), strict=False):
-            for case in _cases(channel, group, data_sets, default, line):
-                known = cases.get(case.id, case)  # a case of two groups has the gates of both
-                cases[case.id] = replace(known, gates=tuple(dict.fromkeys((*known.gates, *case.gates))))
+            for case in _cases(channel, group, data_sets, default, seconds, line):
+                cases[case.id] = _join(cases.get(case.id, case), case)
     if not cases:
         raise InputError(
             f"there is no case: write at least one of {', '.join(f'[[{channel}]]' for channel in CHANNEL_AUDITS)}"
@@ -113,23 +115,38 @@ def _plan(path: Path, text: str, document: Mapping[str, Any]) -> Plan:
     return Plan(path, text, title, tuple(ordered), data_sets)
 
 
+def _join(known: Case, case: Case) -> Case:
+    """A case of two groups: the gates of both, and the longer time."""
+    limits = (known.time_limit, case.time_limit)
+    longer = None if None in limits else max(limit for limit in limits if limit is not None)
+    return replace(known, gates=tuple(dict.fromkeys((*known.gates, *case.gates))), time_limit=longer)
+
+
 def _cases(
-    channel: str, group: Mapping[str, Any], data: Mapping[str, DataSet], default: tuple[Gate, ...], line: int
+    channel: str,
+    group: Mapping[str, Any],
+    data: Mapping[str, DataSet],
+    default: tuple[Gate, ...],
+    seconds: float | None,
+    line: int,
 ) -> Iterator[Case]:
     """The product of a group's lists."""
     where = f"[[{channel}]] in line {line}"
     axes = CHANNEL_AUDITS[channel].axes
-    if unknown := [key for key in group if key not in (*axes, "gates")]:
-        raise InputError(f"{where} has no '{unknown[0]}'; it may have {', '.join((*axes, 'gates'))}")
+    allowed = (*axes, "gates", "time_limit")
+    if unknown := [key for key in group if key not in allowed]:
+        raise InputError(f"{where} has no '{unknown[0]}'; it may have {', '.join(allowed)}")
     gates = _gates(group["gates"], f"gates of {where}") if "gates" in group else default
+    seconds = _time_limit(group.get("time_limit", seconds), f"time_limit of {where}")
     lists = [_entries(f"{name} of {where}", axis, group.get(name)) for name, axis in axes.items()]
     used: set[Gate] = set()
     for values in itertools.product(*lists):
-        spec = {"channel": channel, **dict(zip((axis.key for axis in axes.values()), values, strict=True))}
+        pairs = zip(axes.values(), values, strict=True)
+        spec = {"channel": channel, **{axis.key: value for axis, value in pairs if not axis.is_left_out(value)}}
         over = [gate for gate in gates if _can_tell(gate, spec)]
         _require_steps(over, spec, where)
         used.update(over)
-        yield Case(_check(spec, data, where), tuple(map(str, over)), line)
+        yield Case(_check(spec, data, where), tuple(map(str, over)), line, seconds)
     if "gates" in group and (idle := [gate for gate in gates if gate not in used]):
         raise InputError(f"{where}: the gate '{idle[0]}' is about a metric that findings of this group do not have")
 
@@ -185,6 +202,14 @@ def _gates(texts: Any, what: str) -> tuple[Gate, ...]:
         return tuple(parse_gate(text) for text in texts)
     except InputError as error:
         raise InputError(f"{what}: {error}") from None
+
+
+def _time_limit(seconds: Any, what: str) -> float | None:
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < _LONGEST:
+        raise InputError(f"{what} must be a number of seconds above 0 and below {_LONGEST}, got {seconds!r}")
+    return float(seconds)
 
 
 def _refuse_idle_gates(cases: list[Case], default: tuple[Gate, ...]) -> None:

@@ -14,6 +14,7 @@ from unmask.cli.options import (
     DtypeName,
     DtypeOption,
     JsonOption,
+    MaxLengthOption,
     ModelOption,
     OutOption,
     PaddingOption,
@@ -43,7 +44,7 @@ def observe_gradients_command(
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
     padding: PaddingOption = Side.right,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Cut texts to N tokens.")] = None,
+    max_length: MaxLengthOption = None,
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Lines are pairs of texts, a tab between; of a .tsv two columns.")
     ] = False,
@@ -116,6 +117,7 @@ def observe_hidden_command(
         SiteName, typer.Option(help="The stream, behind the final norm, one attention module, or the mean of a text.")
     ] = SiteName.stream,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
+    max_length: MaxLengthOption = None,
     padding: PaddingOption = Side.right,
     defence: DefenceOption = None,
     dtype: DtypeOption = DtypeName.float32,
@@ -141,7 +143,9 @@ def observe_hidden_command(
         loaded = load(model, dtype, device)
     with working(f"computing states of {len(texts)} texts"):
         place = site.value.replace("-", "_")
-        evidence = observe_hidden(loaded, texts, layer=layer, site=place, padding_side=padding.value)
+        evidence = observe_hidden(
+            loaded, texts, layer=layer, site=place, padding_side=padding.value, max_length=max_length
+        )
         generator = torch.Generator().manual_seed(seed)
         for step in defences:
             evidence = defend_states(evidence, step, generator)
@@ -167,6 +171,7 @@ def observe_cache_command(
         typer.Option(help="Type that the cache is stored in; int8 has a scale a token and head."),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
+    max_length: MaxLengthOption = None,
     defence: DefenceOption = None,
     dtype: DtypeOption = DtypeName.float32,
     device: DeviceOption = "cpu",
@@ -199,6 +204,7 @@ def observe_cache_command(
             first_position=first_position,
             num_positions=num_positions,
             dtype=storage.value if storage else None,
+            max_length=max_length,
         )
         generator = torch.Generator().manual_seed(seed)
         for step in defences:
@@ -223,6 +229,7 @@ def observe_vectors_command(
         StorageName, typer.Option(help="How the store keeps numbers; int8 has a scale for each vector.")
     ] = StorageName.float32,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
+    max_length: MaxLengthOption = None,
     defence: DefenceOption = None,
     device: DeviceOption = "cpu",
     seed: Annotated[int, typer.Option(help="Seeds defences.")] = 0,
@@ -253,6 +260,7 @@ def observe_vectors_command(
             dimensions=dimensions,
             prefix=prefix,
             dtype=dtype.value,
+            max_length=max_length,
         )
         generator = torch.Generator().manual_seed(seed)
         for step in defences:

@@ -107,6 +107,7 @@ PoolingOption = Annotated[
     PoolingName | None, typer.Option(help="How the model pools; by default as its folder says, or as is usual.")
 ]
 PrefixOption = Annotated[str, typer.Option(help="What stands in front of every text, as 'query: '.")]
+MaxLengthOption = Annotated[int | None, typer.Option(min=1, help="Cut texts to N tokens.")]
 PaddingOption = Annotated[Side, typer.Option(help="Side on which shorter texts are padded.")]
 
 

@@ -36,11 +36,13 @@ def observe_cache(
     first_position: int = 0,
     num_positions: int | None = None,
     dtype: torch.dtype | str | None = None,
+    max_length: int | None = None,
 ) -> CacheEvidence:
     """What block `layer` keeps of texts in the cache that the model itself fills; padding is zeroed.
 
     `heads`: key/value heads that are seen, all by default. `first_position` and `num_positions`: the page that is seen.
     `dtype`: the type that the cache is stored in, that of the model by default; values come back on its grid.
+    Texts are cut to `max_length` tokens.
     """
     require_model(model)
     require_count("layer", layer, least=0)
@@ -50,7 +52,7 @@ def observe_cache(
         raise InputError(f"parts must be one of {', '.join(PARTS)}, got {parts!r}")
     if layer >= model.num_blocks:
         raise InputError(f"layer must lie in 0…{model.num_blocks - 1}, got {layer}")
-    batch = make_batch(model, texts)
+    batch = make_batch(model, texts, max_length=max_length)
     length = batch.tokens.shape[1]
     if first_position >= length:
         raise InputError(f"first_position must be below {length}, the length of the longest text, got {first_position}")

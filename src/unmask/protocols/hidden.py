@@ -25,11 +25,12 @@ def observe_hidden(
     layer: int | None = None,
     site: Site | str = Site.STREAM,
     padding_side: Literal["left", "right"] = "right",
+    max_length: int | None = None,
 ) -> HiddenEvidence:
     """States at a site of the model; padding is zeroed.
 
     `layer` counts the blocks that the stream has passed (0: embeddings; None: all); for `Site.ATTENTION` it is the
-    block whose attention module is read, the first one by default.
+    block whose attention module is read, the first one by default. Texts are cut to `max_length` tokens.
     """
     require_model(model)
     site = require_member(Site, "site", site)
@@ -40,7 +41,7 @@ def observe_hidden(
     if not 0 <= layer <= last or (site is Site.FINAL_NORM and layer != last):
         allowed = f"be {last}" if site is Site.FINAL_NORM else f"lie in 0…{last}"
         raise InputError(f"layer must {allowed}, got {layer}")
-    batch = make_batch(model, texts, padding_side=padding_side)
+    batch = make_batch(model, texts, padding_side=padding_side, max_length=max_length)
     states, mask = _states(model, batch, layer, site), batch.mask
     if site is Site.MEAN:
         states, mask = states.sum(1, keepdim=True) / mask.sum(1)[:, None, None], mask.any(1, keepdim=True)

@@ -30,11 +30,13 @@ def observe_vectors(
     dimensions: int | None = None,
     prefix: str = "",
     dtype: torch.dtype | str | None = None,
+    max_length: int | None = None,
 ) -> VectorEvidence:
     """Embeddings of texts as the model's own recipe makes them, or one that is given, stored as `dtype`.
 
     `dtype` is float32, float16, bfloat16 or int8 (a scale for each vector); None leaves them as they are. The prefix is
-    put in front of texts (the folder's own by default); token ids are taken as they are.
+    put in front of texts (the folder's own by default); token ids are taken as they are. Texts are cut to
+    `max_length` tokens, or to what the folder states where that is less.
     """
     require_model(model)
     require_count("dimensions", dimensions)
@@ -48,7 +50,8 @@ def observe_vectors(
         dimensions=None if dimensions == model.final_width else dimensions,
         prefix=prefix_tokens(model, prefix),
     )
-    vectors = embed_texts(model, [prefix + text if isinstance(text, str) else text for text in texts], recipe)
+    whole = [prefix + text if isinstance(text, str) else text for text in texts]
+    vectors = embed_texts(model, whole, recipe, max_length)
     steps = None
     if dtype is not None:
         vectors, steps = store(vectors, dtype)
@@ -56,11 +59,15 @@ def observe_vectors(
 
 
 @torch.no_grad()
-def embed_texts(model: Model, texts: Texts, recipe: EmbeddingRecipe) -> Float[Tensor, "texts k"]:
-    """Vectors of whole texts, cut to the length that the model's folder states, some at a time."""
+def embed_texts(
+    model: Model, texts: Texts, recipe: EmbeddingRecipe, max_length: int | None = None
+) -> Float[Tensor, "texts k"]:
+    """Vectors of texts, cut to `max_length` and to the length that the model's folder states, some at a time."""
+    require_count("max_length", max_length)
+    longest = max_length_of(model) if max_length is None else min(max_length, max_length_of(model))
     parts = []
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
-        batch = make_batch(model, texts[start : start + _TEXTS_AT_ONCE], max_length=max_length_of(model))
+        batch = make_batch(model, texts[start : start + _TEXTS_AT_ONCE], max_length=longest)
         parts.append(recipe.embed(model, batch.tokens, batch.mask))
     if not parts:
         raise InputError("the batch is empty: give at least one text")

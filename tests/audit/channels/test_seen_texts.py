@@ -37,3 +37,23 @@ def test_the_same_case_is_defended_by_the_same_noise(tmp_path, llama_folder, see
     for _ in range(2):
         tell(make_plan(tmp_path, group("outputs", llama_folder, 'layers = [1]\ndefences = ["noise:sigma=1e-4"]')))
     assert torch.equal(seen[0].states, seen[1].states)
+
+
+@pytest.mark.parametrize("channel", ["outputs", "caches", "gradients"])
+def test_texts_are_cut_for_the_service_and_for_the_score(tmp_path, llama_folder, channel):
+    whole, cut = tell(make_plan(tmp_path, group(channel, llama_folder, 'max_lengths = ["model", 3]')))
+    assert len(cut.texts[0].true) == 3 < len(whole.texts[0].true)
+    assert cut.metrics["exact_texts"] == len(cut.texts)
+
+
+def test_the_effort_reaches_the_attack(tmp_path, llama_folder, monkeypatch):
+    given = []
+
+    def call(evidence: Any, model: Any, **options: Any) -> Any:
+        given.append(options["effort"])
+        return recover(evidence, model, **options)
+
+    recover = seen_texts.recover_text
+    monkeypatch.setattr(seen_texts, "recover_text", call)
+    tell(make_plan(tmp_path, group("gradients", llama_folder, "efforts = [1, 3]")))
+    assert given == [1, 3]

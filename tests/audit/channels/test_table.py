@@ -53,9 +53,8 @@ def test_the_attack_gets_evidence_and_model_and_nothing_else(tmp_path, bert_fold
         calls.append((arguments, options))
         return recover(*arguments, **options)
 
-    module = {"gradients": gradients, "outputs": seen_texts}[channel]
-    recover = module.recover_text
-    monkeypatch.setattr(module, "recover_text", spy)
+    recover = seen_texts.recover_text
+    monkeypatch.setattr(seen_texts, "recover_text", spy)
     plan = make_plan(tmp_path, group(channel, bert_folder))
     (found,) = tell(plan)
     assert found.metrics["exact_texts"] == 2
@@ -63,7 +62,7 @@ def test_the_attack_gets_evidence_and_model_and_nothing_else(tmp_path, bert_fold
     evidence, model = arguments
     assert isinstance(evidence, kind)
     assert isinstance(model, Model)
-    assert (options.keys(), options["attack"]) == ({"progress", "attack"}, "default")
+    assert (options.keys(), options["attack"]) == ({"progress", "attack", "effort"}, "default")
     assert not any(word in text for text in values_of(evidence) for word in " ".join(WORDS).split())
     assert "texts" not in vars(model)
 

@@ -14,6 +14,7 @@ from unmask.audit.channels import seen_texts, vectors
 from unmask.audit.findings.finding import Outcome
 from unmask.evidence import VectorEvidence
 from unmask.models import Model
+from unmask.protocols.vectors import embed_texts
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 
 
@@ -87,7 +88,7 @@ def test_the_attack_gets_evidence_and_model_and_nothing_else(tmp_path, bert_fold
     evidence, model = arguments
     assert isinstance(evidence, VectorEvidence)
     assert isinstance(model, Model)
-    assert (options.keys(), options["attack"]) == ({"progress", "attack"}, "default")
+    assert (options.keys(), options["attack"]) == ({"progress", "attack", "effort"}, "default")
     assert not any(word in repr(evidence) for word in " ".join(WORDS).split())
 
 
@@ -96,3 +97,12 @@ def test_a_pooling_that_says_nothing_is_refused(tiny_gpt2, tiny_bert):
     assert "sees no other" in vectors.find_model_fault(spec, tiny_gpt2)
     assert vectors.find_model_fault(spec, tiny_bert) is None
     assert vectors.find_fault(spec) is None
+
+
+def test_texts_are_cut_before_they_are_embedded(tmp_path, llama_folder, stand_in):
+    tell(make_plan(tmp_path, group("vectors", llama_folder, 'max_lengths = ["model", 3]')))
+    (whole, model), (cut, _) = (arguments for arguments, _ in stand_in)
+    assert not torch.allclose(whole.vectors, cut.vectors)
+    tokens = [model.encode(word, 3) for word in WORDS]
+    made = {tuple(part.round(decimals=4).tolist()) for part in embed_texts(model, tokens, cut.recipe)}
+    assert {tuple(part.round(decimals=4).tolist()) for part in cut.vectors} <= made

@@ -13,6 +13,7 @@ from tests.audit.made import make_plan, random_group, save_bert
 from unmask.audit.cases.case import Case
 from unmask.audit.findings.finding import ERROR, Finding, FindingError
 from unmask.audit.findings.folder import MANIFEST, PLAN, FullDiskError, read_audit, read_findings
+from unmask.audit.findings.result import late_finding
 from unmask.audit.plan import Plan
 from unmask.audit.running import runner
 from unmask.audit.running.engines import EngineSettings, run_local
@@ -203,3 +204,20 @@ def test_a_case_that_is_done_is_done_whatever_its_gates(plan, tmp_path):
     run_cases(outline(plan, folder), folder, Engine(), EngineSettings({}))
     gated = replace(plan, cases=tuple(replace(case, gates=("no weights",)) for case in plan.cases))
     assert outline(gated, folder).todo == ()
+
+
+@pytest.mark.parametrize(("limit", "runs_again"), [(1.0, False), (0.5, False), (2.0, True), (None, True)])
+def test_cases_that_a_time_limit_ended_run_again_with_more_time(plan, tmp_path, limit, runs_again):
+    first, second, *_ = (replace(case, time_limit=1.0) for case in plan.cases)
+    late = replace(late_finding(first), run={"time_limit": 1.0})
+
+    def engine(cases: Sequence[Case], means: EngineSettings) -> Iterator[Finding]:
+        yield late
+        yield Finding(second.id, second.spec, "BUDGET_EXHAUSTED", "queries ended")
+
+    folder = ready(plan, tmp_path / "run")
+    run_cases(outline(plan, folder), folder, engine, EngineSettings(plan.data))
+    again = replace(plan, cases=tuple(replace(case, time_limit=limit) for case in plan.cases))
+    left = {case.id for case in outline(again, folder).todo}
+    assert (first.id in left) is runs_again
+    assert second.id not in left

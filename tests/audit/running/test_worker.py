@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -16,7 +17,7 @@ from unmask.audit.channels.gradients import GRADIENTS
 from unmask.audit.findings.finding import ERROR, Finding, Outcome
 from unmask.audit.findings.result import error_finding
 from unmask.audit.running import worker as module
-from unmask.audit.running.worker import Worker
+from unmask.audit.running.worker import Worker, control_case
 
 SECRET = "Maria Keller was admitted with chest pain"
 CASE = Case(spec())
@@ -119,3 +120,26 @@ def test_an_error_that_was_never_raised():
     found: Any = error_finding(CASE, OSError("the worker died"))
     assert found.error["traceback"] == ""
     assert found.reason.startswith("OSError at an unknown place")
+
+
+def test_a_case_that_takes_too_long_is_inconclusive_and_its_model_is_loaded_again(worker, monkeypatch):
+    forgotten = []
+
+    def story(case: Case, context: WorkerContext) -> Finding:
+        time.sleep(30)
+        raise AssertionError
+
+    monkeypatch.setattr(module, "CHANNEL_AUDITS", {"gradients": replace(GRADIENTS, run=story)})
+    monkeypatch.setattr(WorkerContext, "forget_model", lambda self: forgotten.append(True))
+    found = worker.work(replace(CASE, time_limit=0.05))
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "time limit of 0.05 s" in found.reason
+    assert found.run["time_limit"] == 0.05
+    assert forgotten
+    assert Finding.from_json(found.to_json()) == found
+
+
+def test_controls_have_the_time_of_their_case():
+    control = control_case(Case(spec(defences=["int8"]), time_limit=7.0))
+    assert control is not None
+    assert control.time_limit == 7.0

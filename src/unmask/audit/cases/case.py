@@ -19,14 +19,15 @@ def case_id(spec: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A specification, with its gates and the line of the plan that it comes from.
+    """A specification, with its gates, its time limit in seconds and the line of the plan that it comes from.
 
-    Gates and line are no part of the id: a finding stays when a gate is added.
+    These are no part of the id: a finding stays when a gate is added.
     """
 
     spec: Mapping[str, Any]
     gates: tuple[str, ...] = ()
     line: int = 1
+    time_limit: float | None = None
 
     @property
     def id(self) -> str:

@@ -11,7 +11,7 @@ from unmask.safe_text import make_safe, value_without_folders
 SEPARATOR = " · "
 KEYS = (
     *("secret", "task", "layer", "site", "pooling", "storage", "protocol", "round", "client", "batch_size"),
-    *("clients", "defences", "attack", "dtype", "data", "seed"),
+    *("max_length", "clients", "defences", "attack", "effort", "dtype", "data", "seed"),
 )
 _SILENT: Mapping[str, tuple[Any, ...]] = {
     "clients": (1,),
@@ -61,6 +61,8 @@ def setting(key: str, value: Any) -> str:
     match key:
         case "batch_size":
             return f"{make_safe(value)} text" + ("" if value == 1 else "s")
+        case "max_length":
+            return f"texts cut to {make_safe(value)} tokens"
         case "clients":
             return f"{make_safe(value)} clients"
         case "defences":

@@ -11,15 +11,24 @@ from unmask.defences.table import parse_defence
 from unmask.errors import InputError
 
 NO_DEFENCE = "none"
+MODEL_LENGTH = "model"  # texts are as long as the model takes
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A list of a group: the key that it gives a case, how an entry is read, and the entries when none are given."""
+    """A list of a group: the key that it gives a case, how an entry is read, and the entries when none are given.
+
+    A case holds the key of an axis that `is_optional` only where its entry is another than the default.
+    """
 
     key: str
     read: Callable[[Any], Any]
     default: tuple[Any, ...] = ()  # empty: the list must be given
+    is_optional: bool = False
+
+    def is_left_out(self, entry: Any) -> bool:
+        """Whether a case does not hold the entry."""
+        return self.is_optional and (entry,) == self.default
 
 
 def read_name(value: Any) -> str:
@@ -51,6 +60,11 @@ def whole_number(least: int) -> Callable[[Any], int]:
     return read
 
 
+def read_max_length(value: Any) -> int | str:
+    """A number of tokens that texts are cut to, or 'model'."""
+    return MODEL_LENGTH if value == MODEL_LENGTH else whole_number(1)(value)
+
+
 def attack_axis(channel: str, *secrets: Secret) -> Callable[[Any], str]:
     """'default', or an attack of the table that findings of the channel can score."""
     return lambda value: str(parse_attack(read_name(value), channel, *secrets) or DEFAULT)
@@ -71,5 +85,7 @@ def list_of_defences(parse: Callable[[str], Any]) -> Callable[[Any], list[str]]:
 MODELS = Axis("model", read_name)
 DATA = Axis("data", read_name, ("invented",))
 DTYPES = Axis("dtype", one_of("float32", "bfloat16", "float64"), ("float32",))
+MAX_LENGTHS = Axis("max_length", read_max_length, (MODEL_LENGTH,), is_optional=True)
+EFFORTS = Axis("effort", whole_number(1), (1,), is_optional=True)
 SEEDS = Axis("seed", whole_number(0), (0,))
 DEFENCES = Axis("defences", list_of_defences(parse_defence), (NO_DEFENCE,))

@@ -21,9 +21,10 @@ from unmask.protocols.caches import PARTS, STORAGES, observe_cache
 def audit_caches(case: Case, context: WorkerContext) -> Finding:
     """A user's prompts, the cache that a service keeps of them, and the prompts that it gives away."""
 
-    def observe(model: Model, texts: Sequence[str]) -> CacheEvidence:
+    def observe(model: Model, texts: Sequence[str], max_length: int | None) -> CacheEvidence:
         layer = model.num_blocks - 1 if case["layer"] == "last" else case["layer"]
-        return observe_cache(model, texts, layer=layer, parts=case["part"], dtype=case["storage"])
+        settings = {"parts": case["part"], "dtype": case["storage"], "max_length": max_length}
+        return observe_cache(model, texts, layer=layer, **settings)
 
     return audit_seen_texts(case, context, observe, parse_defence)
 
@@ -49,11 +50,13 @@ CACHES = ChannelAudit(
         "dtypes": axes.DTYPES,
         "data": axes.DATA,
         "batch_sizes": axes.Axis("batch_size", axes.whole_number(1), (1,)),
+        "max_lengths": axes.MAX_LENGTHS,
         "layers": axes.Axis("layer", read_layer, ("last",)),
         "parts": axes.Axis("part", axes.one_of(*PARTS), ("both",)),
         "storages": axes.Axis("storage", axes.one_of(*STORAGES), ("float32",)),
         "defences": axes.DEFENCES,
         "attacks": axes.Axis("attack", axes.attack_axis("caches", Secret.TEXTS, Secret.TOKENS), (axes.DEFAULT,)),
+        "efforts": axes.EFFORTS,
         "seeds": axes.SEEDS,
     },
     run=audit_caches,

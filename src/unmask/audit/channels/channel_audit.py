@@ -36,6 +36,10 @@ class WorkerContext:
             self._loaded[name, dtype] = load_model(name, dtype=getattr(torch, dtype), device=self.device)
         return self._loaded[name, dtype]
 
+    def forget_model(self) -> None:
+        """Load the model again when it is asked for."""
+        self._loaded.clear()
+
 
 @dataclass(frozen=True)
 class ChannelAudit:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from unmask.attacks.recover import recover_text
 from unmask.attacks.table import Secret
 from unmask.audit.cases.case import Case
 from unmask.audit.channels import axes
 from unmask.audit.channels.channel_audit import ChannelAudit, Spec, WorkerContext
+from unmask.audit.channels.seen_texts import recover_case
 from unmask.audit.channels.text_scores import text_result
 from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.result import finding_of
@@ -43,9 +43,10 @@ def audit_gradients(case: Case, context: WorkerContext) -> Finding:
         generator=torch.Generator().manual_seed(case.seed),
         task=task,
         seed=case["seed"],
+        max_length=case.spec.get("max_length"),
     )
-    recovery = recover_text(seen.evidence, model, attack=case["attack"], progress=context.progress)
-    scores = text_result(recovery, texts, others, model)
+    recovery = recover_case(case, seen.evidence, model, context.progress)
+    scores = text_result(recovery, texts, others, model, case.spec.get("max_length"))
     scores["metrics"]["cosine"] = seen.cosine
     if math.isfinite(seen.epsilon):
         scores["metrics"].update(epsilon=seen.epsilon, delta=seen.delta)
@@ -82,11 +83,13 @@ GRADIENTS = ChannelAudit(
         "dtypes": axes.DTYPES,
         "data": axes.DATA,
         "batch_sizes": axes.Axis("batch_size", axes.whole_number(1), (4,)),
+        "max_lengths": axes.MAX_LENGTHS,
         "tasks": axes.Axis("task", read_task, (axes.DEFAULT,)),
         "protocols": axes.Axis("protocol", lambda value: str(parse_protocol(axes.read_name(value))), ("fedsgd",)),
         "clients": axes.Axis("clients", axes.whole_number(1), (1,)),
         "defences": axes.DEFENCES,
         "attacks": axes.Axis("attack", axes.attack_axis("gradients", Secret.TEXTS, Secret.TOKENS), (axes.DEFAULT,)),
+        "efforts": axes.EFFORTS,
         "seeds": axes.SEEDS,
     },
     run=audit_gradients,

@@ -16,14 +16,17 @@ from unmask.scores.tokens import Covers, TextScore, score_texts
 Tokens = Sequence[Sequence[int]]
 
 
-def text_result(recovery: Recovery[RecoveredTexts], texts: Texts, others: Texts, model: Model) -> dict[str, Any]:
+def text_result(
+    recovery: Recovery[RecoveredTexts], texts: Texts, others: Texts, model: Model, max_length: int | None = None
+) -> dict[str, Any]:
     """Fields of a finding: metrics, chance, texts and tokens.
 
     Tokens count once each, whatever their number. Special ones ([CLS], padding …) are nobody's secret: they are neither
-    tokens nor words here. Texts that are longer than the model takes are cut, as the client cut them. Without `others`
-    there is no chance. A text is exact if it reads as the true one does, whatever its tokens are.
+    tokens nor words here. Texts that are longer than `max_length`, or than the model takes, are cut, as the client cut
+    them. Without `others` there is no chance. A text is exact if it reads as the true one does, whatever its tokens
+    are.
     """
-    true, guessed = (_tokens(model, part) for part in (texts, others))
+    true, guessed = (_tokens(model, part, max_length) for part in (texts, others))
     recovered = recovery.value.expand()
     covers = [_covers(text) for text in recovery.value.texts for _ in range(text.count)]
     score = _score(recovered, true, model, covers)
@@ -86,11 +89,11 @@ def _covers(text: RecoveredText) -> Covers:
     return text.covers if is_narrow and is_whole else lambda tokens: False
 
 
-def _tokens(model: Model, texts: Texts) -> list[list[int]]:
+def _tokens(model: Model, texts: Texts, max_length: int | None) -> list[list[int]]:
     """Tokens of texts as a client makes them."""
     if not texts:
         return []
-    batch = make_batch(model, texts)
+    batch = make_batch(model, texts, max_length=max_length)
     return [row[mask].tolist() for row, mask in zip(batch.tokens, batch.mask, strict=True)]
 
 

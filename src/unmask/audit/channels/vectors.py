@@ -41,12 +41,14 @@ VECTORS = ChannelAudit(
         "dtypes": axes.DTYPES,
         "data": axes.DATA,
         "batch_sizes": axes.Axis("batch_size", axes.whole_number(1), (1,)),
+        "max_lengths": axes.MAX_LENGTHS,
         "poolings": axes.Axis(
             "pooling", axes.one_of(axes.DEFAULT, *(pooling.value for pooling in Pooling)), (axes.DEFAULT,)
         ),
         "storages": axes.Axis("storage", axes.one_of(*STORAGES), ("float32",)),
         "defences": axes.Axis("defences", axes.list_of_defences(parse_vector_defence), (axes.NO_DEFENCE,)),
         "attacks": axes.Axis("attack", axes.attack_axis("vectors", Secret.TEXTS, Secret.TOKENS), (axes.DEFAULT,)),
+        "efforts": axes.EFFORTS,
         "seeds": axes.SEEDS,
     },
     run=audit_vectors,

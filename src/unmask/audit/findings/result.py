@@ -19,7 +19,9 @@ from unmask.audit.findings.finding import ERROR, Finding
 from unmask.channels import CHANNELS
 from unmask.errors import UnmaskError
 from unmask.models.adapter import Model
-from unmask.recovery import Recovery
+from unmask.recovery import Recovery, Status
+
+TIME_LIMIT = "time_limit"  # in the run of a finding: the seconds that ended it
 
 
 def finding_of(case: Case, model: Model | None, recovery: Recovery[Any], scores: Mapping[str, Any]) -> Finding:
@@ -64,6 +66,21 @@ def error_finding(case: Case, error: BaseException) -> Finding:
     return Finding(case.id, case.spec, ERROR, reason, error=document)
 
 
+def late_finding(case: Case) -> Finding:
+    """A case whose time limit ended it: nothing is known."""
+    reason = (
+        f"the time limit of {case.time_limit:g} s ended the attack, so nothing is known; raise time_limit in the plan "
+        "and run the same command again"
+    )
+    return Finding(case.id, case.spec, Status.BUDGET_EXHAUSTED.name, reason, run={TIME_LIMIT: case.time_limit})
+
+
+def may_go_on(finding: Finding, case: Case) -> bool:
+    """Whether a time limit ended the finding, and the plan now allows more."""
+    ended = finding.run.get(TIME_LIMIT)
+    return isinstance(ended, (int, float)) and (case.time_limit is None or case.time_limit > ended)
+
+
 class Clock:
     """Started with a case; stamps its finding with what may differ when the case runs again: time, place, version."""
 
@@ -81,4 +98,4 @@ class Clock:
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
         }
-        return replace(finding, run=run)
+        return replace(finding, run={**run, **finding.run})

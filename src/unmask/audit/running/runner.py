@@ -18,6 +18,7 @@ from unmask.audit.findings.folder import (
     write_manifest,
     write_whole,
 )
+from unmask.audit.findings.result import may_go_on
 from unmask.audit.plan import Plan
 from unmask.audit.running.engines import Engine, EngineSettings
 from unmask.audit.running.manifest import fingerprint_model, make_manifest
@@ -53,11 +54,11 @@ def prepare(plan: Plan, folder: Path, *, engine: str, threads: int, command: str
 
 
 def outline(plan: Plan, folder: Path, shard: Shard | None = None, retry_errors: bool = False) -> Work:
-    """Which cases of the plan, or of a shard of it, have no finding yet."""
+    """Which cases of the plan, or of a shard of it, have no finding yet, or one that a shorter time limit ended."""
     cases = plan.cases if shard is None else plan.shard(*shard)
     found, _ = read_findings(folder)
     again = {id for id, finding in found.items() if retry_errors and finding.status == ERROR}
-    todo = tuple(case for case in cases if case.id not in found or case.id in again)
+    todo = tuple(case for case in cases if case.id not in found or case.id in again or may_go_on(found[case.id], case))
     left = {case.id for case in todo}
     return Work(todo, tuple(found[case.id] for case in cases if case.id not in left))
 

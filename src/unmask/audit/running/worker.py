@@ -14,7 +14,8 @@ from unmask.audit.cases.data import DataSet
 from unmask.audit.channels.channel_audit import WorkerContext
 from unmask.audit.channels.table import CHANNEL_AUDITS
 from unmask.audit.findings.finding import ERROR, Finding
-from unmask.audit.findings.result import Clock, error_finding
+from unmask.audit.findings.result import Clock, error_finding, late_finding
+from unmask.audit.running.time_limit import TimeLimitError, time_limit
 
 
 class Worker:
@@ -43,7 +44,11 @@ class Worker:
         # of all cases that follow: each case starts with it on.
         torch.backends.mkldnn.set_flags(True)
         try:
-            return CHANNEL_AUDITS[case["channel"]].run(case, self._context)
+            with time_limit(case.time_limit):
+                return CHANNEL_AUDITS[case["channel"]].run(case, self._context)
+        except TimeLimitError:
+            self._context.forget_model()  # it was left in the middle of something
+            return late_finding(case)
         except Exception as error:
             return error_finding(case, error)
 
@@ -61,7 +66,7 @@ def control_case(case: Case) -> Case | None:
     plain = {**case.spec, **{key: value for key, value in _UNPROTECTED.items() if key in case.spec}}
     if plain.get("dtype") in _COARSE:
         plain["dtype"] = "float32"
-    return None if plain == dict(case.spec) else Case(plain)
+    return None if plain == dict(case.spec) else Case(plain, time_limit=case.time_limit)
 
 
 class Controls:
