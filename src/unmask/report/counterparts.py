@@ -54,6 +54,16 @@ def protection_name(case: Mapping[str, Any]) -> str:
     return SEPARATOR.join([*protocol, *clients, *defences]) or defences_name(())
 
 
+def is_protected(case: Mapping[str, Any]) -> bool:
+    """Whether anything protects a case."""
+    return bool(_parts(case))
+
+
+def cell_of(case: Mapping[str, Any]) -> str:
+    """What a case is without its protection, as a key."""
+    return _without(case, _PROTECTION)
+
+
 class Counterparts:
     """All findings by what they share, so that the counterparts of one are found at once."""
 
@@ -61,7 +71,7 @@ class Counterparts:
         self._alike: dict[str, list[Finding]] = defaultdict(list)
         self._seeds: dict[str, list[Finding]] = defaultdict(list)
         for finding in findings:
-            self._alike[_without(finding.case, _PROTECTION)].append(finding)
+            self._alike[cell_of(finding.case)].append(finding)
             self._seeds[_without(finding.case, ("seed",))].append(finding)
 
     def of(self, finding: Finding) -> list[Counterpart]:
@@ -70,7 +80,7 @@ class Counterparts:
             return []
         others = [
             other
-            for other in self._alike[_without(finding.case, _PROTECTION)]
+            for other in self._alike[cell_of(finding.case)]
             if not _is_weaker(_parts(other.case), _parts(finding.case))
         ]
         stops = [stop for other in others if (stop := self._stop(finding, other)) is not None]

@@ -15,6 +15,7 @@ from unmask.report.case_details import is_shortened, repeat_command
 from unmask.report.counterparts import Counterparts, Effect
 from unmask.report.numbers import leak_in_full
 from unmask.report.secrets import reason
+from unmask.report.worst_leaks import worst_leaks
 from unmask.safe_text import code_span, last_name, make_safe
 
 MAX_LINES = 20  # of a table; a comment on GitHub ends at 65,536 characters
@@ -32,6 +33,7 @@ def render_markdown(audit: Audit, verdict: Verdict, folder: Path) -> str:
         f"## unmask: {face.word}",
         f"**{_prose(verdict.headline)}**",
         f"{face.note} Plan {code_span(title, 120)}, exit code {verdict.exit_code}. Texts are never in this file.",
+        *_worst(audit),
         *_gates(verdict, places),
         *_summary(audit),
         *_look_at(audit, verdict, folder),
@@ -47,6 +49,24 @@ def render_markdown(audit: Audit, verdict: Verdict, folder: Path) -> str:
         "`docs/reading-the-report.md`; the details: `report.html`."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _worst(audit: Audit) -> list[str]:
+    """For each channel and model how bad it is, and what this audit would do about it."""
+    lines = worst_leaks(audit.findings)
+    body = [
+        [
+            code_span(line.channel, 40),
+            code_span(line.model, 60),
+            f"**{line.severity.value}**",
+            f"{line.leak} ({code_span(line.id, 40)})",
+            code_span(line.advice, 240),
+            code_span(line.cost, 120),
+        ]
+        for line in lines[:MAX_LINES]
+    ]
+    head = ["channel", "model", "severity", "worst leak", "recommended by this audit", "what that costs"]
+    return ["### Worst leaks", _table(head, body), *_more(len(lines))] if body else []
 
 
 def _gates(verdict: Verdict, places: dict[str, int]) -> list[str]:

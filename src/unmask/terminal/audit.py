@@ -24,6 +24,8 @@ from unmask.audit.findings.verdict import Judgement, Verdict
 from unmask.audit.running.runner import Work
 from unmask.report.numbers import leak, leak_in_full
 from unmask.report.page import judgements_by_finding, worst_ruling
+from unmask.report.severity import Severity
+from unmask.report.worst_leaks import worst_leaks
 from unmask.safe_text import quote_word
 from unmask.terminal import note, print_json, printable
 
@@ -32,6 +34,14 @@ OUTCOME_COLOURS = {
     Outcome.NO_LEAK: "green",
     Outcome.INCONCLUSIVE: "yellow",
     Outcome.ERROR: "magenta",
+}
+_SEVERITY_COLOURS = {
+    Severity.CRITICAL: "bold red",
+    Severity.HIGH: "red",
+    Severity.MEDIUM: "yellow",
+    Severity.LOW: "yellow",
+    Severity.UNKNOWN: "magenta",
+    Severity.NONE: "green",
 }
 _VERDICT_COLOURS = {0: "green", 1: "red", 2: "magenta", 3: "yellow"}
 _MOST_NAMED = 20  # findings that are named one by one
@@ -148,6 +158,7 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
     if errors:
         console.print(Text("fix the cause, then run the same command with --retry-errors", style="dim"))
     console.print(_leaks(verdict, findings))
+    console.print(_worst(findings))
     where = printable(str(folder), longest=4000)
     command = f"unmask report {quote_word(folder)}"
     console.print(Text(f"everything is in {where}, as sensitive as the secrets; next: {command}"))
@@ -177,6 +188,16 @@ def _leaks(verdict: Verdict, findings: Sequence[Finding]) -> Table:
     return table
 
 
+def _worst(findings: Sequence[Finding]) -> Table:
+    """For each channel and model how bad it is, and what this audit would do about it."""
+    table = Table("channel", "model", "severity", "recommended by this audit", "what that costs", box=SIMPLE_HEAD)
+    for line in worst_leaks(findings)[:_MOST_NAMED]:
+        style = _SEVERITY_COLOURS[line.severity]
+        cells = (line.channel, line.model, Text(line.severity.value, style=style), line.advice, line.cost)
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in cells))
+    return table
+
+
 def verdict_document(verdict: Verdict, folder: Path, findings: Sequence[Finding]) -> dict[str, object]:
     """The verdict as plain data; no secret is in it."""
     return {
@@ -192,6 +213,18 @@ def verdict_document(verdict: Verdict, folder: Path, findings: Sequence[Finding]
                 "measured": judgement.finding.metrics.get(judgement.gate.metric),
             }
             for judgement in verdict.judgements
+        ],
+        "worst": [
+            {
+                "channel": line.channel,
+                "model": line.model,
+                "severity": line.severity.value,
+                "finding": line.id,
+                "leak": line.leak,
+                "recommended": line.advice,
+                "cost": line.cost,
+            }
+            for line in worst_leaks(findings)
         ],
         "missing": list(verdict.missing),
         "findings": [

@@ -20,6 +20,8 @@ from unmask.report.html import svg
 from unmask.report.html.curves import MAX_CHARTS, Chart, Line, charts_of
 from unmask.report.html.page_data import as_script, page_data
 from unmask.report.numbers import percent, scientific
+from unmask.report.severity import Severity
+from unmask.report.worst_leaks import worst_leaks
 from unmask.safe_text import last_name, make_safe, quote_word
 
 _COLOURS = {"crossed": "#b42318", "error": "#6d3fc0", "unclear": "#b26a00", "held": "#0b6e5f", "neutral": "#475467"}
@@ -50,6 +52,8 @@ def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool
         failed=page.failed_cases(audit),
         num_damaged=audit.num_damaged,
         summary=page.summary(audit),
+        worst=worst_leaks(audit.findings),
+        severities=Severity,
         outcomes=Outcome,
         charts=[_figure(chart, number) for number, chart in enumerate(charts[:MAX_CHARTS])],
         num_charts_left_out=max(0, len(charts) - MAX_CHARTS),

@@ -1,0 +1,108 @@
+"""The worst leak of each channel and model; recommended is only what stopped it wherever it was tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.report.findings import failed, flower_finding, inconclusive, text_case, text_finding
+
+from unmask.report.severity import Severity
+from unmask.report.worst_leaks import worst_leaks
+
+LEAK = text_finding(text_case(), 1.0, 4)
+NOISE, INT8 = ["noise:sigma=0.1"], ["int8"]
+
+
+def protected(defences, recall, exact=0, cosine=0.9, **changes):
+    found = text_finding(text_case(defences=defences, **changes), recall, exact)
+    return replace(found, metrics={**found.metrics, "cosine": cosine})
+
+
+def test_channels_and_models_have_a_line_each_the_worst_first():
+    other = text_finding(text_case("outputs", model="b"), 0.3)
+    nothing = text_finding(text_case(model="c"), 0.0)
+    lines = worst_leaks([nothing, other, LEAK, text_finding(text_case(seed=1), 0.4)])
+    assert [(line.channel, line.model) for line in lines] == [
+        ("gradients", "smollm2-135m"),
+        ("outputs", "b"),
+        ("gradients", "c"),
+    ]
+    assert [line.place for line in lines] == [2, 1, 0]
+    assert lines[0].id == LEAK.id
+    assert lines[2].severity is Severity.NONE
+    assert lines[2].advice == "–"
+
+
+def test_what_stopped_it_is_recommended_with_its_cost():
+    (line,) = worst_leaks([LEAK, protected(NOISE, 0.0, cosine=0.25), protected(INT8, 0.9, 3)])
+    assert line.advice == "noise:sigma=0.1: not leaked by this attack in 1 of 1 case that leaks"
+    assert line.cost == "cosine 0.25 with the update as it was (1: no cost)"
+
+
+def test_of_two_that_stopped_it_the_cheaper_one():
+    clip = ["clip:norm=1"]
+    (line,) = worst_leaks([LEAK, protected(NOISE, 0.0, cosine=0.2), protected(clip, 0.0, cosine=0.8)])
+    assert line.advice.startswith("clip:norm=1")
+
+
+def test_of_two_that_stopped_it_the_one_that_was_tried_more_often():
+    second = text_finding(text_case(seed=1), 1.0, 4)
+    clip = ["clip:norm=1"]
+    tried = [protected(NOISE, 0.0, cosine=0.1, seed=seed) for seed in (0, 1)]
+    (line,) = worst_leaks([LEAK, second, *tried, protected(clip, 0.0, cosine=0.9)])
+    assert line.advice.startswith("noise:sigma=0.1: not leaked by this attack in 2 of 2 cases")
+
+
+def test_one_seed_that_leaks_or_cannot_tell_is_enough_not_to_recommend():
+    second = text_finding(text_case(seed=1), 1.0, 4)
+    for other in (
+        protected(NOISE, 0.4, seed=1),
+        inconclusive(text_case(defences=NOISE, seed=1)),
+        failed(text_case(defences=NOISE, seed=1)),
+    ):
+        (line,) = worst_leaks([LEAK, second, protected(NOISE, 0.0), other])
+        assert line.advice.startswith("none of 1 protection stopped it")
+
+
+def test_what_leaves_the_least_is_named_where_nothing_stops_it():
+    (line,) = worst_leaks([LEAK, protected(INT8, 0.9, 3), protected(NOISE, 0.2, cosine=0.5)])
+    assert line.advice.startswith("none of 2 protections stopped it; noise:sigma=0.1 leaves the least: low, 20 %")
+    assert line.cost.startswith("cosine 0.50")
+
+
+def test_what_is_inconclusive_never_leaves_the_least():
+    (line,) = worst_leaks([LEAK, inconclusive(text_case(defences=NOISE)), protected(INT8, 0.9, 3)])
+    assert "int8 leaves the least: high" in line.advice
+    (line,) = worst_leaks([LEAK, inconclusive(text_case(defences=NOISE))])
+    assert line.advice == "none of 1 protection stopped it; what they leave is not known"
+
+
+def test_baselines_recommend_nothing():
+    weak = protected(NOISE, 0.0, attack="dager")
+    (line,) = worst_leaks([LEAK, text_finding(text_case(attack="dager"), 1.0, 4), weak])
+    assert line.advice == "no protection was tried on the cases that leak"
+
+
+def test_a_protection_of_other_cases_recommends_nothing():
+    (line,) = worst_leaks([LEAK, protected(NOISE, 0.0, batch_size=1)])
+    assert line.advice == "no protection was tried on the cases that leak"
+
+
+def test_costs_that_an_audit_does_not_measure_are_not_invented():
+    states = text_finding(text_case("outputs"), 1.0, 4)
+    stopped = text_finding(text_case("outputs", defences=NOISE), 0.0)
+    (line,) = worst_leaks([states, stopped])
+    assert line.cost == "not measured in an audit; see docs/outputs.md"
+
+
+def test_a_private_protocol_states_its_budget():
+    private = protected([], 0.0, cosine=0.1, protocol="dpsgd:noise_multiplier=1")
+    private = replace(private, metrics={**private.metrics, "epsilon": 2.5})
+    (line,) = worst_leaks([LEAK, private])
+    assert line.cost.endswith("ε = 2.5")
+
+
+def test_live_federations_compare_nothing():
+    (line,) = worst_leaks([flower_finding()])
+    assert line.severity is Severity.MEDIUM
+    assert "nothing was compared" in line.advice
