@@ -84,3 +84,21 @@ def test_a_real_pair_of_audits(call, tmp_path: Path):
     gone = call("compare", tmp_path / "b", tmp_path / "a", "--json")
     assert gone.code == NO_REGRESSION
     assert (gone.document["counts"]["GONE"], gone.document["counts"]["BETTER"]) == (1, 0)
+
+
+def test_of_several_audits_the_last_two_decide_and_the_trend_is_told(call, tmp_path):
+    runs = (("first", ALL), ("second", HALF), ("third", ALL))
+    folders = [write_audit(tmp_path / name, audit_of([one])) for name, one in runs]
+    answer = call("compare", *folders, "--html", tmp_path / "trend.html")
+    assert answer.code == REGRESSION
+    assert "cases that leak" in answer.told
+    assert "Trend</h2>" in (tmp_path / "trend.html").read_text(encoding="utf-8")
+    document = call("compare", *folders[:1], *folders[:2], "--json").document
+    assert document["runs"] == ["first", "first", "second"]
+    assert [point["leaks"] for point in document["trend"][0]["points"]] == [1, 1, 1]
+
+
+def test_one_audit_cannot_be_compared(call, tmp_path):
+    answer = call("compare", write_audit(tmp_path / "a", audit_of([ALL])))
+    assert answer.code == BAD_INPUT
+    assert "two audits or more are compared, got 1" in answer.message

@@ -7,6 +7,7 @@ import pytest
 from tests.report.findings import HOSTILE, audit_of, failed, text_case, text_finding
 
 from unmask.report.comparison import compare_audits
+from unmask.report.trend import trend_of
 from unmask.terminal.compare import comparison_document, print_comparison
 
 CASES = [text_case(batch_size=size) for size in (1, 4, 16)]
@@ -20,7 +21,7 @@ def wide(monkeypatch):
 
 
 def test_a_regression_is_one_line_with_its_id(capsys):
-    print_comparison(compare_audits(audit_of(BEFORE), audit_of(AFTER)), Path("page.html"), json=False)
+    print_comparison(compare_audits(audit_of(BEFORE), audit_of(AFTER)), [], [], Path("page.html"), json=False)
     lines = capsys.readouterr().out.splitlines()
     (worse,) = [line for line in lines if line.startswith("worse: ")]
     assert AFTER[0].id in worse
@@ -32,17 +33,17 @@ def test_a_regression_is_one_line_with_its_id(capsys):
 
 def test_many_of_one_kind_are_counted(capsys):
     more = [text_finding(text_case(seed=seed), 1.0) for seed in range(1, 31)]
-    print_comparison(compare_audits(audit_of(BEFORE), audit_of(BEFORE + more)), None, json=False)
+    print_comparison(compare_audits(audit_of(BEFORE), audit_of(BEFORE + more)), [], [], None, json=False)
     assert "… and 10 more" in capsys.readouterr().out
 
 
 def test_machines_get_everything_in_ascii(capsys):
     comparison = compare_audits(audit_of(BEFORE), audit_of(AFTER))
-    print_comparison(comparison, None, json=True)
+    print_comparison(comparison, ["a", "b"], [], None, json=True)
     out = capsys.readouterr().out
     assert out.isascii()
     document = json.loads(out)
-    assert document == comparison_document(comparison, None)
+    assert document == comparison_document(comparison, ["a", "b"], [], None)
     assert document["counts"] == {"WORSE": 1, "OPEN": 1, "BETTER": 0, "NEW": 1, "GONE": 0, "SAME": 0}
     assert document["changes"][0]["after"]["id"] == AFTER[0].id
 
@@ -50,7 +51,6 @@ def test_machines_get_everything_in_ascii(capsys):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_names_are_shown_escaped(capsys, text):
     case = text_case(model=text, defences=[text])
-    print_comparison(
-        compare_audits(audit_of([text_finding(case, 0.5)]), audit_of([text_finding(case, 1.0)])), None, json=False
-    )
+    audits = [audit_of([text_finding(case, recall)]) for recall in (0.5, 0.5, 1.0)]
+    print_comparison(compare_audits(*audits[1:]), [text] * 3, trend_of(audits), None, json=False)
     assert all(sign.isprintable() or sign == "\n" for sign in capsys.readouterr().out)

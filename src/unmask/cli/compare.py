@@ -1,4 +1,4 @@
-"""`unmask compare`: two audits in, what leaks more than before out."""
+"""`unmask compare`: audits in, what leaks more than before out."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from unmask.cli.options import JsonOption
+from unmask.errors import InputError
 
 
 def compare_command(
-    before: Annotated[
-        Path, typer.Argument(metavar="RUN_A", help="Folder of the first audit, the one to hold against.")
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_A RUN_B …", help="Folders of audits, the oldest first; the last two are compared."),
     ],
-    after: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of the second audit.")],
     html: Annotated[Path | None, typer.Option("--html", help="Write a page as well; no text is in it.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Shares that differ by no more than this are the same.")
@@ -23,26 +24,36 @@ def compare_command(
 ) -> None:
     """Compare two audits case by case: what leaks more, what leaks less, what is new or gone, what nobody can compare.
 
+    Of more than two audits the last two are compared, and the trend over all of them is shown.
+
     Exit codes: 0 no regression, 1 at least one, 2 bad input, 3 a case was known before and is not now, which is never
     'no regression'.
 
     Example: [bold]unmask compare runs/main runs/branch[/bold]
 
     With a page: [bold]unmask compare runs/main runs/branch --html runs/changes.html[/bold]
+
+    A trend: [bold]unmask compare runs/2026-0* --html runs/trend.html[/bold]
     """
     from unmask.audit.findings.folder import read_audit
     from unmask.report.comparison import compare_audits
+    from unmask.report.trend import trend_of
+    from unmask.safe_text import last_name
     from unmask.terminal import suppress_broken_pipe
     from unmask.terminal.compare import print_comparison
 
-    audits = read_audit(before), read_audit(after)
-    comparison = compare_audits(*audits, tolerance)
+    if len(runs) < 2:
+        raise InputError(f"two audits or more are compared, got {len(runs)}; give the folder of the earlier one first")
+    audits = [read_audit(run) for run in runs]
+    comparison = compare_audits(audits[-2], audits[-1], tolerance)
+    trend = trend_of(audits) if len(audits) > 2 else []
+    names = [last_name(str(run)) for run in runs]
     if html is not None:
         from unmask.report.html.compare import render_comparison
         from unmask.report.write import write_for_others
 
         html.parent.mkdir(parents=True, exist_ok=True)
-        write_for_others(html, render_comparison(comparison, audits, (before, after)))
+        write_for_others(html, render_comparison(comparison, audits, names, trend))
     with suppress_broken_pipe():  # whoever reads may stop; the exit code stays
-        print_comparison(comparison, html, json)
+        print_comparison(comparison, names, trend, html, json)
     raise typer.Exit(comparison.exit_code)

@@ -154,12 +154,13 @@ def _match(before: Audit, after: Audit) -> Iterator[_Pair]:
 
 def _by_name(entries: Sequence[_Entry]) -> dict[str, _Entry]:
     """Entries by what they say without folders and hashes of data; names that several share match nothing."""
-    names = [_name(entry.case) for entry in entries]
+    names = [name_without_folders(entry.case) for entry in entries]
     counts = Counter(names)
     return {name: entry for name, entry in zip(names, entries, strict=True) if counts[name] == 1}
 
 
-def _name(case: Mapping[str, Any]) -> str:
+def name_without_folders(case: Mapping[str, Any]) -> str:
+    """What a case says, without the folders of its model and the hash of its data."""
     named = dict(case)
     if "model" in named:
         named["model"] = value_without_folders(str(named["model"]))

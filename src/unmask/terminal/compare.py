@@ -1,11 +1,13 @@
-"""The comparison of two audits in a terminal, and as plain data."""
+"""The comparison of audits in a terminal, and as plain data."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +16,7 @@ from unmask.audit.cases.case_names import full_name
 from unmask.audit.findings.finding import Finding
 from unmask.report.comparison import Change, Comparison, Direction
 from unmask.report.numbers import leak_in_full
+from unmask.report.trend import TrendLine, TrendPoint
 from unmask.safe_text import make_safe as printable
 from unmask.terminal import print_json
 from unmask.terminal.audit import OutputConsole
@@ -23,10 +26,12 @@ _COLOURS = {Direction.WORSE: "red", Direction.OPEN: "yellow", Direction.BETTER: 
 _VERDICT_COLOURS = {0: "green", 1: "red", 3: "yellow"}
 
 
-def print_comparison(comparison: Comparison, page: Path | None, json: bool) -> None:
-    """The headline, one line for each regression, and a table of what else changed."""
+def print_comparison(
+    comparison: Comparison, names: Sequence[str], trend: Sequence[TrendLine], page: Path | None, json: bool
+) -> None:
+    """The headline, one line for each regression, a table of what else changed, and the trend over all audits."""
     if json:
-        print_json(comparison_document(comparison, page))
+        print_json(comparison_document(comparison, names, trend, page))
         return
     console = OutputConsole()
     headline = Text(printable(comparison.headline))
@@ -44,13 +49,32 @@ def print_comparison(comparison: Comparison, page: Path | None, json: bool) -> N
             table.add_row(direction.value, f"… and {len(changes) - _MOST_NAMED} more", "--html and --json have them")
     if table.row_count:
         console.print(table)
+    if trend:
+        console.print(_trend(names, trend))
     for note in comparison.notes:
         console.print(Text(f"note: {printable(note)}", style="dim"))
     if page is not None:
         console.print(Text(f"wrote {printable(str(page), longest=4000)}"), soft_wrap=True)
 
 
-def comparison_document(comparison: Comparison, page: Path | None) -> dict[str, Any]:
+def _trend(names: Sequence[str], trend: Sequence[TrendLine]) -> Table:
+    """Cases that leak in each audit, of those that all have run."""
+    table = Table("channel", "model", "cases", *(escape(printable(name)) for name in names), box=SIMPLE_HEAD)
+    table.title = "cases that leak"
+    for line in trend:
+        cells = (line.channel, line.model, str(line.num_cases), *map(_point, line.points))
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _point(point: TrendPoint) -> str:
+    unknown = f", {point.num_unknown} not known" if point.num_unknown else ""
+    return f"{point.num_leaks}{unknown} ({point.severity.value})"
+
+
+def comparison_document(
+    comparison: Comparison, names: Sequence[str], trend: Sequence[TrendLine], page: Path | None
+) -> dict[str, Any]:
     """The comparison as plain data; no secret is in it."""
     return {
         "exit_code": comparison.exit_code,
@@ -66,6 +90,19 @@ def comparison_document(comparison: Comparison, page: Path | None) -> dict[str, 
                 "after": _state(change.after),
             }
             for change in comparison.changes
+        ],
+        "runs": list(names),
+        "trend": [
+            {
+                "channel": line.channel,
+                "model": line.model,
+                "cases": line.num_cases,
+                "points": [
+                    {"leaks": point.num_leaks, "unknown": point.num_unknown, "severity": point.severity.value}
+                    for point in line.points
+                ],
+            }
+            for line in trend
         ],
         "page": None if page is None else str(page),
     }

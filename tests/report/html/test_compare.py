@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.report.findings import HOSTILE, SENTENCES, audit_of, failed, many, text_case, text_finding
@@ -11,10 +10,12 @@ from tests.report.html.test_render import Reader
 from unmask.audit.findings.folder import Audit
 from unmask.report.comparison import compare_audits
 from unmask.report.html.compare import MAX_ROWS, render_comparison
+from unmask.report.trend import trend_of
+from unmask.safe_text import last_name
 
 
 def render(before: Audit, after: Audit, folders: tuple[str, str] = ("runs/a", "runs/b")) -> str:
-    return render_comparison(compare_audits(before, after), (before, after), (Path(folders[0]), Path(folders[1])))
+    return render_comparison(compare_audits(before, after), (before, after), [last_name(folder) for folder in folders])
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,17 @@ def test_a_large_audit_is_cut_and_says_so():
     audit = audit_of(many(MAX_ROWS + 7))
     page = render(audit, audit)
     assert "and 7 more; <code>unmask compare --json</code>" in page
+
+
+def test_the_trend_has_a_column_for_each_audit():
+    audits = [audit_of([text_finding(text_case(seed=seed), *found) for seed, found in enumerate(one)]) for one in RUNS]
+    comparison = compare_audits(*audits[-2:])
+    page = render_comparison(comparison, audits, ["<b>first", "second", "third"], trend_of(audits))
+    assert "Trend</h2>" in page
+    assert page.index("&lt;b&gt;first</th>") < page.index("second</th>") < page.index("third</th>")
+    assert re.search('<polyline points="2.0,2.0 50.0,12.0 98.0,22.0"/>', page)
+    assert page.count("<h3>") == 3
+    assert "Trend" not in render_comparison(comparison, audits[-2:], ["second", "third"])
+
+
+RUNS = [[(1.0, 4), (1.0, 4)], [(1.0, 4), (0.0,)], [(0.0,), (0.0,)]]

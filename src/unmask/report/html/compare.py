@@ -1,9 +1,9 @@
-"""The comparison of two audits as one HTML file in the report's colours. It has no script, and no text of anybody."""
+"""The comparison of audits as one HTML file in the report's colours. It has no script, and no text of anybody."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from jinja2 import FunctionLoader
 from markupsafe import Markup
@@ -16,7 +16,8 @@ from unmask.report.comparison import Change, Comparison, Direction
 from unmask.report.html.render import content_security_policy, icon_of, make_environment, read_asset
 from unmask.report.numbers import leak_in_full
 from unmask.report.page import Hero, plan_of
-from unmask.safe_text import last_name, make_safe
+from unmask.report.trend import TrendLine
+from unmask.safe_text import make_safe
 
 MAX_ROWS = 500  # of one table; --json has all of them
 _PILLS = {
@@ -50,8 +51,10 @@ class _Side:
     num_findings: int
 
 
-def render_comparison(comparison: Comparison, audits: tuple[Audit, Audit], folders: tuple[Path, Path]) -> str:
-    """The whole page; folders are named by their last part."""
+def render_comparison(
+    comparison: Comparison, audits: Sequence[Audit], names: Sequence[str], trend: Sequence[TrendLine] = ()
+) -> str:
+    """The whole page: the last two audits compared, and the trend over all of them."""
     style = read_asset("report.css")
     face = _hero(comparison)
     groups = [
@@ -59,12 +62,13 @@ def render_comparison(comparison: Comparison, audits: tuple[Audit, Audit], folde
         for direction in Direction
         if (changes := comparison.of(direction))
     ]
-    sides = [_side(*one) for one in zip(("First", "Second"), audits, folders, strict=True)]
+    words = ["Before"] * (len(audits) - 2) + ["First", "Second"]
+    sides = [_side(*one) for one in zip(words, audits, names, strict=True)]
     return (
         make_environment(FunctionLoader(read_asset))
         .get_template("compare.html.j2")
         .render(
-            title=f"{sides[0].folder} → {sides[1].folder}",
+            title=f"{sides[-2].folder} → {sides[-1].folder}",
             policy=content_security_policy(style),
             icon=icon_of(face.kind),
             style=Markup(style),
@@ -74,6 +78,7 @@ def render_comparison(comparison: Comparison, audits: tuple[Audit, Audit], folde
             notes=[make_safe(note, 1000) for note in comparison.notes],
             tiles=[(one.value, _TILES.get(one, ""), len(comparison.of(one))) for one in Direction],
             groups=groups,
+            trend=[(line, _curve(line)) for line in trend],
             sides=sides,
         )
     )
@@ -91,11 +96,18 @@ def _hero(comparison: Comparison) -> Hero:
     return Hero("neutral", "No regression", note)
 
 
-def _side(word: str, audit: Audit, folder: Path) -> _Side:
+def _curve(line: TrendLine) -> str:
+    """The share of cases that leak, one point an audit, from left to right in a picture of 100 × 24."""
+    step = 96 / (len(line.points) - 1)
+    heights = [22 - 20 * point.num_leaks / line.num_cases for point in line.points]
+    return " ".join(f"{2 + place * step:.1f},{height:.1f}" for place, height in enumerate(heights))
+
+
+def _side(word: str, audit: Audit, name: str) -> _Side:
     manifest = audit.manifest
     return _Side(
         word,
-        make_safe(last_name(str(folder)), 120),
+        make_safe(name, 120),
         make_safe(plan_of(manifest).get("title") or "", 200),
         make_safe(manifest.get("unmask", ""), 40),
         make_safe(manifest.get("created", ""), 40),
