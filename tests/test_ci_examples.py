@@ -74,6 +74,8 @@ class Runner:
         assert self.run("Run the audit").returncode == 0
         report = self.run("Write the report")
         assert report.returncode == 0, report.stderr
+        compare = self.run("Compare with the baseline")
+        assert compare.returncode == 0, compare.stderr
         return self.run("Verdict").returncode
 
 
@@ -92,10 +94,31 @@ def test_the_job_ends_with_the_code_of_the_audit_and_shows_the_report(tmp_path, 
     paths = [
         runner.fill(line) for entry in uploaded for line in (entry.get("sarif_file") or entry["path"]).splitlines()
     ]
-    assert len(paths) == 5
-    assert all((tmp_path / path).is_file() for path in paths)
+    assert len(paths) == 6
+    assert {path for path in paths if not (tmp_path / path).is_file()} == {f"out of {name}/changes.html"}  # no baseline
     assert not any("findings" in path or "manifest" in path for path in paths)  # they hold the secrets
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "said"),
+    [
+        (CLOSED, CLOSED, 0, "no case leaks more"),
+        (CLOSED, OPEN.replace('"no weights"', ""), 2, "it could not be compared"),  # no case in both
+        (None, CLOSED, 2, "it could not be compared"),
+    ],
+    ids=["the same", "other cases", "no audit there"],
+)
+def test_a_baseline_is_compared_and_decides_where_the_gates_hold(tmp_path, before, after, code, said):
+    if before is not None:
+        (tmp_path / "plan.toml").write_text(before)
+        Runner(tmp_path, plan="plan.toml", out="before").run("Run the audit")
+    (tmp_path / "plan.toml").write_text(after)
+    runner = Runner(tmp_path, plan="plan.toml", out="after", baseline="before")
+    assert runner.audit() == code
+    assert f"Against the baseline: {said}" in runner.summary.read_text()
+    assert runner.outputs["compare"] == {"exit-code": str(code)}
+    assert (tmp_path / "after" / "changes.html").is_file() == (code == 0)
 
 
 def test_arguments_are_data_and_never_shell(tmp_path):
@@ -116,7 +139,7 @@ def test_a_job_whose_audit_never_ended_does_not_pass(tmp_path):
 
 def test_no_script_of_the_action_holds_an_expression():
     scripts = [step["run"] for step in STEPS if "run" in step]
-    assert len(scripts) == 4
+    assert len(scripts) == 5
     assert not any("${{" in script for script in scripts)
 
 
