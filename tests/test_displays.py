@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from tests.audit.made import make_plan, random_group
+from tests.report.findings import SENTENCES, audit_of, text_case, text_finding
 from tests.tiny_models import VOCAB
 
 import unmask
+from unmask.audit.findings.verdict import reach_verdict
 from unmask.displays import MOST_ROWS, Displayed, DisplayedFields
 from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
 
@@ -87,3 +90,29 @@ def test_fields_without_a_display_are_left_out():
 def test_who_is_displayed_says_how():
     with pytest.raises(NotImplementedError):
         repr(Displayed())
+
+
+def test_a_model_is_shown_by_its_sizes(tiny_gpt2, tiny_bert):
+    assert repr(tiny_gpt2).startswith("Model(gpt2, decoder, ")
+    assert f"{tiny_gpt2.vocab_size:,} tokens, float32 on cpu)" in repr(tiny_gpt2)
+    assert "encoder" in repr(tiny_bert)
+
+
+def test_audits_are_shown_without_texts():
+    findings = [text_finding(text_case(seed=seed), 1.0, 4) for seed in range(20)]
+    audit = audit_of(findings, ["no exact text"])
+    verdict = reach_verdict(audit)
+    for shown in (repr(audit), repr(verdict), repr(findings[0]), verdict._repr_html_()):
+        assert len(shown.splitlines()) <= MOST_ROWS + 1
+        assert not any(sentence[:12] in shown for sentence in SENTENCES)
+        assert max(map(len, repr(verdict).splitlines())) < 200
+    assert repr(audit).startswith("Audit: 20 findings, 0 cases not run")
+    assert repr(verdict).startswith("Verdict, exit code 1: A gate is crossed: 'no exact text' by 20 cases")
+    assert repr(findings[0]).startswith("Finding: leaks")
+    assert "gradients · smollm2-135m" in repr(findings[0])
+
+
+def test_a_plan_is_shown_by_its_cases(tmp_path):
+    plan = make_plan(tmp_path, random_group(range(40)), top='title = "Forty"')
+    assert repr(plan).startswith("Plan, 40 cases: Forty")
+    assert len(repr(plan).splitlines()) == MOST_ROWS + 1

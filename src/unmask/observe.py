@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 
 import torch
 
@@ -16,7 +16,7 @@ from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.protocols.batch import Texts
-from unmask.protocols.table import Protocol
+from unmask.protocols.table import ClientOptions, Protocol
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def observe_update(
     *,
     num_clients: int = 1,
     generator: torch.Generator,
-    **options: Any,
+    **options: Unpack[ClientOptions],
 ) -> ObservedUpdate:
     """Deal the texts to clients, let each make its update and defend it; of several only the sum is seen.
 

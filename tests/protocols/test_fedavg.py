@@ -321,4 +321,9 @@ def test_texts_that_cannot_be_trained_on_are_refused(tiny_gpt2, texts, message):
 
 def test_an_encoder_has_no_next_token_loss(tiny_bert):
     with pytest.raises(InputError, match=r"a causal model with a language head.*classification"):
-        observe_fedavg(tiny_bert, TEXTS)
+        observe_fedavg(tiny_bert, TEXTS, task="next_token")
+
+
+def test_encoders_are_trained_for_classification_unless_said(tiny_bert, tiny_gpt2):
+    assert observe_fedavg(tiny_bert, TEXTS).task is Task.CLASSIFICATION
+    assert observe_fedavg(tiny_gpt2, TEXTS).task is Task.NEXT_TOKEN

@@ -390,7 +390,7 @@ def test_parameters_that_the_loss_does_not_see_are_not_sent(tiny_bert):
 # Callers' mistakes
 
 
-@pytest.mark.parametrize("task", ["translation", "", None, 3])
+@pytest.mark.parametrize("task", ["translation", "", 3])
 def test_an_unknown_task_is_refused(tiny_gpt2, task):
     with pytest.raises(InputError, match="task must be one of 'next_token', 'classification', 'masked_token', got"):
         observe_gradients(tiny_gpt2, TEXTS, task=task)
@@ -434,13 +434,22 @@ def test_next_token_training_without_a_language_head_is_refused(family):
     with pytest.raises(
         InputError, match=rf"a causal model with a language head, and this {family} model is none.*classification"
     ):
-        observe_gradients(classifier(family), TEXTS)
+        observe_gradients(classifier(family), TEXTS, task="next_token")
 
 
 def test_next_token_training_of_an_encoder_is_refused(tiny_bert):
     """Its masked-language loss does not shift labels: every token would be predicted from itself."""
     with pytest.raises(InputError):
-        observe_gradients(tiny_bert, TEXTS)
+        observe_gradients(tiny_bert, TEXTS, task="next_token")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_models_without_a_language_head_are_trained_for_classification_unless_said(family):
+    assert observe_gradients(classifier(family), TEXTS).task is Task.CLASSIFICATION
+
+
+def test_decoders_are_trained_for_the_next_token_unless_said(tiny_gpt2):
+    assert observe_gradients(tiny_gpt2, TEXTS).task is Task.NEXT_TOKEN
 
 
 # Pairs

@@ -24,7 +24,7 @@ import hashlib
 import itertools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from unmask.audit.cases.secrets import parse_secret
 from unmask.audit.channels.axes import Axis
 from unmask.audit.channels.table import CHANNEL_AUDITS
 from unmask.audit.findings.gates import Gate, parse_gate
+from unmask.displays import Displayed, Row
 from unmask.errors import InputError
 from unmask.protocols.table import parse_protocol
 
@@ -42,8 +43,8 @@ _TOP = ("title", "gates", "time_limit", "data", *CHANNEL_AUDITS)
 _LONGEST = 10**8  # seconds, three years: timers take no more
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Displayed):
     """Cases in the order of the file, models together, and the data that they draw from."""
 
     path: Path
@@ -51,6 +52,11 @@ class Plan:
     title: str
     cases: tuple[Case, ...]
     data: Mapping[str, DataSet]
+
+    def display_rows(self) -> tuple[Row, Sequence[Row]]:
+        """The title, and a row for each case."""
+        cases = [(case["channel"], str(case)) for case in self.cases]
+        return (f"Plan, {len(cases)} cases", self.title), cases
 
     @property
     def sha256(self) -> str:

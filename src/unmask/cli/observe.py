@@ -75,8 +75,7 @@ def observe_gradients_command(
 
     from unmask.defences import parse_defence
     from unmask.observe import observe_update
-    from unmask.protocols.client import usual_task
-    from unmask.protocols.table import parse_protocol
+    from unmask.protocols.table import ClientOptions, parse_protocol
     from unmask.terminal import print_observation, working
 
     client = parse_protocol(protocol)
@@ -85,21 +84,17 @@ def observe_gradients_command(
     with working("loading the model"):
         loaded = load(model, dtype, device)
     with working(f"computing gradients of {len(texts)} texts"):
-        options = {} if parameters is None else {"parameters": parameters}
-        update = observe_update(
-            loaded,
-            texts,
-            client,
-            defences,
-            num_clients=clients,
-            generator=torch.Generator().manual_seed(seed),
-            task=task.value.replace("-", "_") if task else usual_task(loaded),
-            padding_side=padding.value,
-            max_length=max_length,
-            train_mode=train_mode,
-            seed=seed,
-            **options,
-        )
+        options: ClientOptions = {
+            "task": task.value.replace("-", "_") if task else None,
+            "padding_side": padding.value,
+            "max_length": max_length,
+            "train_mode": train_mode,
+            "seed": seed,
+        }
+        if parameters is not None:
+            options["parameters"] = parameters
+        generator = torch.Generator().manual_seed(seed)
+        update = observe_update(loaded, texts, client, defences, num_clients=clients, generator=generator, **options)
         update.evidence.save(out)
     budget = f"; ε = {update.epsilon:.3g} at δ = {update.delta:g}" if update.delta else ""
     print_observation(out, f"{len(update.evidence.gradients)} tensors of {len(texts)} texts{budget}", json)

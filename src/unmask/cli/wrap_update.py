@@ -54,13 +54,14 @@ def wrap_update_command(
     PEFT: [bold]… ./adapter-after --before ./adapter-before[/bold], or [bold]… grads.safetensors --adapter ./sent[/bold]
     """
     from unmask.evidence import GradientEvidence
+    from unmask.evidence.gradients import SideKnowledge
     from unmask.terminal import print_observation, working
 
     _refuse_contradictions(path, delta, weights, before, adapter)
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)
     with working(f"reading {path}"):
-        known = {
+        known: SideKnowledge = {
             "task": None if task is None else task.value.replace("-", "_"),
             "num_texts": num_texts,
             "learning_rate": learning_rate,

@@ -78,7 +78,8 @@ class CacheEvidence(DisplayedFields):
         heads: Sequence[int] | None = None,
         mask: MaskBatch | None = None,
         first_position: int = 0,
-        **side_knowledge: Any,
+        compute_dtype: torch.dtype | None = None,
+        known_beginning: Sequence[int] = (),
     ) -> CacheEvidence:
         """Wrap a cache of transformers, or 'keys' and/or 'values' of one block, each (batch, heads, length, width).
 
@@ -102,9 +103,9 @@ class CacheEvidence(DisplayedFields):
             seen = {name: part[:, :, list(chosen)] for name, part in seen.items()}
         some = next(iter(seen.values()), torch.zeros(0, 0))
         known = torch.ones(some.shape[:2], dtype=torch.bool) if mask is None else mask
-        side_knowledge.setdefault("compute_dtype", model.dtype)
         keys, values = (None if name not in seen else seen[name].detach().clone() for name in _PARTS)
-        evidence = cls(keys, values, known, layer, chosen, model.fingerprint(), first_position, **side_knowledge)
+        knowledge = (model.fingerprint(), first_position, compute_dtype or model.dtype, tuple(known_beginning))
+        evidence = cls(keys, values, known, layer, chosen, *knowledge)
         evidence.check(model)
         return evidence
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
@@ -54,6 +54,28 @@ _ADAPTER = "adapter/"  # prefix of the server's own LoRA weights among the tenso
 _HEAD = "head/weight"  # name of the classification head among them
 
 _SMALLEST = 1e-15  # largest entry of an update: squares of what is 1e-4 of it are still numbers in float32
+
+
+class SideKnowledge(TypedDict, total=False):
+    """What an adversary may know beside the tensors; the fields of `GradientEvidence`, with the same meaning."""
+
+    task: Task | str | None
+    num_texts: int | None
+    update: Update | str
+    compute_dtype: torch.dtype
+    learning_rate: float | None
+    num_steps: int | None
+    optimizer: str | None
+    weight_decay: float | None
+    momentum: float | None
+    local_batch_size: int | None
+    noise_std: float | None
+    num_clients: int | None
+    all_tokens_predicted: bool | None
+    pooling: str | None
+    adapter_scale: Scale | None
+    head: Tensor | None
+    adapters: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,7 +143,7 @@ class GradientEvidence(DisplayedFields):
             raise EvidenceError(f"'{reserved[0]}' is a name that evidence files use themselves; rename the tensor")
 
     @classmethod
-    def of(cls, model: Model, tensors: Mapping[str, Tensor], **side_knowledge: Any) -> GradientEvidence:
+    def of(cls, model: Model, tensors: Mapping[str, Any], **side_knowledge: Unpack[SideKnowledge]) -> GradientEvidence:
         """Wrap tensors that were captured elsewhere, under the names that transformers gives them.
 
         Arrays of numpy are taken too; gradients that are None, as those of frozen layers, are left out; what DDP,
@@ -130,15 +152,16 @@ class GradientEvidence(DisplayedFields):
         """
         require_model(model, EvidenceError)
         gradients = name_tensors(model, tensors)
-        sent = name_tensors(model, side_knowledge.pop("adapters", None) or {})
+        known: dict[str, Any] = dict(side_knowledge)
+        sent = name_tensors(model, known.pop("adapters", None) or {})
         adapters = {name: factor.clone() for name, factor in sent.items()}  # a model in training may own them
         if not adapters and model.adapters is not None:
             adapters = dict(model.adapters.factors)
-            side_knowledge.setdefault("adapter_scale", model.adapters.scale)
-        if isinstance(scales := side_knowledge.get("adapter_scale"), Mapping):
+            known.setdefault("adapter_scale", model.adapters.scale)
+        if isinstance(scales := known.get("adapter_scale"), Mapping):
             named = {model.canonical_name(plain_name(str(module))): scale for module, scale in scales.items()}
-            side_knowledge["adapter_scale"] = named
-        evidence = cls(gradients, model.fingerprint(), adapters=adapters, **side_knowledge)
+            known["adapter_scale"] = named
+        evidence = cls(gradients, model.fingerprint(), adapters=adapters, **known)
         evidence.check(model)
         if not adapters and any(".lora_B." in name for name in gradients):
             warnings.warn(

@@ -46,6 +46,12 @@ class Model(Blocks):
             with training_mode(hf, False):
                 self.layout = check_blocks(self, passes)
 
+    def __repr__(self) -> str:
+        kind = "decoder" if self.causal else "encoder"
+        sizes = f"{self.num_blocks} blocks, width {self.width}, {self.vocab_size:,} tokens"
+        where = f"{str(self.dtype).removeprefix('torch.')} on {self.device}"
+        return f"Model({self.family}, {kind}, {sizes}, {where})"
+
     def problem_at(self, length: int) -> str:
         """`problem`, or what is wrong with texts of some length and twice that, which asking could not show."""
         asked = min(self.max_positions, max(_SHORTEST_CHECK, 2 ** math.ceil(math.log2(2 * max(1, length)))))

@@ -30,7 +30,7 @@ _HEAD_SCALE = 0.02  # the standard deviation that transformers initialises heads
 class DataOptions(TypedDict, total=False):
     """How texts become losses; the options of `observe_gradients`, with the same meaning and the same defaults."""
 
-    task: Task | str
+    task: Task | str | None
     labels: Sequence[int] | None
     num_labels: int
     head: Tensor | None
@@ -67,7 +67,7 @@ class Client(nn.Module):
         model: Model,
         texts: Texts,
         *,
-        task: Task | str = Task.NEXT_TOKEN,
+        task: Task | str | None = None,
         labels: Sequence[int] | None = None,
         num_labels: int = 2,
         head: Tensor | None = None,
@@ -78,7 +78,7 @@ class Client(nn.Module):
     ) -> None:
         super().__init__()
         require_model(model)
-        self.task = require_member(Task, "task", task)
+        self.task = choose_task(model, task)
         if self.task is Task.MASKED_TOKEN:
             raise InputError("clients that train do not support task='masked_token' yet; observe_gradients does")
         self.pooling = choose_pooling(model, pooling)
@@ -166,6 +166,11 @@ def choose_pooling(model: Model, pooling: Pooling | None) -> Pooling:
 def usual_task(model: Model) -> Task:
     """What a client most likely trains the model for."""
     return Task.NEXT_TOKEN if model.causal and model.unembedding is not None else Task.CLASSIFICATION
+
+
+def choose_task(model: Model, task: Task | str | None) -> Task:
+    """The task that was named, or the usual one."""
+    return usual_task(model) if task is None else require_member(Task, "task", task)
 
 
 def require_next_token(model: Model, batch: Batch) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unmask.arguments import require_member
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
@@ -19,6 +18,7 @@ from unmask.protocols.batch import Batch, Texts, make_batch
 from unmask.protocols.client import (
     Pooling,
     choose_pooling,
+    choose_task,
     class_logits,
     fix_seed,
     labels_and_head,
@@ -34,7 +34,7 @@ def observe_gradients(
     model: Model | EncoderDecoder,
     texts: Texts,
     *,
-    task: Task | str = Task.NEXT_TOKEN,
+    task: Task | str | None = None,
     labels: Sequence[int] | None = None,
     num_labels: int = 2,
     head: Tensor | None = None,
@@ -48,7 +48,8 @@ def observe_gradients(
 ) -> GradientEvidence:
     """What an honest-but-curious server sees of one client step on `texts`.
 
-    The loss is the mean over targets (next-token, masked-token) or over texts (classification), as transformers
+    Without a `task`, decoders with a language head are trained for the next token, all others for classification. The
+    loss is the mean over targets (next-token, masked-token) or over texts (classification), as transformers
     computes it. A text may be a pair, a tuple of two texts, where the model has token types.
     Classification uses the model's own head if it has one, else a linear `head` (labels, d), drawn for `num_labels`
     outputs where none is given, on the `pooling` of the last states (decoders: last token; encoders: first, that is
@@ -61,7 +62,7 @@ def observe_gradients(
     if isinstance(model, EncoderDecoder):
         return observe_pairs(model, texts)  # type: ignore[arg-type]
     require_model(model)
-    task, pooling = require_member(Task, "task", task), choose_pooling(model, pooling)
+    task, pooling = choose_task(model, task), choose_pooling(model, pooling)
     wanted = trainable(model, parameters)
     generator = torch.Generator().manual_seed(seed)
     known_head = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Unpack
 
 from unmask.evidence.gradients import OPTIMIZERS
 from unmask.models.adapter import Model
 from unmask.protocols.batch import Texts
+from unmask.protocols.client import DataOptions
 from unmask.protocols.dpsgd import PrivateUpdate, check_dpsgd, observe_dpsgd
 from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
@@ -69,13 +70,21 @@ PROTOCOLS: Mapping[str, Kind] = {
 }
 
 
+class ClientOptions(DataOptions, total=False):
+    """What clients of every protocol take beside the protocol's own settings."""
+
+    train_mode: bool
+    parameters: Sequence[str] | None
+    seed: int
+
+
 class Protocol(Spec):
     """A protocol with its settings: a model and texts in, an update out."""
 
     noun: ClassVar[str] = "protocol"
     table: ClassVar[Mapping[str, Kind]] = PROTOCOLS
 
-    def __call__(self, model: Model, texts: Texts, **options: Any) -> PrivateUpdate:
+    def __call__(self, model: Model, texts: Texts, **options: Unpack[ClientOptions]) -> PrivateUpdate:
         """The update that the server sees, and the privacy budget that it spent (infinite without DP-SGD)."""
         update = self.kind.make(model, texts, **self.given, **options)
         return update if isinstance(update, PrivateUpdate) else PrivateUpdate(update, float("inf"), 0.0)

@@ -10,12 +10,14 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
 from unmask.audit.cases.case import case_id
+from unmask.audit.cases.case_names import full_name
+from unmask.displays import Displayed, Row
 from unmask.errors import UnmaskError
 from unmask.metrics import METRICS
 from unmask.recovery import Status
@@ -76,8 +78,8 @@ class TextPair:
     ambiguities: tuple[OpenPoint, ...] = ()
 
 
-@dataclass(frozen=True)
-class Finding:
+@dataclass(frozen=True, repr=False)
+class Finding(Displayed):
     """What a case gave. Only `run` may differ when the same case runs again on the same type of machine.
 
     `case` is the specification, `id` its hash. `metrics` are the auditor's scores, empty where the secret is not known
@@ -103,6 +105,12 @@ class Finding:
     looked_for: tuple[str, ...] = ()
     control: Mapping[str, Any] | None = None
     schema: int = SCHEMA
+
+    def display_rows(self) -> tuple[Row, Sequence[Row]]:
+        """The outcome, the case and the numbers, and no text: secrets are shown by reports that are asked for them."""
+        numbers = ", ".join(f"{name} {value:.3g}" for name, value in self.metrics.items() if value is not None)
+        rows = [("case", full_name(self.case)), ("status", self.status), ("reason", self.reason), ("metrics", numbers)]
+        return ("Finding", self.outcome.value), rows
 
     @property
     def outcome(self) -> Outcome:

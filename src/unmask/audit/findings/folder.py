@@ -11,13 +11,15 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from unmask.audit.cases.case_names import full_name
 from unmask.audit.findings.finding import ERROR, DamagedLineError, Finding, FindingError, digest_of
+from unmask.displays import Displayed, Row
 from unmask.errors import InputError, UnmaskError
 from unmask.safe_text import quote_word
 from unmask.whole_files import written_whole
@@ -31,13 +33,18 @@ class FullDiskError(UnmaskError):
     """Nothing more can be written. What was written before is whole."""
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, repr=False)
+class Audit(Displayed):
     """What a folder holds: the manifest, and one finding for each case, in the order of the manifest."""
 
     manifest: Mapping[str, Any]
     findings: tuple[Finding, ...]
     num_damaged: int = 0  # lines that could not be read: a case that was in flight when the power went
+
+    def display_rows(self) -> tuple[Row, Sequence[Row]]:
+        """How many findings, and a row for each with its case."""
+        rows = [(finding.outcome.value, full_name(finding.case)) for finding in self.findings]
+        return ("Audit", f"{len(rows)} findings, {len(self.missing)} cases not run"), rows
 
     @property
     def planned(self) -> list[Mapping[str, Any]]:

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unmask.audit.cases.case import case_id
+from unmask.audit.cases.case_names import full_name
 from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.folder import Audit
 from unmask.audit.findings.gates import Gate, Ruling, parse_gate
+from unmask.displays import Displayed, Row
 
 PASSED, CROSSED, FAILED, INCONCLUSIVE = 0, 1, 2, 3  # as exit codes
 _WORTH = "Measured against these attacks only."
@@ -24,8 +26,8 @@ class Judgement:
     why: str
 
 
-@dataclass(frozen=True)
-class Verdict:
+@dataclass(frozen=True, repr=False)
+class Verdict(Displayed):
     """The whole audit in one sentence, with what it rests on."""
 
     exit_code: int
@@ -34,6 +36,16 @@ class Verdict:
     outcomes: Mapping[Outcome, int]
     missing: tuple[str, ...]
     findings: tuple[Finding, ...] = ()
+
+    def display_rows(self) -> tuple[Row, Sequence[Row]]:
+        """The headline; gates that are crossed or open with their cases; what leaks, and what is missing."""
+        named = [
+            (judgement.ruling.value, f"'{judgement.gate}' · {full_name(judgement.finding.case)}")
+            for judgement in (*self.crossed, *self.inconclusive)
+        ]
+        counts = ", ".join(f"{count} {outcome.value}" for outcome, count in self.outcomes.items() if count)
+        missing = [("not run", count_noun(len(self.missing), "case"))] if self.missing else []
+        return (f"Verdict, exit code {self.exit_code}", self.headline), [*named, ("cases", counts or "none"), *missing]
 
     @property
     def crossed(self) -> tuple[Judgement, ...]:
