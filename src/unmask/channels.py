@@ -105,6 +105,23 @@ CHANNELS: Mapping[str, Channel] = {
             "docs/vectors.md",
         ),
     ),
+    "inputs": Channel(
+        frozenset({Aim.INPUTS}),
+        Threat(
+            "One layer's output to its input",
+            "Whoever is handed the output of one attention layer, as in split computation, and has its weights.",
+            "The output and the weights of a bare attention layer: softmax(X W Xᵀ) X V, without norms or positions.",
+            "The numbers that were sent in, one row a token.",
+            (
+                "The layers of an audit are drawn at random; layers of real models, with norms and positions, are the "
+                "channel of outputs.",
+                "An indefinite W has several inputs for one output; beyond 8 tokens the search finds none.",
+                "Where the output has noise, another input gives it exactly.",
+                _NEVER_SAFE,
+            ),
+            "docs/outputs-paper.md",
+        ),
+    ),
     "queries": Channel(
         frozenset({Aim.WEIGHTS}),
         Threat(

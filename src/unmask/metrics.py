@@ -67,6 +67,10 @@ METRICS: Mapping[str, Metric] = {
     "hidden_size_found": Metric("Hidden size found", Aim.WEIGHTS, is_whole=True, is_amount=True),
     "hidden_size_share": Metric("Share of the hidden size that is proven", Aim.WEIGHTS, is_amount=True),
     "false_weights": _count("Weights that were claimed and are not there", Aim.WEIGHTS, is_mistake=True),
+    "inputs_found": _count("Inputs of a layer found", Aim.INPUTS, is_whole=True),
+    "inputs_rate": Metric("Inputs recovered (1 − relative error)", Aim.INPUTS, unit="of inputs", is_amount=True),
+    "input_error": Metric("Relative error of the inputs", Aim.INPUTS, of_nothing=1.0),
+    "false_inputs": _count("Inputs that were claimed and are not there", Aim.INPUTS, is_mistake=True),
 }
 LEAKS = tuple(name for name, metric in METRICS.items() if metric.unit)  # in words, one of them says how much leaked
 AMOUNTS = tuple(name for name, metric in METRICS.items() if metric.is_amount)

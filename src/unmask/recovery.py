@@ -73,6 +73,7 @@ class Aim(Enum):
     TOKENS = "tokens"  # which tokens occur
     TEXTS = "texts"  # the order of tokens as well: whole texts
     WEIGHTS = "weights"  # weights and sizes of a layer
+    INPUTS = "inputs"  # the numbers that were sent into a layer
 
 
 ALL_AIMS = frozenset(Aim)

@@ -180,7 +180,7 @@ def recover_inputs(
     is_stack = isinstance(evidence, AttentionStackEvidence)
     if is_stack and not (attack in (None, DEFAULT) or callable(attack) or str(attack).startswith(_STACK)):
         raise InputError(f"a stack of layers is read by the attack '{_STACK}', got {attack!r}")
-    run = _choose(attack, _STACK if is_stack else "attention", "outputs", Secret.INPUTS, seed=seed)
+    run = _choose(attack, _STACK if is_stack else "attention", "inputs", Secret.INPUTS, seed=seed)
     recovery: Recovery[Preimages] = run(evidence, progress)
     return recovery
 

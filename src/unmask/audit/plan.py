@@ -185,7 +185,7 @@ def _check(spec: dict[str, Any], data: Mapping[str, DataSet], where: str) -> dic
         spec["data"] = {"name": found.name, "sha256": found.sha256}
     if fault := CHANNEL_AUDITS[spec["channel"]].find_fault(spec):
         raise InputError(f"{where}: {fault}")
-    if "secret" in spec and not parse_secret(spec["secret"]).needs_a_model:
+    if spec["channel"] == "queries" and not parse_secret(spec["secret"]).needs_a_model:
         spec["model"] = ""
     return spec
 

@@ -135,6 +135,14 @@ class AttentionEvidence(DisplayedFields):
             )
         object.__setattr__(self, "row_norms", require_norms(self.row_norms, len(self.output)))
 
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """The output of each token, named by its position, as defences change them."""
+        return {f"{position:06d}": row for position, row in enumerate(self.output)}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> AttentionEvidence:
+        """The same evidence with these outputs of its tokens."""
+        return replace(self, output=torch.stack([tensors[name] for name in sorted(tensors)]))
+
     def save(self, path: str | Path) -> Path:
         """Write to a safetensors file."""
         tensors = {"W": self.W, "V": self.V, "output": self.output}

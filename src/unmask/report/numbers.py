@@ -89,7 +89,8 @@ def looked_for_in_words(finding: Finding) -> str:
         return "tokens and whole texts."
     if Aim.TOKENS.value in finding.looked_for:
         return "tokens only. Their order was not tried, so nothing follows about texts."
-    return "weights." if Aim.WEIGHTS.value in finding.looked_for else ""
+    others = (aim for aim in (Aim.WEIGHTS, Aim.INPUTS) if aim.value in finding.looked_for)
+    return next((f"{aim.value}." for aim in others), "")
 
 
 def control_in_words(finding: Finding) -> str:

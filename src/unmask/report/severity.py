@@ -34,9 +34,9 @@ class Severity(Enum):
 
 
 _MEANINGS = {
-    Severity.CRITICAL: "Whole texts or weights were read, and the attacker can prove that they are right.",
-    Severity.HIGH: "Whole texts or weights were read, but the attacker cannot prove that they are right.",
-    Severity.MEDIUM: "At least half of the words, or of the weights, were read.",
+    Severity.CRITICAL: "Whole texts, weights or inputs were read, and the attacker can prove that they are right.",
+    Severity.HIGH: "Whole texts, weights or inputs were read, but the attacker cannot prove that they are right.",
+    Severity.MEDIUM: "At least half of the words, weights or inputs were read.",
     Severity.LOW: "Some words were read, or something about the weights.",
     Severity.UNKNOWN: "The attack raised an error, did not apply or did not end. That is not 'safe'.",
     Severity.NONE: "This attack found nothing. Another one may.",
@@ -52,7 +52,7 @@ def severity_of(finding: Finding) -> Severity:
     if not finding.metrics:
         proven = any(pair.certain for pair in finding.texts)
         return Severity.CRITICAL if proven else Severity.HIGH if finding.texts else Severity.MEDIUM
-    if _has(finding, "weights_found"):
+    if _has(finding, "weights_found") or _has(finding, "inputs_found"):
         return Severity.CRITICAL if Status[finding.status].conclusive else Severity.HIGH
     if _has(finding, "near_exact_texts") or _has(finding, "exact_texts"):
         return Severity.CRITICAL if _has(finding, "certain_texts") else Severity.HIGH

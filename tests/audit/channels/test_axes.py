@@ -34,7 +34,7 @@ def test_only_what_cannot_be_guessed_must_be_given():
         for channel, audit in CHANNEL_AUDITS.items()
     }
     of_models = {name: ["models"] for name in ("gradients", "outputs", "caches", "vectors")}
-    assert required == {**of_models, "queries": ["secrets"]}
+    assert required == {**of_models, "inputs": ["secrets"], "queries": ["secrets"]}
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_what_was_not_measured_is_not_held():
 
 def test_every_phrase_and_metric_concerns_a_channel():
     for phrase in PHRASES:
-        assert any(parse_gate(phrase).concerns(channel) for channel in ("gradients", "outputs", "queries"))
+        assert any(parse_gate(phrase).concerns(channel) for channel in ("gradients", "outputs", "inputs", "queries"))
     assert not parse_gate("epsilon < 1").concerns("outputs")
     assert not parse_gate("no weights").concerns("gradients")
     assert not parse_gate("no weights").concerns("elsewhere")

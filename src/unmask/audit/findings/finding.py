@@ -141,8 +141,9 @@ class Finding(Displayed):
             return Status[self.status].conclusive
         if any(self._beyond(name, 0.0) for name, metric in METRICS.items() if metric.is_whole):
             return True
+        numbers = self._beyond("weights_rate", _GOOD_WORDS) or self._beyond("inputs_rate", _GOOD_WORDS)
         if Status[self.status].conclusive and (
-            self._tells_tokens() or self._beyond("hidden_size_share", 0.0) or self._beyond("weights_rate", _GOOD_WORDS)
+            self._tells_tokens() or self._beyond("hidden_size_share", 0.0) or numbers
         ):
             return True
         return self._guesses_well()

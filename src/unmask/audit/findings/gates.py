@@ -23,6 +23,7 @@ PHRASES: Mapping[str, str] = {
     "no near-exact text": "near_exact_texts == 0",
     "no token": "token_recall == 0",
     "no weights": "weights_found == 0",
+    "no inputs": "inputs_found == 0",
     "no hidden size": "hidden_size_found == 0",
 }
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {

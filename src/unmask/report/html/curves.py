@@ -17,7 +17,7 @@ from unmask.report.numbers import interval, number
 
 MAX_LINES = 5  # in one chart; more are split over several
 MAX_CHARTS = 24
-_METRICS = ("token_recall", "exact_rate", "weights_rate")
+_METRICS = ("token_recall", "exact_rate", "weights_rate", "inputs_rate")
 _VARIED = "…"  # stands for the setting that is varied along a line
 _NOISE = re.compile(r"(noise|laplace):(?:(.*),)?sigma=([^,]+)(.*)")
 _DPSGD = re.compile(r"dpsgd:(?:(.*),)?noise_multiplier=([^,]+)(.*)")
