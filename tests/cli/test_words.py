@@ -19,7 +19,7 @@ from unmask.cli.words import _PHRASES, OPTIONS, say_as_options
         ("layer must lie in 0…5, got 9", "--layer must lie in 0…5, got 9"),
         ("padding_side must be 'left' or 'right', got 'up'", "--padding must be 'left' or 'right', got 'up'"),
         ("learning_rate must be above 0, or None, got -1", "--learning-rate must be above 0, got -1"),
-        ("state all_tokens_predicted=True if none are", "state --all-tokens-predicted if none are"),
+        ("all_tokens_predicted=True was", "--all-tokens-predicted was"),
         ("normalise=False was", "--no-normalise was"),
         ("the defence 'noise:seed=1,layer=2' is unknown", "the defence 'noise:seed=1,layer=2' is unknown"),
         ("my-task='x' and old.seed=3", "my-task='x' and old.seed=3"),

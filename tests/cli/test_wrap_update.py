@@ -143,3 +143,28 @@ def test_options_that_contradict_each_other(call, tmp_path, options, part):
     answer = call("wrap", "update", tmp_path / "x", "-m", "minilm-l6", "-o", tmp_path / "u", *options)
     assert answer.code == 2
     assert part in answer.message
+
+
+def test_a_head_of_its_own_and_the_state_that_it_reads(call, folder, gradients, tmp_path):
+    files = [tmp_path / f"{name}.safetensors" for name in ("grads", "head", "two", "update")]
+    save_file(gradients, files[0])
+    width = unmask.load_model(str(folder)).width
+    save_file({"score.weight": torch.ones(2, width), "score.bias": torch.ones(2)}, files[1])
+    save_file({"a": torch.ones(2, width), "b": torch.ones(2, width)}, files[2])
+    command = ("wrap", "update", files[0], "-m", folder, "-o", files[3], "--task", "classification")
+    answer = call(*command, "--head", files[1], "--pooling", "mean")
+    assert answer.code == 0, answer.err
+    evidence = unmask.load_evidence(files[3])
+    assert (evidence.pooling, tuple(evidence.head.shape)) == ("mean", (2, width))
+    answer = call(*command, "--head", files[2])
+    assert answer.code == 2
+    assert "must hold one matrix (labels, width), got ['a', 'b']" in answer.message
+
+
+def test_reasons_name_options_and_not_arguments_of_python(call, folder, gradients, tmp_path):
+    save_file(gradients, tmp_path / "grads.safetensors")
+    out = tmp_path / "update.safetensors"
+    assert call("wrap", "update", tmp_path / "grads.safetensors", "-m", folder, "-o", out).code == 0
+    answer = call("recover", "text", out, "-m", folder, "--json")
+    assert "`unmask wrap update --all-tokens-predicted`" in answer.document["reason"]
+    assert "all_tokens_predicted" not in answer.document["reason"]

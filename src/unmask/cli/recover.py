@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from unmask.cli.options import (
 )
 from unmask.cli.output_layer import recover_output_layer_command
 from unmask.cli.weights import recover_weights_command
+from unmask.cli.words import say_as_options
 from unmask.errors import InputError
 
 recover = typer.Typer(help="Recover the secret from evidence.", no_args_is_help=True)
@@ -71,6 +73,7 @@ def recover_text_command(
         recovery = recover_text(
             seen, loaded, attack=attack, known_beginning=beginning, progress=progress, effort=effort, seed=seed
         )
+    recovery = replace(recovery, reason=say_as_options(recovery.reason))
     print_text_recovery(recovery, loaded, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
 

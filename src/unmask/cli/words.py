@@ -34,6 +34,10 @@ _PHRASES: Mapping[str, str] = {
     "pass adapters=…, or load_model(the PEFT model)": (
         "give the folder of the PEFT adapter that the server sent, with --adapter"
     ),
+    "state all_tokens_predicted=True if none are": (
+        "if none are, say so with `unmask wrap update --all-tokens-predicted`"
+    ),
+    "are not all known; pass adapters=…": "are not all known; give them with `unmask wrap update --adapter`",
     "parameters must be a list of name parts": "--keep must be a part of a name",
     ", or None, got ": ", got ",
     "/dev/stdin": "standard input",

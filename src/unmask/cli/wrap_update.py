@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,17 @@ from unmask.cli.options import DeviceOption, DtypeName, JsonOption, ModelOption,
 from unmask.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from unmask.models import Model
+
+
+class StatePooling(StrEnum):
+    """The state of a text that a classification head reads."""
+
+    first = "first"
+    last = "last"
+    mean = "mean"
 
 
 def wrap_update_command(
@@ -41,6 +52,13 @@ def wrap_update_command(
     clients: Annotated[int | None, typer.Option(min=1, help="1: one client's mean; more: a sum of updates.")] = None,
     all_tokens_predicted: Annotated[
         bool | None, typer.Option(help="Whether every token behind a text's first has a label, if known.")
+    ] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option(help="safetensors file with a classification head (labels, width) beside the model."),
+    ] = None,
+    pooling: Annotated[
+        StatePooling | None, typer.Option(help="The state that the head reads, if known: first, last or mean.")
     ] = None,
     device: DeviceOption = "cpu",
     json: JsonOption = False,
@@ -72,6 +90,8 @@ def wrap_update_command(
             "momentum": momentum,
             "num_clients": clients,
             "all_tokens_predicted": all_tokens_predicted,
+            "head": None if head is None else _head(head),
+            "pooling": None if pooling is None else pooling.value,
         }
         tensors, told = _read(loaded, path, delta, weights, before, adapter)
         evidence = GradientEvidence.of(loaded, tensors, **known, **told)
@@ -117,6 +137,16 @@ def _read(
         files.require_start(model, start)
         start = name_tensors(model, start)
     return files.subtract(name_tensors(model, tensors), start), {"update": "delta"}
+
+
+def _head(file: Path) -> Tensor:
+    """The matrix of a file that holds one."""
+    from unmask.integrations.captured_files import read_tensors
+
+    matrices = {name: tensor for name, tensor in read_tensors(file).items() if tensor.ndim == 2}
+    if len(matrices) != 1:
+        raise InputError(f"--head {file} must hold one matrix (labels, width), got {sorted(matrices) or 'none'}")
+    return next(iter(matrices.values()))
 
 
 def _adapter(folder: Path) -> dict[str, Any]:
