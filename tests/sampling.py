@@ -8,6 +8,14 @@ from typing import Any
 import pytest
 
 
+def in_turn(first: Iterable[Any], second: Iterable[Any], times: int = 1) -> list[tuple[Any, Any]]:
+    """Some pairs in which every value of either list occurs, those of the longer list `times` times."""
+    rows, columns = list(first), list(second)
+    if len(rows) < len(columns):
+        return [(row, column) for column, row in in_turn(columns, rows, times)]
+    return [(row, columns[(place + turn) % len(columns)]) for place, row in enumerate(rows) for turn in range(times)]
+
+
 def sample(names: str, every: Iterable[Any], quick: Sequence[Any]) -> pytest.MarkDecorator:
     """All of them; those that are not `quick` are slow."""
     marks = {True: (), False: (pytest.mark.slow,)}

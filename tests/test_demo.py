@@ -23,24 +23,24 @@ gates = ["no exact text", "no weights"]
 
 [[gradients]]
 models = ["minilm-l6"]
-batch_sizes = [2]
+batch_sizes = [1]
 defences = ["none", "noise:sigma=1e-3"]
 
 [[gradients]]
 models = ["minilm-l6"]
-batch_sizes = [2]
+batch_sizes = [1]
 defences = ["noise:sigma=1000"]
 gates = []
 
 [[outputs]]
 models = ["minilm-l6"]
-batch_sizes = [2]
+batch_sizes = [1]
 layers = [2]
 defences = ["none", "int8"]
 
 [[queries]]
-secrets = ["random:heads=4,width=16"]
-defences = ["none", "round:decimals=2", ["norm:max_norm=4", "round:decimals=2"]]
+secrets = ["random:heads=2,width=8"]
+defences = ["none", "round:decimals=2", ["norm:max_norm=2", "round:decimals=1"]]
 """
 HEADS = """
 gates = ["no weights"]

@@ -35,6 +35,8 @@ class _StopAtSoftmax(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, or end the pass where values are mixed."""
         kind = KINDS.get(func)
+        if kind is None:
+            return func(*args, **(kwargs or {}))
         tensors = tuple(each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor))
         if kind is Kind.ATTENTION:
             self.heads = tensors[0], tensors[1], tensors[2]

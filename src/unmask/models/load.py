@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from unmask.errors import InputError, UnmaskError, UnsupportedModelError
 from unmask.models.adapter import Model
@@ -105,6 +104,8 @@ def _adapt_sentence_transformer(source: Any, tokenizer: Any) -> Model:
 
 
 def _require_transformer(hf: Any) -> Any:
+    import transformers  # here, as audits of queries start faster without it
+
     if not isinstance(getattr(hf, "config", None), transformers.PreTrainedConfig):
         raise UnsupportedModelError(
             f"an object of type {type(hf).__name__} is no transformers model; give one, or the name of a folder"

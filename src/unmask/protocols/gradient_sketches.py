@@ -26,7 +26,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers.pytorch_utils import Conv1D
 
 from unmask.evidence.tensor_files import StoredTensors
 from unmask.models.adapter import Model
@@ -114,7 +113,7 @@ class GradientSketches:
             value.index_add_(0, given.flatten(), delta @ ways)
         else:
             rows = given.flatten(0, -2)
-            left, right = (rows, delta) if type(module) is Conv1D else (delta, rows)
+            left, right = (rows, delta) if _is_conv1d(module) else (delta, rows)
             value += left.T @ (right @ ways)
 
     def _ways_of(self, weight: Tensor) -> Tensor:
@@ -144,7 +143,14 @@ def _can_sketch(module: nn.Module) -> bool:
     """Whether the gradient of a module's matrix is what its inputs and outputs tell."""
     if type(module) is nn.Embedding:
         return module.padding_idx is None and module.max_norm is None and not module.scale_grad_by_freq
-    return type(module) in (nn.Linear, Conv1D)
+    return type(module) is nn.Linear or _is_conv1d(module)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is transformers' layer that stores its matrix as (d_in, d_out)."""
+    from transformers.pytorch_utils import Conv1D  # here, as audits of queries start faster without it
+
+    return type(module) is Conv1D
 
 
 def _weight(module: nn.Module) -> Tensor:

@@ -1,9 +1,11 @@
 """Texts from updates with few digits, noise and local steps: exact, certain by a replay, never certain and false."""
 
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
+from tests.sampling import in_turn, sample
 
 from unmask import recover_text
 from unmask.attacks.gradients.noisy.attack import NoisyAttack, is_blurred
@@ -21,6 +23,8 @@ BATCHES = {
     "a first token twice": [(5, 5, 17, 99, 250), LONGER],
 }
 DEFENCES = ["bf16", "fp16", "fp8", "noise:sigma=1e-5", "laplace:sigma=1e-5", "topk:share=0.5"]
+STRONG_DEFENCES = ["noise:sigma=1e-2", "noise:sigma=1", "topk:share=0.01", "random:share=0.1", "int8"]
+ROTARY = ["tiny_llama", "tiny_qwen2", "tiny_mistral"]
 
 
 def observe(model, texts, defence=None):
@@ -37,8 +41,7 @@ def test_every_text_is_recovered(tiny_llama, batch, defence):
     assert recovery.value.token_set == {token for text in BATCHES[batch] for token in text}
 
 
-@pytest.mark.parametrize("defence", DEFENCES)
-@pytest.mark.parametrize("name", ["tiny_llama", "tiny_qwen2", "tiny_mistral"])
+@sample("name, defence", product(ROTARY, DEFENCES), in_turn(ROTARY, DEFENCES))
 def test_digits_and_noise_are_no_obstacle(name, defence, request):
     model = request.getfixturevalue(name)
     recovery = recover_text(observe(model, BATCHES["texts that share a start"], defence), model)
@@ -55,10 +58,7 @@ def test_local_steps_are_no_obstacle(tiny_llama, steps):
     assert Counter(recovery.value.expand()) == Counter(texts)
 
 
-@pytest.mark.parametrize(
-    "defence", ["noise:sigma=1e-2", "noise:sigma=1", "topk:share=0.01", "random:share=0.1", "int8"]
-)
-@pytest.mark.parametrize("batch", BATCHES)
+@sample("batch, defence", product(BATCHES, STRONG_DEFENCES), in_turn(BATCHES, STRONG_DEFENCES, times=2))
 def test_nothing_certain_is_false(tiny_llama, batch, defence):
     recovery = NoisyAttack()(observe(tiny_llama, BATCHES[batch], defence), tiny_llama)
     assert {text.tokens for text in recovery.value.certain} <= set(BATCHES[batch])

@@ -1,9 +1,11 @@
 """The client run again on texts of a noisy update: the right ones are confirmed, nearly right ones are not."""
 
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
+from tests.sampling import in_turn, sample
 
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.decoder.endings import TextEnding
@@ -52,8 +54,7 @@ def test_the_right_texts_in_any_order_are_confirmed(tiny_llama, defence):
     assert confirm(tiny_llama, defence, RIGHT[::-1]).proof is DEFENCES[defence]
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("defence", DEFENCES)
+@sample("defence, wrong", product(DEFENCES, WRONG), in_turn(DEFENCES, WRONG, times=2))
 def test_nearly_right_texts_are_confirmed_only_if_they_become_right(tiny_llama, defence, wrong):
     found = confirm(tiny_llama, defence, WRONG[wrong])
     if found.proof is not Proof.NONE:

@@ -1,9 +1,12 @@
 """Texts in which another token could stand: told apart while digits and noise allow it, and named where they do not."""
 
+from itertools import product
+
 import pytest
 import torch
 import transformers
 from tests.conftest import adapt
+from tests.sampling import in_turn, sample
 from tests.tiny_models import llama_sizes, random_model
 
 from unmask import recover_text
@@ -53,8 +56,10 @@ def test_a_text_whose_neighbour_fits_better_is_doubtful():
     assert find_confusable(clean, model, ReplayedTexts(wrong, [4 / 7, 3 / 7], again), Loss.NOISE) == {0}
 
 
-@pytest.mark.parametrize("defence", ["bf16", "noise:sigma=1e-5", "int8"])
-@pytest.mark.parametrize("difference", [1e-2, 1e-4, 1e-6])
+DIFFERENCES, DEFENCES = (1e-2, 1e-4, 1e-6), ("bf16", "noise:sigma=1e-5", "int8")
+
+
+@sample("difference, defence", product(DIFFERENCES, DEFENCES), in_turn(DIFFERENCES, DEFENCES, times=2))
 def test_nothing_certain_is_false_where_two_tokens_are_nearly_the_same(difference, defence):
     model = twins(difference)
     evidence = observe_gradients(model, [list(text) for text in TEXTS])
