@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
@@ -20,8 +22,9 @@ def embedder(minilm: Model) -> Embedder:
 
 @pytest.fixture(scope="session")
 def effects(embedder: Embedder, tmp_path_factory: pytest.TempPathFactory) -> InsertionEffects:
-    """Fitted once, whichever of the test processes comes first."""
-    path = tmp_path_factory.getbasetemp().parent / "effects.safetensors"
+    """Fitted once a run, whichever of its processes comes first."""
+    own = tmp_path_factory.getbasetemp()
+    path = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "effects.safetensors"
     with FileLock(f"{path}.lock"):
         if not path.exists():
             made = fit_insertion_effects(embedder, read_sentences(embedder.model), FitSettings(contexts=1000))
