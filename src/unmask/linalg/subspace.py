@@ -30,7 +30,7 @@ _NEARLY_FULL = 4
 _COARSE = 1e-4  # float types with larger rounding leave no gap in the spectrum
 _OVERSAMPLING = 16
 _ROUNDING = 1e-6  # float32 gradients: about ten roundings of the largest singular value
-_MIN_SKETCH = 64
+_MIN_SKETCH = 48
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.beyond_width import CompletedSpan, complete, dependencies, wide_site
 from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
 from unmask.attacks.gradients.decoder.confirm import (
+    Proof,
     arrivals_of,
     confirm_classification,
     confirm_next_token,
@@ -105,8 +106,6 @@ class DecoderAttack:
         if not forest.leaves:
             why = f"no prefix passed at the {site.name}"
             return claim_tokens(run, candidates, used, why)
-        if late := model.problem_at(max(len(tokens) for _, tokens in forest.leaves)):
-            return claim_tokens(run, candidates, used, late)
         progress("reading endings", 0, 1)
         read = self._read_endings(run, working, model, site, forest, candidates)
         progress("running the client again", 0, 1)
@@ -114,6 +113,8 @@ class DecoderAttack:
             confirmation = confirm_next_token(evidence, working, model, forest, read.endings, candidates.equal)
         else:
             confirmation = confirm_classification(working, model, forest, read.endings, read.arrivals)
+        if confirmation.proof is not Proof.CLIENT and (late := model.problem_at(forest.longest)):
+            return claim_tokens(run, candidates, used, late)  # the client alone is run without the model's parts
         doubtful = self._find_missed_branches(model, site, forest, confirmation.endings)
         doubtful |= frozenset() if wide is None else self._find_unverified(model, forest, wide)
         used = (*used, *site.parameters, *read.used)

@@ -55,6 +55,11 @@ class Forest:
         """Whether the distances of accepted and refused prefixes stand far apart."""
         return not self.overflow and self.gap.decades >= min_gap_decades
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest leaf."""
+        return max(len(tokens) for _, tokens in self.leaves)
+
     def num_rows(self, model: Model) -> int:
         """Prefixes with a row of their own."""
         return sum(not is_repetition(model, node) for node in self.nodes)
