@@ -56,9 +56,14 @@ class Forest:
         return not self.overflow and self.gap.decades >= min_gap_decades
 
     @property
+    def texts(self) -> list[tuple[int, ...]]:
+        """The tokens of the leaves."""
+        return [tokens for _, tokens in self.leaves]
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest leaf."""
-        return max(len(tokens) for _, tokens in self.leaves)
+        return max(map(len, self.texts))
 
     def num_rows(self, model: Model) -> int:
         """Prefixes with a row of their own."""
