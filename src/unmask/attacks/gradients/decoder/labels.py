@@ -21,8 +21,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Node
 from unmask.linalg.subspace import column_span
 from unmask.models.linear import TokenHead
 
-_SHORTLIST = 512  # labels of the vocabulary whose directions are formed
-_SHORTEST = 1e-6  # of ‖μ‖²: differences of squares show no less in float32
+_SKETCH = 32  # random directions that rank all labels of the vocabulary before a few are tested exactly
 _FINALISTS = 8
 _MAX_LABELS = 64  # different labels behind one prefix
 _USEFUL = 0.9  # a label that leaves more of the rest than this is not one
@@ -75,10 +74,11 @@ class LabelReader:
         self.threshold = _SILENT * float(sizes.median())
         self.silent = set((sizes <= self.threshold).nonzero()[:, 0].tolist())
         self.means = self._mean_embeddings(memory_budget_bytes)
-        self.squares = torch.linalg.vector_norm(self.embedding, dim=1).square()
+        width, generator = self.added.shape[1], torch.Generator().manual_seed(0)
+        sketch = torch.eye(width) if width <= _SKETCH else torch.randn(_SKETCH, width, generator=generator)
+        self.sketch = self._without_foreign(sketch.to(self.embedding))
         self.children = _children(rows.nodes)
-        floats = 8 * len(self.embedding) + 4 * _SHORTLIST * self.embedding.shape[1]
-        self.nodes_at_once = max(1, memory_budget_bytes // (4 * floats))
+        self.nodes_at_once = max(1, memory_budget_bytes // (8 * _SKETCH * len(self.embedding)))
 
     def labels(self) -> list[Labels]:
         """The labels of every prefix: by one known child or by one label, all at once, then the few others in turn."""
@@ -172,34 +172,37 @@ class LabelReader:
     def _rank(
         self, nodes: list[int], rests: Float[Tensor, "u d"], num_labels: int, known: Float[Tensor, "e d"] | None = None
     ) -> Int[Tensor, "u y"]:
-        """The labels whose directions are most parallel to each rest.
+        """The labels whose directions are most parallel to each rest, judged in a random sketch of 32 dimensions.
 
-        ⟨Jᵀ(μ − e_y), rest⟩ = ⟨μ − e_y, J·rest⟩ of all labels, over ‖μ − e_y‖, gives a shortlist; of that the directions
-        themselves are taken, outside of those that are known, which the rest was measured outside of.
+        Outside of the directions that are known, which the rest was measured outside of.
         """
-        moved, means = self.push(nodes, rests.to(self.embedding)), self.means[nodes]
-        slopes = self.head.slopes(self._logits(nodes))
-        products = (means * moved).sum(1, keepdim=True) - slopes * (moved @ self.embedding.T)
-        mixed = slopes * (means @ self.embedding.T)
-        sizes = means.square().sum(1, keepdim=True) - 2 * mixed + slopes.square() * self.squares
-        least = _SHORTEST * means.square().sum(1, keepdim=True)
-        shortlist = (products / sizes.maximum(least).sqrt()).topk(min(_SHORTLIST, products.shape[1])).indices.cpu()
-        pairs = torch.tensor(nodes)[:, None].expand_as(shortlist)
-        towards = self.directions(pairs.flatten(), shortlist.flatten()).unflatten(0, shortlist.shape)
-        if known is not None and len(known):
-            frame = torch.linalg.qr(known.T)[0]
-            towards = towards - (towards @ frame) @ frame.T
-        cosine = (towards @ rests.to(towards)[..., None])[..., 0] / towards.norm(dim=-1).clamp_min(1e-30)
-        return shortlist.to(cosine.device).gather(1, cosine.topk(min(num_labels, cosine.shape[1])).indices)
+        pushed = self._push_forward(nodes)
+        means = torch.einsum("ud,usd->us", self.means[nodes], pushed)
+        slopes = self.head.slopes(self._logits(nodes))[..., None]
+        candidates = means[:, None] - slopes * torch.einsum("vd,usd->uvs", self.embedding, pushed)
+        wanted = rests.to(self.sketch) @ self.sketch.T
+        if known is not None and 0 < len(known) < self.sketch.shape[0]:
+            frame = torch.linalg.qr(self.sketch @ known.T)[0]
+            candidates = candidates - (candidates @ frame) @ frame.T
+        cosine = torch.einsum("uvs,us->uv", candidates, wanted) / candidates.norm(dim=-1).clamp_min(1e-30)
+        return cosine.topk(min(num_labels, cosine.shape[1])).indices
+
+    def _push_forward(self, nodes: list[int]) -> Float[Tensor, "u s d"]:
+        """J_u·s of all rows s of the sketch."""
+        each = [u for u in nodes for _ in self.sketch]
+        return self.push(each, self.sketch.repeat(len(nodes), 1)).unflatten(0, (len(nodes), -1))
 
     def push(self, nodes: list[int], ways: Float[Tensor, "u d"]) -> Float[Tensor, "u d"]:
         """J_u·s of one way s for each prefix: how the head's features move when what is added moves along s.
 
-        By differences, as labels are only ranked by them.
+        Kernels of experts have no forward derivatives: there differences do, as labels are only ranked by them.
         """
         features, added = self.features(nodes), self.added[nodes]
-        steps = _STEP * added.norm(dim=1, keepdim=True) / ways.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        return (features(added + steps * ways) - features(added - steps * ways)) / (2 * steps)
+        try:
+            return torch.func.jvp(features, (added,), (ways,))[1]
+        except NotImplementedError:
+            steps = _STEP * added.norm(dim=1, keepdim=True) / ways.norm(dim=1, keepdim=True)
+            return (features(added + steps * ways) - features(added - steps * ways)) / (2 * steps)
 
 
 def _fit(directions: Float[Tensor, "e d"], delta: Float[Tensor, " d"]) -> tuple[Tensor, Tensor]:
