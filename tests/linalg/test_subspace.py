@@ -493,3 +493,14 @@ def test_directions_that_a_span_holds_add_nothing():
     span = column_span(rows.T)
     assert span.join(torch.cat([rows[:1] - rows[1:2], torch.zeros(1, 8)])).rank == 3
     assert span.join(torch.zeros(0, 8)).rank == 3
+
+
+def test_a_span_at_some_entries_holds_what_they_hold_of_its_vectors():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(4, 30, generator=generator, dtype=torch.float64)
+    entries = torch.tensor([3, 29, 8, 1, 17, 5, 22])
+    part = column_span(rows.T).at(entries)
+    assert (part.rank, part.width) == (4, 7)
+    assert float(part.distance(rows[:, entries]).max()) < 1e-12
+    others = torch.randn(5, 7, generator=generator, dtype=torch.float64)
+    assert float(part.distance(others).min()) > 1e-2

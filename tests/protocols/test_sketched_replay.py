@@ -8,10 +8,10 @@ import pytest
 from torch.nn import functional
 
 from unmask.models import Model
-from unmask.protocols import observe_gradients
+from unmask.protocols import observe_gradients, sketched_replay
 from unmask.protocols.gradient_sketches import Sketch
 from unmask.protocols.replay import agree, replay
-from unmask.protocols.sketched_replay import replay_sketched
+from unmask.protocols.sketched_replay import replay_sketched, run_client
 
 TEXTS = [(5, 9, 3, 7), (4, 4, 8), (5, 9, 3, 7), (2, 6, 1, 3, 9, 11)]
 
@@ -60,3 +60,44 @@ def test_a_layer_that_is_not_called_is_not_left_out_of_the_comparison(tiny_llama
     direct = lambda x: functional.linear(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x), mlp.down_proj.weight)  # noqa: E731
     monkeypatch.setattr(mlp, "forward", direct)
     assert replay_sketched(evidence, tiny_llama, Counter(TEXTS)) is None
+
+
+def test_labels_may_come_behind_the_forward_pass(model):
+    evidence = observe_gradients(model, TEXTS)
+    run = [text[:-1] for text in TEXTS] + [(5, 9, 3, 1, 2)]  # one more that predicts nothing
+    client = run_client(evidence, model, run)
+    assert client is not None
+    assert [part.logits.shape[:2] for part in client.passes] == [part.last_stream.shape[:2] for part in client.passes]
+    found, expected = (replay_sketched(evidence, model, Counter(TEXTS), given) for given in (client, None))
+    assert agree(evidence, found).holds
+    assert set(found) == set(expected)
+    assert not client.passes  # sent back once
+    assert agree(evidence, replay_sketched(evidence, model, Counter(TEXTS), client)).holds  # run anew
+
+
+def test_texts_that_were_not_run_are_run_then(model):
+    evidence = observe_gradients(model, TEXTS)
+    client = run_client(evidence, model, [text[:-1] for text in TEXTS[:2]])
+    assert agree(evidence, replay_sketched(evidence, model, Counter(TEXTS), client)).holds
+    wrong = run_client(evidence, model, [text[:-1] for text in TEXTS])
+    assert not agree(evidence, replay_sketched(evidence, model, Counter([(5, 9, 3, 8), *TEXTS[1:]]), wrong)).holds
+
+
+def test_frozen_weights_stay_frozen_between_the_passes(model):
+    evidence = observe_gradients(model, TEXTS)
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    try:
+        model.hf.requires_grad_(False)
+        client = run_client(evidence, model, [text[:-1] for text in TEXTS])
+        assert not any(parameter.requires_grad for parameter in model.hf.parameters())
+        assert agree(evidence, replay_sketched(evidence, model, Counter(TEXTS), client)).holds
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(before[name])
+
+
+def test_graphs_that_are_too_large_are_not_kept(model, monkeypatch):
+    monkeypatch.setattr(sketched_replay, "_ROWS_AT_ONCE", 4)
+    evidence = observe_gradients(model, TEXTS)
+    assert run_client(evidence, model, [text[:-1] for text in TEXTS]) is None
+    assert agree(evidence, replay_sketched(evidence, model, Counter(TEXTS))).holds

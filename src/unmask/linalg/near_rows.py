@@ -3,11 +3,13 @@
     near(i) = { j : ‖m_j − m_i‖ ≤ tolerance·‖m_i‖ }
 
 Few pairs are measured in full. Projections never lengthen a difference, so for small tolerances a tree over a few of
-them rules out all others; for large ones, where it would not, ‖m_j − m_i‖² = ‖m_j‖² − 2 m_j·m_i + ‖m_i‖² does.
+them rules out all others, and behind few given rows the first columns of M alone do; for large tolerances, where
+neither would, ‖m_j − m_i‖² = ‖m_j‖² − 2 m_j·m_i + ‖m_i‖² does.
 
 Notation: M (v, d) the matrix, m_i its rows; R (d, k) orthonormal columns, P = M·R.
 Limits: the relation is not transitive; groups overlap where the tolerance is near the distance between tokens.
-Cost: v·d·k flops for the projections, or v·d for each given row; then d for each pair that is left. Float64.
+Cost: v·k for each of few given rows, v·d·k flops for the projections, or v·d for each given row; then d for each pair
+that is left. Float64.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import Tensor
 from unmask.errors import InputError
 
 _NUM_PROJECTIONS = 8
+_FEW, _NUM_COLUMNS = 64, 16  # given rows up to which columns are compared one by one, and how many of them
 _MEMORY_BUDGET_BYTES = 2**28
 _SMALL = 1e-2  # tolerances up to this leave few pairs to a tree of projections
 _LIST_BYTES = 48  # of a number in a list, and again as an array
@@ -50,13 +53,16 @@ def near_rows(
     near: dict[int, list[int]] = {int(row): [] for row in chosen}
     if not near:
         return {}
-    projections, norms = _project(matrix, memory_budget_bytes)
-    reach = tolerance * norms[chosen.cpu()]
-    if tolerance <= _SMALL:
-        slack = _ROUNDING * norms.max()
-        pairs = _projected_pairs(projections, chosen.cpu(), reach + slack, memory_budget_bytes)
+    reach = tolerance * matrix[chosen].double().norm(dim=1).cpu()
+    if tolerance <= _SMALL and len(chosen) <= _FEW:
+        pairs = _pairs_by_columns(matrix, chosen, reach, memory_budget_bytes)
     else:
-        pairs = _pairs_by_products(matrix, norms, chosen, reach, memory_budget_bytes)
+        projections, norms = _project(matrix, memory_budget_bytes)
+        if tolerance <= _SMALL:
+            slack = _ROUNDING * norms.max()
+            pairs = _projected_pairs(projections, chosen.cpu(), reach + slack, memory_budget_bytes)
+        else:
+            pairs = _pairs_by_products(matrix, norms, chosen, reach, memory_budget_bytes)
     for which, others in pairs:
         for part in _split(len(which), 32 * matrix.shape[1], memory_budget_bytes):
             ours, theirs = chosen[which[part].to(chosen)], others[part].to(chosen)
@@ -80,6 +86,18 @@ def _project(
         block = matrix[part].double()
         projections[part], norms[part] = (block @ directions.to(block)).cpu(), block.norm(dim=1).cpu()
     return projections, norms
+
+
+def _pairs_by_columns(
+    matrix: Float[Tensor, "v d"], chosen: Int[Tensor, " c"], reach: Float[Tensor, " c"], memory_budget_bytes: int
+) -> Iterator[tuple[Int[Tensor, " p"], Int[Tensor, " p"]]]:
+    """Pairs (place in `chosen`, row) whose first columns differ by `reach` at the most."""
+    own, limit = matrix[chosen, :_NUM_COLUMNS].double(), (reach * (1 + _ROUNDING)).to(matrix.device)[:, None]
+    for part in _split(len(matrix), 8 * (_NUM_COLUMNS + 2 * len(chosen)), memory_budget_bytes):
+        others = matrix[part, :_NUM_COLUMNS].double()
+        distances = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist")
+        which, where = (distances <= limit).nonzero().cpu().T
+        yield which, where + part.start
 
 
 def _projected_pairs(

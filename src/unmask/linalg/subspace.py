@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.errors import InputError
@@ -30,7 +30,7 @@ _NEARLY_FULL = 4
 _COARSE = 1e-4  # float types with larger rounding leave no gap in the spectrum
 _OVERSAMPLING = 16
 _ROUNDING = 1e-6  # float32 gradients: about ten roundings of the largest singular value
-_MIN_SKETCH = 64
+_MIN_SKETCH = 48
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,12 @@ class Span:
         _, sizes, directions = torch.linalg.svd(extra, full_matrices=False)
         kept = directions[sizes > _ROUNDING * self.scale(rows).norm()]
         return replace(self, basis=torch.cat([self.basis, kept.T], dim=1))
+
+    def at(self, entries: Int[Tensor, " m"]) -> Span:
+        """The span of what some entries of its vectors hold."""
+        frame, _ = torch.linalg.qr(self.basis[entries])
+        scale = None if self.row_scale is None else self.row_scale[entries]
+        return replace(self, basis=frame, row_scale=scale)
 
     def scale(self, rows: Rows) -> Rows:
         """What distances are taken of: the rows in float64, scaled as the basis is."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from unmask.models.adapter import Model
 from unmask.models.blocks import Attended
@@ -37,12 +38,16 @@ def keep_hidden_units(model: Model, units: Int[Tensor, " u"]) -> Model | None:
         if layer is None:
             continue
         linear = kept.module(layer.module)
-        if not isinstance(linear, nn.Linear) or linear.out_features <= int(units.max()):
+        if isinstance(linear, nn.Linear) and linear.out_features > int(units.max()):
+            linear.weight = nn.Parameter(linear.weight[units], requires_grad=False)
+            linear.out_features = len(units)
+        elif isinstance(linear, Conv1D) and linear.nf > int(units.max()):
+            linear.weight = nn.Parameter(linear.weight[:, units].contiguous(), requires_grad=False)
+            linear.nf = len(units)
+        else:
             return None
-        linear.weight = nn.Parameter(linear.weight[units], requires_grad=False)
         if linear.bias is not None:
             linear.bias = nn.Parameter(linear.bias[units], requires_grad=False)
-        linear.out_features = len(units)
     return kept if _agree(model, kept, units) else None
 
 

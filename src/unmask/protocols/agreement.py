@@ -25,6 +25,7 @@ _COARSE = 2e-2  # a client in bfloat16 rounds every product
 _QUIET = 0.1  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms (key biases)
 _ENTRIES_AT_ONCE = 2**22
 _ENTRIES_A_ROW = 2**12  # whose squares are summed up in float32
+_MANY = 2**17  # entries, from which on that is quicker
 _LEAST_SQUARED = 1e-12  # of the largest entry: squares of those that are 1e-7 of it are still float32's normal numbers
 _NORMALISED = 0.75  # the quantile of tensors that counts where Adam has blown up the rounding of gradients that are 0
 
@@ -161,7 +162,7 @@ def _sum_of_squares(tensor: Tensor) -> float:
     """Squares summed up in float64, a few thousand at a time in float32 where none of them can vanish or overflow."""
     flat = tensor.reshape(-1)
     whole = len(flat) - len(flat) % _ENTRIES_A_ROW
-    if flat.dtype is not torch.float32 or not whole:
+    if flat.dtype is not torch.float32 or len(flat) < _MANY:
         return float(torch.linalg.vector_norm(flat, dtype=torch.float64).square())
     least, most = torch.aminmax(flat)
     largest = float(torch.maximum(-least, most))

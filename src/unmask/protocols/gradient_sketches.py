@@ -134,9 +134,11 @@ def seed_of(update: Mapping[str, Tensor]) -> int:
 
 
 def _sum_of_bits(tensor: Tensor) -> int:
-    """Integers add up exactly, in whatever order and on whatever device."""
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return int(tensor.detach().contiguous().view(integers).sum(dtype=torch.int64))
+    """Words of 64 bits add up exactly modulo 2⁶⁴, in whatever order and on whatever device; then the bytes left."""
+    bits = tensor.detach().contiguous().flatten().view(torch.uint8)
+    bits = bits.clone() if bits.storage_offset() % 8 else bits
+    whole = len(bits) - len(bits) % 8
+    return int(bits[:whole].view(torch.int64).sum()) + int(bits[whole:].sum(dtype=torch.int64))
 
 
 def _can_sketch(module: nn.Module) -> bool:

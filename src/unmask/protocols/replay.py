@@ -47,12 +47,14 @@ from unmask.protocols.fedsgd import observe_gradients
 from unmask.protocols.gradient_visits import only_trainable, visit_gradients
 from unmask.protocols.lora import observe_lora_again
 from unmask.protocols.pairs import observe_pairs
-from unmask.protocols.sketched_replay import replay_sketched
+from unmask.protocols.sketched_replay import ForwardPass, SketchedClient, replay_sketched, run_client
 
 # Attacks import all of it from here.
 __all__ = [
     "Agreement",
+    "ForwardPass",
     "Products",
+    "SketchedClient",
     "agree",
     "agreement_of",
     "can_replay",
@@ -60,6 +62,7 @@ __all__ = [
     "replay",
     "replay_and_agree",
     "replay_pairs",
+    "run_forward",
     "tolerance_of",
     "why_not_replayed",
     "why_too_large",
@@ -113,15 +116,17 @@ def replay_and_agree(
     padding_side: Literal["left", "right"] = "right",
     by_token: Collection[str] = (),
     equal: Sequence[tuple[int, ...]] = (),
+    client: SketchedClient | None = None,
 ) -> Agreement:
     """Run the client again and compare; with an update that is read by tensor, tensor by tensor.
 
-    Else by sketches first: gradients are formed only where those do not agree.
+    Else by sketches first: gradients are formed only where those do not agree. `client`: one that has run its forward
+    passes.
     """
     if not can_visit(evidence):
         counts = Counter(tuple(text) for text in texts)
         is_quick = padding_side == "right" and not isinstance(evidence.gradients, StoredTensors)
-        sketched = replay_sketched(evidence, model, counts) if is_quick else None
+        sketched = replay_sketched(evidence, model, counts, client) if is_quick else None
         if sketched is not None:
             quick = agree(evidence, sketched, by_token=by_token, equal=equal)
             if quick.holds:
@@ -143,6 +148,13 @@ def replay_and_agree(
 
     visit_gradients(model, texts, frozenset(evidence.gradients), compare, padding_side=padding_side)
     return agreement_of(products, tolerance)
+
+
+def run_forward(evidence: GradientEvidence, model: Model, texts: Sequence[TokenIds]) -> SketchedClient | None:
+    """The client's forward passes over texts whose last labels are not known yet; None where it is not run so."""
+    if isinstance(evidence.gradients, StoredTensors) or max(map(len, texts)) > model.max_positions:
+        return None
+    return run_client(evidence, model, [tuple(text) for text in texts])
 
 
 def can_visit(evidence: GradientEvidence) -> bool:

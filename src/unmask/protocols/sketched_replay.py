@@ -3,7 +3,8 @@
     Ĝ·R of every linear layer and embedding (`gradient_sketches.py`), Ĝ of all other parameters
 
 A text is run once, however often it occurs, without its last token, which predicts nothing, and beside texts of about
-its length. That is right for causal models whose batches are padded on the right.
+its length. That is right for causal models whose batches are padded on the right. Labels enter behind the forward pass:
+whoever reads them off its rows need not run it again.
 
 Limits: other clients, and models that use a weight without calling its module, are left to `replay.py`.
 Cost: a forward pass, and a backward pass to the rows alone. Source: ours.
@@ -12,14 +13,18 @@ Cost: a forward pass, and a backward pass to the rows alone. Source: ours.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 from torch.nn import functional
 
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.models.inputs import training_mode
+from unmask.models.record import hook_before
 from unmask.protocols.gradient_sketches import GradientSketches, Sketch, seed_of
 from unmask.protocols.gradient_visits import only_trainable
 
@@ -27,30 +32,128 @@ _ROWS_AT_ONCE = 4096
 _PADDING_ROWS, _PADDING = 24, 0.15  # rows, or a share of them, that cost less than another pass through the model
 
 
-def replay_sketched(
-    evidence: GradientEvidence, model: Model, texts: Mapping[tuple[int, ...], int]
-) -> dict[str, Tensor | Sketch] | None:
-    """What the client sends for texts with these counts; None where that cannot be told in this way."""
+@dataclass(frozen=True)
+class ForwardPass:
+    """Texts run side by side, padded on the right: their logits, and the stream that enters the last block."""
+
+    texts: list[tuple[int, ...]]
+    logits: Float[Tensor, "n l vocab"]
+    last_stream: Float[Tensor, "n l d"]
+
+
+class SketchedClient:
+    """A client that has run its forward passes and waits for the labels; they are sent back once."""
+
+    def __init__(self, evidence: GradientEvidence, model: Model) -> None:
+        self.model = model
+        self.update = evidence.gradients
+        self.wanted = {name: p for name, p in model.named_parameters() if name in evidence.gradients}
+        self.sketched = GradientSketches(model, self.wanted, seed_of(evidence.gradients))
+        self.passes: list[ForwardPass] = []
+        self.totals: dict[str, Tensor] = {}
+
+    def run(self, texts: Sequence[tuple[int, ...]]) -> None:
+        """A forward pass over texts without their last tokens, whose graph is kept."""
+        tokens = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
+        mask = torch.zeros_like(tokens)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)], mask[row, : len(text)] = torch.tensor(text), 1
+        model, seen = self.model, []
+        last = model.layout.blocks[-1]
+
+        def keep(_: nn.Module, given: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+            seen.append((given[last.rows] if isinstance(last.rows, int) else options[last.rows]).detach())
+
+        inputs = {"input_ids": tokens.to(model.device), "attention_mask": mask.to(model.device)}
+        with (
+            torch.enable_grad(),
+            only_trainable(model, self.wanted),
+            self.sketched,
+            training_mode(model.hf, False),
+            hook_before(model.block_module(model.num_blocks - 1), keep),
+        ):
+            self.passes.append(ForwardPass(list(texts), model.hf(**inputs).logits, seen[-1]))
+
+    def send_back(self, labels: Mapping[tuple[int, ...], Mapping[int, float]]) -> None:
+        """Weights of the labels behind each prefix, each sent back from the first text that begins with it."""
+        weights, picked = dict(labels), []
+        for forward in self.passes:
+            places = [
+                (row, length - 1, label, weight)
+                for row, text in enumerate(forward.texts)
+                for length in _upto(text)
+                for label, weight in weights.pop(text[:length], {}).items()
+            ]
+            if places:
+                rows, positions, named, sizes = zip(*places, strict=True)
+                logits = forward.logits[list(rows), list(positions)].float()
+                each = functional.cross_entropy(logits, torch.tensor(named).to(logits.device), reduction="none")
+                picked.append((each * torch.tensor(sizes).to(each)).sum())
+        self.passes.clear()
+        if picked:
+            formed = {name: p for name, p in self.wanted.items() if name not in self.sketched.owners}
+            with only_trainable(self.model, self.wanted):
+                for name, gradient in self.sketched.send_back(torch.stack(picked).sum(), formed).items():
+                    self.totals[name] = self.totals[name] + gradient if name in self.totals else gradient
+
+    def update_again(self) -> dict[str, Tensor | Sketch] | None:
+        """What the client sends; None where a weight is used without its module being called."""
+        again: dict[str, Tensor | Sketch] = {**self.totals, **self.sketched.sketches}
+        is_whole = all(name in again or not bool(self.update[name].any()) for name in self.wanted)
+        return again if is_whole else None
+
+
+def can_sketch(evidence: GradientEvidence, model: Model) -> bool:
+    """Whether the client is one whose gradients are compared by sketches."""
     is_plain = evidence.update is Update.GRADIENT and evidence.task in (None, Task.NEXT_TOKEN)
-    if not is_plain or evidence.adapters or not model.causal or min(map(len, texts)) < 2:
+    return is_plain and not evidence.adapters and model.causal
+
+
+def run_client(evidence: GradientEvidence, model: Model, texts: Sequence[tuple[int, ...]]) -> SketchedClient | None:
+    """Forward passes over texts whose last labels are not known yet; None where their graphs would be too large."""
+    chunks = list(_chunks_of_one_length(sorted(set(texts), key=len)))
+    if not can_sketch(evidence, model) or sum(len(chunk) * len(chunk[-1]) for chunk in chunks) > _ROWS_AT_ONCE:
+        return None
+    client = SketchedClient(evidence, model)
+    for chunk in chunks:
+        client.run(chunk)
+    return client
+
+
+def replay_sketched(
+    evidence: GradientEvidence,
+    model: Model,
+    texts: Mapping[tuple[int, ...], int],
+    client: SketchedClient | None = None,
+) -> dict[str, Tensor | Sketch] | None:
+    """What the client sends for texts with these counts; None where that cannot be told in this way.
+
+    `client`: one that has run over texts that begin with all of these, but for their last tokens.
+    """
+    if not can_sketch(evidence, model) or min(map(len, texts)) < 2:
         return None
     num_labels = sum((len(text) - 1) * count for text, count in texts.items())
-    ordered = sorted(texts, key=len)
-    wanted = {name: p for name, p in model.named_parameters() if name in evidence.gradients}
-    totals: dict[str, Tensor] = {}
-    with (
-        only_trainable(model, wanted),
-        GradientSketches(model, wanted, seed_of(evidence.gradients)) as sketched,
-        training_mode(model.hf, False),
-    ):
-        formed = {name: parameter for name, parameter in wanted.items() if name not in sketched.owners}
-        for chunk in _chunks_of_one_length(ordered):
-            loss = _sum_of_losses(model, chunk, [texts[text] / num_labels for text in chunk])
-            for name, gradient in sketched.send_back(loss, formed).items():
-                totals[name] = totals[name] + gradient if name in totals else gradient
-    again: dict[str, Tensor | Sketch] = {**totals, **sketched.sketches}
-    is_whole = all(name in again or not bool(evidence.gradients[name].any()) for name in wanted)
-    return again if is_whole else None  # a weight that is used without its module being called
+    labels: dict[tuple[int, ...], dict[int, float]] = {}
+    for text, count in texts.items():
+        for length in range(1, len(text)):
+            behind = labels.setdefault(text[:length], {})
+            behind[text[length]] = behind.get(text[length], 0.0) + count / num_labels
+    inputs = sorted({text[:-1] for text in texts}, key=len)
+    run = {text[:length] for part in (client.passes if client else ()) for text in part.texts for length in _upto(text)}
+    if client is not None and run.issuperset(inputs):
+        client.send_back(labels)
+        return client.update_again()
+    client = SketchedClient(evidence, model)
+    for chunk in _chunks_of_one_length(inputs):
+        client.run(chunk)
+        begun = {text[:length] for text in chunk for length in _upto(text)}
+        client.send_back({prefix: labels.pop(prefix) for prefix in begun & labels.keys()})
+    return client.update_again()
+
+
+def _upto(text: tuple[int, ...]) -> range:
+    """Lengths of a text's prefixes."""
+    return range(1, len(text) + 1)
 
 
 def _chunks_of_one_length(ordered: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
@@ -64,18 +167,3 @@ def _chunks_of_one_length(ordered: Sequence[tuple[int, ...]]) -> Iterator[list[t
             chunk = []
         chunk.append(text)
     yield chunk
-
-
-def _sum_of_losses(model: Model, texts: Sequence[TokenIds], weights: Sequence[float]) -> Tensor:
-    """Σ over texts of their weight times the cross-entropies of their tokens."""
-    length = max(map(len, texts)) - 1
-    tokens = torch.zeros(len(texts), length, dtype=torch.long)
-    labels = torch.full((len(texts), length), -100)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text) - 1] = torch.tensor(text[:-1])
-        labels[row, : len(text) - 1] = torch.tensor(text[1:])
-    mask = (labels >= 0).long()
-    logits = model.hf(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device)).logits
-    is_label = mask.bool().to(model.device)
-    each = functional.cross_entropy(logits[is_label].float(), labels.to(model.device)[is_label], reduction="none")
-    return (each * torch.tensor(weights).to(each)[is_label.nonzero()[:, 0]]).sum()

@@ -623,3 +623,16 @@ def test_a_sum_of_clients_of_different_size_repeats_nothing(tiny_llama):
     assert {(text.tokens, text.count) for text in recovery.value.certain} == {
         (tuple(text), 1) for texts in clients for text in texts
     }
+
+
+def test_a_replayed_client_needs_no_check_of_the_models_parts(tiny_llama, monkeypatch):
+    def fails(length: int) -> str:
+        return f"texts of {length} tokens differ"
+
+    monkeypatch.setattr(tiny_llama, "problem_at", fails)
+    evidence = observe_gradients(tiny_llama, [A, B, C])
+    assert DecoderAttack()(evidence, tiny_llama).status is Status.RECOVERED
+    classified = DecoderAttack()(observe_gradients(tiny_llama, [A, B, C], task="classification"), tiny_llama)
+    assert classified.status is Status.PARTIAL
+    assert not classified.value.certain
+    assert "tokens differ" in classified.reason

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -68,8 +67,7 @@ def read(model: Model, texts: Sequence[Text], branches: Sequence[Text] | None = 
 
 def reading_of(model: Model, texts: Sequence[Text], branches: Sequence[Text] | None = None) -> EndingsRead:
     rows = rows_of(model, [text[:-1] for text in texts] if branches is None else branches)
-    generator = torch.Generator().manual_seed(0)
-    return endings_of_next_token(model, rows, last_gradient(model, texts), generator, 2**30)
+    return endings_of_next_token(model, rows, last_gradient(model, texts), 2**30)
 
 
 def counted(endings: Sequence[TextEnding]) -> Counter[tuple[int, ...]]:
@@ -148,8 +146,7 @@ def test_a_prefix_that_is_not_in_the_batch_ends_nothing(decoder):
 @pytest.mark.parametrize("budget", [1, 2**20])
 def test_a_small_budget_reads_the_same(tiny_llama, budget):
     rows = rows_of(tiny_llama, [text[:-1] for text in TEXTS])
-    generator = torch.Generator().manual_seed(0)
-    reading = endings_of_next_token(tiny_llama, rows, last_gradient(tiny_llama, TEXTS), generator, budget)
+    reading = endings_of_next_token(tiny_llama, rows, last_gradient(tiny_llama, TEXTS), budget)
     assert counted(reading.endings) == as_counter(TEXTS)
 
 
@@ -163,11 +160,11 @@ def test_labels_name_the_last_token_of_every_prefix(decoder):
 def test_of_equal_tokens_the_one_that_the_label_names_is_told(decoder):
     """The search has 17 for 17 and 18; the output layer tells them apart."""
     texts = [[5, 18, 99, 301], [400, 3, 8]]
-    gradient, generator = last_gradient(decoder, texts), torch.Generator().manual_seed(0)
+    gradient = last_gradient(decoder, texts)
     true = rows_of(decoder, [text[:-1] for text in texts])
     shown = {(0, (5, 18)): (0, (5, 17)), (0, (5, 18, 99)): (0, (5, 17, 99))}
     rows = LastBlockRows([shown.get(node, node) for node in true.nodes], true.hidden, true.added, true.leave)
-    reading = endings_of_next_token(decoder, rows, gradient, generator, 2**30, {17: (17, 18)})
+    reading = endings_of_next_token(decoder, rows, gradient, 2**30, {17: (17, 18)})
     assert reading.names[0, (5, 17)] == {18}
     assert counted(reading.endings) == as_counter([[5, 17, 99, 301], [400, 3, 8]])
 

@@ -41,7 +41,7 @@ def follow(texts: list[tuple[int, ...]]) -> dict[tuple[int, ...], Counter[int]]:
 def reader_of(model: Model, rows: LastBlockRows, texts=TEXTS, budget: int = 2**30) -> LabelReader:
     gradient, _ = last_down_projection(observe_gradients(model, [list(text) for text in texts]), model)
     arrived, foreign = arriving_gradients(rows.hidden, gradient)
-    return LabelReader(model.token_head, rows, arrived, foreign, torch.Generator().manual_seed(0), budget)
+    return LabelReader(model.token_head, rows, arrived, foreign, budget)
 
 
 def test_least_squares_gives_back_what_arrived_and_names_foreign_rows():

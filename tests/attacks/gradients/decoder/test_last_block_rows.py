@@ -10,6 +10,8 @@ from unmask.attacks.gradients.decoder.last_block_rows import KnownRows, last_blo
 from unmask.attacks.gradients.decoder.prefix_search import Forest, is_repetition
 from unmask.linalg.gap import Gap
 from unmask.models import Model, Role
+from unmask.protocols import observe_gradients
+from unmask.protocols.replay import run_forward
 
 DECODERS = ("tiny_gpt2", "tiny_llama", "tiny_qwen2", "tiny_mistral")
 TEXTS = ((5, 17, 99, 250), (5, 17, 3), (400,), (44, 45, 46, 47, 48))
@@ -64,3 +66,14 @@ def test_rows_that_are_known_are_those_of_a_new_pass(tiny_llama, monkeypatch, ro
     torch.testing.assert_close(*leave, atol=FLOAT32_PARITY, rtol=FLOAT32_PARITY)
     monkeypatch.setattr(tiny_llama, "hidden_states", None)  # nothing is sent through the model again
     assert len(known.at(forest_of(((5, 17), (400,)))).nodes) == 3
+
+
+@pytest.mark.parametrize("role", [Role.MLP_OUT, Role.ATTENTION_OUT])
+def test_rows_of_a_client_that_has_run_are_those_of_a_new_pass(decoder, role):
+    client = run_forward(observe_gradients(decoder, [[5, 17, 3]]), decoder, TEXTS)
+    assert client is not None
+    found, expected = (last_block_rows(decoder, forest_of(TEXTS), 2**30, role, given) for given in (client, None))
+    assert set(found.nodes) == set(expected.nodes)
+    place = [found.nodes.index(node) for node in expected.nodes]
+    for left, right in ((found.hidden, expected.hidden), (found.added, expected.added)):
+        torch.testing.assert_close(left[place], right, atol=FLOAT32_PARITY, rtol=FLOAT32_PARITY)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.reference.layer_inputs import exhaustive_prefixes, layer_inputs
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
+from unmask.attacks.gradients.decoder import prefix_search
 from unmask.attacks.gradients.decoder.prefix_search import Forest, PrefixSearch
-from unmask.attacks.gradients.sites import SpanSite, prefix_sites
+from unmask.attacks.gradients.sites import SpanSite, down_site, prefix_sites
 from unmask.attacks.run import Run
 from unmask.linalg.gap import Gap
 from unmask.models import Model
@@ -108,3 +110,17 @@ def test_a_span_in_which_everything_lies_overflows(tiny_gpt2):
     forest = search(tiny_gpt2, site, WORDS)
     assert len(forest.nodes) <= 2 * site.span.rank + 2 + len(WORDS) * site.span.rank
     assert forest.overflow or forest.gap.decades < 2 or not forest.nodes
+
+
+def test_some_hidden_units_refuse_what_all_of_them_refuse(decoder, monkeypatch):
+    evidence = observe_gradients(decoder, TEXTS, task="classification")
+    site = down_site(evidence, decoder)
+    assert site is not None
+    whole = search(decoder, replace(site, layers=()), WORDS)
+    monkeypatch.setattr(prefix_search, "_SPARE_UNITS", 40)
+    screened = PrefixSearch(Run(0), decoder, site, everywhere(decoder, WORDS), 32, 2**30)
+    found = screened.search()
+    assert screened.screening.row_width == site.span.rank + 40 < site.span.width
+    assert set(found.nodes) == set(whole.nodes)
+    assert found.leaves == whole.leaves
+    assert found.gap.accepted == pytest.approx(whole.gap.accepted, abs=1e-5)

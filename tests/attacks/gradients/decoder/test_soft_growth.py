@@ -47,7 +47,7 @@ def test_rows_of_random_prefixes_are_white(soft):
     first = soft.growth.at(0, tokens)
     prefixes = soft.growth.begin(first, torch.arange(len(tokens)))
     prefixes = soft.growth.extend(prefixes, soft.growth.at(1, tokens.flip(0)), *2 * [torch.arange(len(tokens))])
-    white = soft.growth.rows_of_prefixes(prefixes).double() @ soft.whiten
+    white = soft.growth.rows_of_prefixes(prefixes) @ soft.whiten
     assert 0.3 < float(white.square().mean()) < 3
 
 

@@ -77,13 +77,13 @@ def read(
     """As `read_originals`, text by text."""
     rows = zip(seen, kinds or [None] * len(seen), strict=True)
     texts = [as_places(problem.places, tokens, types) for tokens, types in rows]
-    found = read_originals(evidence, problem, texts, torch.Generator().manual_seed(0))
+    found = read_originals(evidence, problem, texts)
     return found if isinstance(found, str) else [found[text] for text in texts]
 
 
 def found_in(evidence: GradientEvidence, problem: Problem, seen: Sequence[Tokens] = SEEN) -> object:
     texts = [as_places(problem.places, tokens) for tokens in seen]
-    return find_originals(evidence, problem, texts, torch.Generator().manual_seed(0))
+    return find_originals(evidence, problem, texts)
 
 
 def explained(found: list[Original] | str) -> list[Tokens]:

@@ -15,7 +15,7 @@ def labels_of(model, evidence, prefixes):
     inner = {tokens[:-1] for tokens in prefixes}
     leaves = [(0, tokens) for tokens in sorted(prefixes) if tokens not in inner]
     rows = last_block_rows(model, Forest(dict.fromkeys(leaves, 0.0), leaves, Gap(0.0, 1.0), 0), 2**28)
-    return NoisyLabels(evidence, model, rows, Role.MLP_OUT, torch.Generator().manual_seed(0), 2**28)
+    return NoisyLabels(evidence, model, rows, Role.MLP_OUT, 2**28)
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def texts_of_any_run(model: Model, endings: Sequence[TextEnding], labelled: bool
 def _is_any_run(model: Model, tokens: tuple[int, ...], run: int, labelled: bool) -> bool:
     inputs = tokens[:-1] if labelled else tokens  # the last token of a next-token text has no row
     rest = inputs[run:]
-    if not rest or len(inputs) + 1 > model.max_positions:
+    if not rest or len(inputs) + 1 > model.max_positions or model.problem_at(len(inputs) + 1):
         return True
     own = _last_states(model, inputs)[run:]
     lengths = [run + 1] if run == 1 else [run + 1, run - 1]

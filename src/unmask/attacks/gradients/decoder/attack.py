@@ -23,6 +23,7 @@ from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.beyond_width import CompletedSpan, complete, dependencies, wide_site
 from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
 from unmask.attacks.gradients.decoder.confirm import (
+    Proof,
     arrivals_of,
     confirm_classification,
     confirm_next_token,
@@ -44,6 +45,7 @@ from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.evidence.tensor_files import StoredTensors
 from unmask.models.adapter import Model
+from unmask.protocols.replay import SketchedClient, run_forward
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
 _FAR = 0.1  # relative distance that only a wrong row has
@@ -105,15 +107,17 @@ class DecoderAttack:
         if not forest.leaves:
             why = f"no prefix passed at the {site.name}"
             return claim_tokens(run, candidates, used, why)
-        if late := model.problem_at(max(len(tokens) for _, tokens in forest.leaves)):
-            return claim_tokens(run, candidates, used, late)
         progress("reading endings", 0, 1)
-        read = self._read_endings(run, working, model, site, forest, candidates)
+        read = self._read_endings(working, model, forest, candidates)
         progress("running the client again", 0, 1)
         if read.labelled and read.has_ends:
-            confirmation = confirm_next_token(evidence, working, model, forest, read.endings, candidates.equal)
+            confirmation = confirm_next_token(
+                evidence, working, model, forest, read.endings, candidates.equal, read.client
+            )
         else:
             confirmation = confirm_classification(working, model, forest, read.endings, read.arrivals)
+        if confirmation.proof is not Proof.CLIENT and (late := model.problem_at(forest.longest)):
+            return claim_tokens(run, candidates, used, late)  # the client alone is run without the model's parts
         doubtful = self._find_missed_branches(model, site, forest, confirmation.endings)
         doubtful |= frozenset() if wide is None else self._find_unverified(model, forest, wide)
         used = (*used, *site.parameters, *read.used)
@@ -192,10 +196,8 @@ class DecoderAttack:
 
     def _read_endings(
         self,
-        run: Run,
         evidence: GradientEvidence,
         model: Model,
-        site: SpanSite,
         forest: Forest,
         candidates: Candidates,
     ) -> _TextsRead:
@@ -221,13 +223,14 @@ class DecoderAttack:
         if role is None or gradient is None or len(forest.nodes) > gradient.shape[0] or model.token_head is None:
             return _TextsRead(leaves, True, has_ends=False)
         layer = model.linear(role, model.num_blocks - 1).parameter  # type: ignore[union-attr]
-        rows = last_block_rows(model, forest, self.memory_budget_bytes, role)
-        reading = endings_of_next_token(
-            model, rows, gradient, run.generator, self.memory_budget_bytes, candidates.equal
-        )
+        client = None if any(start for start, _ in forest.leaves) else run_forward(evidence, model, forest.texts)
+        rows = last_block_rows(model, forest, self.memory_budget_bytes, role, client)
+        reading = endings_of_next_token(model, rows, gradient, self.memory_budget_bytes, candidates.equal)
         if not reading.endings:
             return _TextsRead(leaves, True, has_ends=False, used=(layer,))
-        return _TextsRead(reading.endings, True, True, reading.has_masked_labels, names=reading.names, used=(layer,))
+        return _TextsRead(
+            reading.endings, True, True, reading.has_masked_labels, names=reading.names, used=(layer,), client=client
+        )
 
 
 @dataclass(frozen=True)
@@ -242,6 +245,7 @@ class _TextsRead:
     names: Mapping[Node, frozenset[int]] = field(default_factory=dict)
     arrivals: Arrivals | None = None
     used: tuple[str, ...] = ()
+    client: SketchedClient | None = None  # that has run over the texts, but for their last tokens
 
 
 def as_gradient(evidence: GradientEvidence) -> GradientEvidence:

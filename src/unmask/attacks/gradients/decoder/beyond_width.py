@@ -87,7 +87,7 @@ def complete(
             if found.number >= max(_MIN_DEPENDENCIES, _DEPENDENT * len(rows)):
                 span = _complete_span(site.span, rows[found.verified])
                 name = f"{site.name}, completed by verified prefixes"
-                return CompletedSpan(SpanSite(name, span, site.rows, site.parameters))
+                return CompletedSpan(SpanSite(name, span, site.rows, site.parameters, site.layers))
         if not taken:
             return CompletedSpan(None)
         before, known = known, _plausible(taken, site.span)

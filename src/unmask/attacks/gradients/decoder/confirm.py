@@ -26,7 +26,7 @@ from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.evidence.tensor_files import by_size
 from unmask.linalg.coarse import Coarseness, storage_of
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement
+from unmask.protocols.replay import Agreement, SketchedClient
 from unmask.recovery import ALL_AIMS, Aim
 
 _SURE = 2e-3  # a next token of at least this much less than probability 1 would have left a trace
@@ -75,6 +75,7 @@ def confirm_next_token(
     forest: Forest,
     endings: Sequence[TextEnding],
     equal: Mapping[int, tuple[int, ...]],
+    client: SketchedClient | None = None,
 ) -> Confirmation:
     """Replay the client on texts with their labels; where that disagrees, what arrives; else spans of later blocks."""
     if is_coarse(evidence, model):
@@ -83,7 +84,7 @@ def confirm_next_token(
     if too_many and evidence.num_clients == 1:
         merged = _with_inner_runs(model, endings)
         endings = merged if sum(ending.count for ending in merged) == evidence.num_texts else endings
-    done = replay_client(evidence, model, list(endings), equal)
+    done = replay_client(evidence, model, list(endings), equal, client)
     if done.holds:
         return confirm_client(model, done)
     if any(ending.is_traceless for ending in endings):

@@ -118,7 +118,6 @@ def endings_of_next_token(
     model: Model,
     rows: LastBlockRows,
     gradient: Float[Tensor, "f d"],
-    generator: torch.Generator,
     memory_budget_bytes: int,
     equal: Mapping[int, tuple[int, ...]] | None = None,
 ) -> EndingsRead:
@@ -130,7 +129,7 @@ def endings_of_next_token(
     known = rows[own]
     arrived, foreign = arriving_gradients(known.hidden, gradient)
     assert model.token_head is not None  # next-token evidence comes from a model with a language head
-    reader = LabelReader(model.token_head, known, arrived, foreign, generator, memory_budget_bytes)
+    reader = LabelReader(model.token_head, known, arrived, foreign, memory_budget_bytes)
     labels = reader.labels()
     weights = [weight for found in labels for weight in found.weights.values()]
     unit = unit_weight(weights)

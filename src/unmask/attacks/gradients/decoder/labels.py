@@ -63,7 +63,6 @@ class LabelReader:
         rows: LastBlockRows,
         arrived: Float[Tensor, "n d"],
         foreign: Float[Tensor, "d r"],
-        generator: torch.Generator,
         memory_budget_bytes: int,
     ) -> None:
         self.head, self.leave = head, rows.leave
@@ -75,7 +74,7 @@ class LabelReader:
         self.threshold = _SILENT * float(sizes.median())
         self.silent = set((sizes <= self.threshold).nonzero()[:, 0].tolist())
         self.means = self._mean_embeddings(memory_budget_bytes)
-        width = self.added.shape[1]
+        width, generator = self.added.shape[1], torch.Generator().manual_seed(0)
         sketch = torch.eye(width) if width <= _SKETCH else torch.randn(_SKETCH, width, generator=generator)
         self.sketch = self._without_foreign(sketch.to(self.embedding))
         self.children = _children(rows.nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
 from unmask.attacks.gradients.sites import RowsOf
 from unmask.models.adapter import Attended, Model
 from unmask.models.linear import Role
+from unmask.protocols.replay import ForwardPass, SketchedClient
+
+_PADDING_ROWS, _PADDING = 24, 0.15  # rows, or a share of them, that cost less than another pass through the model
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,26 @@ class LastBlockRows:
 
 
 @torch.no_grad()
-def last_block_rows(model: Model, forest: Forest, memory_budget_bytes: int, role: Role = Role.MLP_OUT) -> LastBlockRows:
-    """Send every leaf through the model and keep each prefix's rows once, at the down or the output projection."""
-    return KnownRows(model, role, memory_budget_bytes).at(forest)
+def last_block_rows(
+    model: Model,
+    forest: Forest,
+    memory_budget_bytes: int,
+    role: Role = Role.MLP_OUT,
+    client: SketchedClient | None = None,
+) -> LastBlockRows:
+    """Send every leaf through the model and keep each prefix's rows once, at the down or the output projection.
+
+    `client`: one that has sent them already, up to the last block.
+    """
+    return KnownRows(model, role, memory_budget_bytes, () if client is None else client.passes).at(forest)
 
 
 class KnownRows:
     """Rows of the last block for forests that change: a prefix that was sent through the model is not sent again."""
 
-    def __init__(self, model: Model, role: Role, memory_budget_bytes: int) -> None:
+    def __init__(self, model: Model, role: Role, memory_budget_bytes: int, passes: Sequence[ForwardPass] = ()) -> None:
         self.model, self.role, self.memory_budget_bytes = model, role, memory_budget_bytes
+        self.passes = passes  # over all leaves, where they were run
         self.place: dict[Node, int] = {}
         self.parts: tuple[Tensor, Tensor, Tensor] | None = None  # inputs of the layer, the stream, what is added to it
 
@@ -66,8 +79,21 @@ class KnownRows:
         return all((start, tokens[:length]) in self.place for length in range(1, len(tokens) + 1))
 
     def _send(self, leaves: list[Node]) -> None:
-        forward = _last_attention if self.role is Role.ATTENTION_OUT else _last_block
-        nodes, parts = gather_rows(self.model, leaves, self.memory_budget_bytes, forward)
+        read = _last_attention if self.role is Role.ATTENTION_OUT else _last_block
+        last = self.model.num_blocks - 1
+
+        def forward(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+            return read(model, model.hidden_states(tokens, mask, last, positions)[-1], mask, positions)
+
+        if self.passes:
+            chunks = [[(0, text) for text in part.texts] for part in self.passes]
+            outputs = (
+                read(self.model, part.last_stream, *_batch(self.model, chunk)[1:])
+                for part, chunk in zip(self.passes, chunks, strict=True)
+            )
+            nodes, parts = _each_prefix_once(self.model, chunks, outputs)
+        else:
+            nodes, parts = gather_rows(self.model, leaves, self.memory_budget_bytes, forward)
         new = [row for row, node in enumerate(nodes) if node not in self.place]
         hidden, stream, added = (part[new] for part in parts)
         self.place |= {nodes[row]: len(self.place) + place for place, row in enumerate(new)}
@@ -97,10 +123,9 @@ def _prefixes_of(leaves: Sequence[Node]) -> list[Node]:
     return list(dict.fromkeys((start, text[:length]) for start, text in texts for length in range(1, len(text) + 1)))
 
 
-def _last_attention(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _last_attention(model: Model, stream: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """At the output projection: behind it no token is mixed with another one either."""
     last = model.num_blocks - 1
-    stream = model.hidden_states(tokens, mask, num_blocks=last, positions=positions)[-1]
     mixed = model.mixed_values(last, stream, positions, mask)
     return mixed, stream, model.after_attention(last, stream, mixed).added
 
@@ -123,11 +148,18 @@ def gather_rows(
     model: Model, texts: Sequence[Node], memory_budget_bytes: int, forward: Callable[..., tuple[Tensor, ...]]
 ) -> tuple[list[Node], list[Tensor]]:
     """What a forward pass over texts gives at every prefix of them, each prefix once."""
+    chunks = _chunks(model, sorted(texts, key=lambda text: len(text[1])), memory_budget_bytes)
+    return _each_prefix_once(model, chunks, (forward(model, *_batch(model, leaves)) for leaves in chunks))
+
+
+def _each_prefix_once(
+    model: Model, chunks: Sequence[list[Node]], made: Iterable[tuple[Tensor, ...]]
+) -> tuple[list[Node], list[Tensor]]:
+    """Rows of chunks of texts, where each prefix stands first."""
     nodes: list[Node] = []
     seen: set[Node] = set()
     kept: list[list[Tensor]] = []
-    for leaves in _chunks(model, sorted(texts, key=lambda text: len(text[1])), memory_budget_bytes):
-        outputs = forward(model, *_batch(model, leaves))
+    for leaves, outputs in zip(chunks, made, strict=True):
         where = []
         for index, (start, tokens) in enumerate(leaves):
             for length in range(1, len(tokens) + 1):
@@ -154,9 +186,8 @@ def _batch(model: Model, leaves: list[Node]) -> tuple[Tensor, Tensor, Tensor]:
     return tokens.to(model.device), mask.to(model.device), positions.to(model.device)
 
 
-def _last_block(model: Model, tokens: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _last_block(model: Model, stream: Tensor, mask: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     last = model.num_blocks - 1
-    stream = model.hidden_states(tokens, mask, num_blocks=last, positions=positions)[-1]
     attended = model.after_attention(last, stream, model.mixed_values(last, stream, positions, mask))
     return model.mlp_hidden(last, attended), attended.stream, attended.added
 
@@ -167,7 +198,9 @@ def _chunks(model: Model, leaves: list[Node], memory_budget_bytes: int) -> list[
     for leaf in leaves:
         length = len(leaf[1])
         floats = length * (model.width * (model.num_blocks + 12) + model.num_heads * length * 3)
-        if chunks[-1] and (len(chunks[-1]) + 1) * floats * 4 > memory_budget_bytes:
+        padding, num_rows = sum(length - len(other[1]) for other in chunks[-1]), (len(chunks[-1]) + 1) * length
+        is_padded = padding > max(_PADDING_ROWS, _PADDING * num_rows)
+        if chunks[-1] and (is_padded or (len(chunks[-1]) + 1) * floats * 4 > memory_budget_bytes):
             chunks.append([])
         chunks[-1].append(leaf)
     return [chunk for chunk in chunks if chunk]

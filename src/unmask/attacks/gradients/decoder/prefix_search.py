@@ -8,7 +8,8 @@
 Notation: U basis of the site's span; a prefix of length i holds keys and values (i, heads, d_head).
 Limits: needs fewer distinct prefixes than the width. A text that is a prefix of another ends invisibly here, and a
 text counts once however often it occurs (`endings.py` tells both).
-Cost: an extension costs one attention row and k probes of width d; only survivors get a float64 distance.
+Cost: an extension costs one attention row and k probes of width d; only survivors get a float64 distance. At hidden
+units of an MLP, rows of m units are enough to refuse an extension: m − b directions of them are orthogonal to the span.
 Source: DAGER, arXiv 2405.15586, Algorithm 2. Deviation: the check is at block 0's output projection, not at block 1.
 """
 
@@ -26,7 +27,10 @@ from unmask.attacks.gradients.sites import SpanSite
 from unmask.attacks.run import Run
 from unmask.linalg.gap import Gap, widest_gap
 from unmask.linalg.quick_products import multiply_quickly, screens_in_few_digits
+from unmask.linalg.subspace import Span
 from unmask.models.adapter import Model
+from unmask.models.hidden_units import keep_hidden_units
+from unmask.models.linear import Role
 
 # A wrong extension's relative distance is of order 0.1 to 1; nearer ones are looked at in float64.
 _SHORTLIST = 0.1
@@ -34,6 +38,8 @@ _SHORTLIST = 0.1
 _ESTIMATE_MARGIN = 2.0
 # Screening has few digits: no cut is finer than this.
 _SCREEN = 0.01
+# Hidden units beyond the rank of their span, and the share of all from which on they are not told apart.
+_SPARE_UNITS, _MOST_UNITS = 128, 0.8
 # How long a prefix that only repeats its first token is carried while nothing else grows (see `_close`).
 _REPETITION_PATIENCE = 8
 
@@ -54,6 +60,16 @@ class Forest:
     def is_clear(self, min_gap_decades: float) -> bool:
         """Whether the distances of accepted and refused prefixes stand far apart."""
         return not self.overflow and self.gap.decades >= min_gap_decades
+
+    @property
+    def texts(self) -> list[tuple[int, ...]]:
+        """The tokens of the leaves."""
+        return [tokens for _, tokens in self.leaves]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest leaf."""
+        return max(map(len, self.texts))
 
     def num_rows(self, model: Model) -> int:
         """Prefixes with a row of their own."""
@@ -89,11 +105,12 @@ class PrefixSearch:
     def search(self) -> Forest:
         """Grow from every position at which a text starts: 0, or later ones under left padding."""
         span = self.site.span
-        null = span.probes(self.num_probes, self.run.generator)
-        whole = torch.randn(span.width, self.num_probes, generator=self.run.generator, dtype=torch.float64)
-        whole = span.scale(whole.to(null).T).T / self.num_probes**0.5  # ‖wholeᵀx‖ estimates ‖x‖ as it is measured
-        self.probes = torch.cat([null, whole], dim=1).to(self.model.device, self.model.dtype)
-        self.growth = Growth(self.model, self.site.rows, span.width, self.memory_budget_bytes)
+        self.growth = self.screening = Growth(self.model, self.site.rows, span.width, self.memory_budget_bytes)
+        seen = self._screen_by_units() or span
+        share = (span.width - span.rank) * seen.width / max(1, (seen.width - span.rank) * span.width)
+        probes = seen.probes(self.num_probes, self.run.generator) * share**0.5  # of a row of length 1 in all units
+        self.probes = probes.to(self.model.device, self.model.dtype)
+        self.scale = None if seen.row_scale is None else seen.row_scale.to(self.probes)
         for position in sorted(max(position, 0) for position in self.candidates.by_position):
             starts = self._starts(position)
             if len(starts) and not self._grow(starts):
@@ -104,6 +121,19 @@ class PrefixSearch:
         inner = {(start, tokens[:length]) for start, tokens in self.nodes for length in range(1, len(tokens))}
         self.leaves = [leaf for leaf in self.leaves if leaf not in inner]  # 't' in front of 't t x' ends no branch
         return self._forest(overflow=False)
+
+    def _screen_by_units(self) -> Span | None:
+        """The span at some hidden units, which are screened then; None where rows are none, or all are needed."""
+        span = self.site.span
+        num_units = span.rank + _SPARE_UNITS
+        if self.site.layers != ((Role.MLP_OUT, 0),) or num_units > _MOST_UNITS * span.width:
+            return None
+        units = torch.randperm(span.width, generator=self.run.generator)[:num_units].to(self.model.device)
+        part = keep_hidden_units(self.model, units)
+        if part is None:
+            return None
+        self.screening = Growth(part, self.site.rows, num_units, self.memory_budget_bytes)
+        return span.at(units)
 
     def _forest(self, overflow: bool) -> Forest:
         return Forest(self.nodes, self.leaves, self.gap, self.num_tested, overflow)
@@ -174,18 +204,17 @@ class PrefixSearch:
     def _extensions(self, alive: Prefixes, following: NextTokens) -> tuple[Tensor, Prefixes, list[float]]:
         """Accepted extensions with the places of their parents and their float64 distances.
 
-        All pairs of a prefix and a token are screened: on a GPU in few digits, where rows that are near are computed
-        anew.
+        All pairs of a prefix and a token are screened: on a GPU in few digits, and of hidden units by some of them;
+        there rows that are near are computed anew.
         """
         cut = max(_SCREEN, min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected))
         pairs, distances = [], []
         for begin, rows in self._screen(alive, following):
-            projected = rows @ self.probes
-            null, whole = projected.split([projected.shape[-1] - self.num_probes, self.num_probes], dim=-1)
-            near = (null.norm(dim=-1) < cut * whole.norm(dim=-1)).nonzero()
+            sizes = (rows if self.scale is None else rows * self.scale).norm(dim=-1)
+            near = ((rows @ self.probes).norm(dim=-1) < cut * sizes).nonzero()
             pairs.append(near + torch.tensor([begin, 0], device=near.device))
             self.num_tested += rows.shape[0] * rows.shape[1]
-            if not screens_in_few_digits(rows):
+            if self.screening is self.growth and not screens_in_few_digits(rows):
                 distances.append(self.site.span.distance(rows[near[:, 0], near[:, 1]]))
             else:
                 for some in pairs[-1].split(self.growth.rows_at_once):
@@ -199,7 +228,7 @@ class PrefixSearch:
 
     def _screen(self, alive: Prefixes, following: NextTokens) -> Iterator[tuple[int, Tensor]]:
         """Rows of all pairs, chunk by chunk."""
-        chunks = self.growth.extension_rows(alive, following)
+        chunks = self.screening.extension_rows(alive, following)
         while True:
             with multiply_quickly():
                 chunk = next(chunks, None)

@@ -57,8 +57,9 @@ class SoftGrowth:
         self.candidates = candidates
         self.num_texts = num_texts
         self.generator = generator
-        self.whiten = self._whitening(generator)
-        self.seen = torch.linalg.qr(self.whiten.T @ gradient_basis)[0]
+        whiten = self._whitening(generator)
+        seen = torch.linalg.qr(whiten.T @ gradient_basis)[0]
+        self.whiten, self.seen = whiten.to(growth.model.dtype), seen.to(growth.model.dtype)
 
     def levels(self, known: dict[tuple[int, ...], Tensor]) -> Iterator[dict[tuple[int, ...], Tensor]]:
         """All rows taken as known after each level, starting from those that are known already."""
@@ -93,20 +94,21 @@ class SoftGrowth:
         for level in range(1, _POOL_LENGTH):
             following = self.growth.at(level, everyone[draw[level]])
             prefixes = self.growth.extend(prefixes, following, each, each)
-            rows = self.growth.rows_of_prefixes(prefixes).double()
-            second_moment += rows.T @ rows
+            rows = self.growth.rows_of_prefixes(prefixes)
+            second_moment += (rows.T @ rows).double()
             count += len(rows)
         second_moment /= count
         second_moment.diagonal().add_(_RIDGE * second_moment.diagonal().mean())
-        inverse_factor = torch.linalg.inv(torch.linalg.cholesky(second_moment))
-        return inverse_factor.T.contiguous()
+        everything = torch.eye(self.growth.row_width, dtype=torch.float64, device=device)
+        factor = torch.linalg.cholesky(second_moment)
+        return torch.linalg.solve_triangular(factor, everything, upper=False).T.contiguous()
 
     def _test_matrix(self, taken: dict[tuple[int, ...], Tensor]) -> tuple[Tensor, int]:
         """W·[GO | NO]: the part of span(G) outside the known rows, then what is outside of both."""
-        known = torch.stack([row.double() @ self.whiten for row in taken.values()]).T if taken else self.seen[:, :0]
+        known = (torch.stack(list(taken.values())) @ self.whiten).T if taken else self.seen[:, :0]
         known = known / known.norm(dim=0)
         frame = torch.linalg.qr(torch.cat([known, self.seen], dim=1), mode="complete")[0]
-        return (self.whiten @ frame[:, known.shape[1] :]).to(self.growth.model.dtype), self.seen.shape[1]
+        return self.whiten @ frame[:, known.shape[1] :], self.seen.shape[1]
 
     def _ratios(self, alive: Prefixes | None, following: NextTokens, test: tuple[Tensor, int]) -> _Ratios:
         """log of the share of each extension that lies outside span(G, known rows).

@@ -85,7 +85,7 @@ class EncoderAttack:
         problem = search.problem
         if problem.drifts and len(search.found) != evidence.num_texts:
             correct_texts(run, evidence, search)
-        originals = find_originals(evidence, problem, list(search.found), run.generator)
+        originals = find_originals(evidence, problem, list(search.found))
         told = [last_down_projection(evidence, model)[1]] if isinstance(originals, dict) else []
         confirmation = EncoderConfirmation(Proof.NONE)
         if search.found:

@@ -53,21 +53,19 @@ class Original:
 
 
 def find_originals(
-    evidence: GradientEvidence, problem: Problem, texts: Sequence[Text], generator: torch.Generator
+    evidence: GradientEvidence, problem: Problem, texts: Sequence[Text]
 ) -> dict[Text, Original] | str | None:
     """As `read_originals`; None where nothing says that the client trained for masked tokens."""
     if not texts or evidence.task not in (None, Task.MASKED_TOKEN):
         return None
-    found = read_originals(evidence, problem, texts, generator)
+    found = read_originals(evidence, problem, texts)
     told = evidence.task is Task.MASKED_TOKEN or problem.model.mask_token in problem.places.tokens.tolist()
     seen = isinstance(found, dict) and any(original.is_explained for original in found.values())
     return found if told or seen else None
 
 
 @torch.no_grad()
-def read_originals(
-    evidence: GradientEvidence, problem: Problem, texts: Sequence[Text], generator: torch.Generator
-) -> dict[Text, Original] | str:
+def read_originals(evidence: GradientEvidence, problem: Problem, texts: Sequence[Text]) -> dict[Text, Original] | str:
     """The original of every masked text, or why none can be read."""
     gradient, name = last_down_projection(evidence, problem.model)
     if gradient is None:
@@ -89,7 +87,7 @@ def read_originals(
     assert head is not None  # every encoder has one: its own, or its embeddings
     nodes: list[Node] = [(int(i), (0,)) for i in chosen]  # rows by themselves: none continues another
     known = LastBlockRows(nodes, hidden[chosen], rows[chosen], lambda _, sums: model.after_sum(sums))
-    labels = LabelReader(head, known, arrived[chosen], foreign, generator, _MEMORY_BUDGET_BYTES).labels()
+    labels = LabelReader(head, known, arrived[chosen], foreign, _MEMORY_BUDGET_BYTES).labels()
     read = {i: _lenient(found, float(roundings[i])) for i, found in zip(chosen.tolist(), labels, strict=True)}
     return _originals(problem, texts, read)
 

@@ -81,9 +81,7 @@ class LoraAttack:
         progress("reading endings", 0, 1)
         forest = _forest(found)
         rows = label_rows(trained, forest, adapter, self.memory_budget_bytes)
-        endings = endings_of_next_token(
-            trained, rows, adapter.gradient, run.generator, self.memory_budget_bytes, candidates.equal
-        )
+        endings = endings_of_next_token(trained, rows, adapter.gradient, self.memory_budget_bytes, candidates.equal)
         progress("running the client again", 0, 1)
         confirmation = confirm_next_token(evidence, evidence, model, forest, endings.endings, candidates.equal)
         if confirmation.agreement is not None:

@@ -117,9 +117,7 @@ class LabelRounds:
     def _read(self) -> None:
         every = self.rows.at(self.growth.forest)
         rows = every[[u for u, node in enumerate(every.nodes) if not is_repetition(self.model, node)]]
-        self.arrived = NoisyLabels(
-            self.evidence, self.model, rows, self.role, self.run.generator, self.memory_budget_bytes
-        )
+        self.arrived = NoisyLabels(self.evidence, self.model, rows, self.role, self.memory_budget_bytes)
         self.read = self.arrived.read()
         strongest = sorted(max(labels.weights.values()) for labels in self.read if labels.weights)
         self.step = (unit_weight(strongest) or strongest[len(strongest) // 2]) if strongest else 1.0

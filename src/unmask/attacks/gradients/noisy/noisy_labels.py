@@ -48,7 +48,6 @@ class NoisyLabels:
         model: Model,
         rows: LastBlockRows,
         role: Role,
-        generator: torch.Generator,
         memory_budget_bytes: int,
     ) -> None:
         layer = model.linear(role, model.num_blocks - 1)
@@ -64,9 +63,7 @@ class NoisyLabels:
         nothing = seen.new_zeros(len(self.by_column), 0)
         self.arrived, self.kappa, self.excess = self._arrive(seen)
         self.unexplained = self.excess / max(estimate_noise(self._whiten(seen)).sigma, 1e-300)
-        self.flat = LabelReader(
-            model.token_head, rows, self.arrived / self.by_column, nothing, generator, memory_budget_bytes
-        )
+        self.flat = LabelReader(model.token_head, rows, self.arrived / self.by_column, nothing, memory_budget_bytes)
 
     def _arrive(self, gradient: Float[Tensor, "f d"]) -> tuple[Tensor, Tensor, float]:
         """Δ in white coordinates, the error of its entries, and the root mean square of what is left."""

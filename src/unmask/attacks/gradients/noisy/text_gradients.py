@@ -31,8 +31,7 @@ def last_block_gradients(
     leaves = [(0, tokens[:-1]) for tokens in dict.fromkeys(texts)]
     rows = last_block_rows(model, Forest({}, leaves, Gap(0.0, 1.0), 0), memory_budget_bytes, role)
     nothing = rows.added.new_zeros(rows.added.shape[1], 0)
-    generator = torch.Generator().manual_seed(0)  # of what ranks labels, which are known here
-    reader = LabelReader(model.token_head, rows, torch.zeros_like(rows.added), nothing, generator, memory_budget_bytes)
+    reader = LabelReader(model.token_head, rows, torch.zeros_like(rows.added), nothing, memory_budget_bytes)
     place = {tokens: u for u, (_, tokens) in enumerate(rows.nodes)}
     for tokens in texts:
         inner = torch.tensor([place[tokens[:length]] for length in range(1, len(tokens))], device=model.device)

@@ -10,7 +10,7 @@ from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, can_replay, replay_and_agree
+from unmask.protocols.replay import Agreement, SketchedClient, can_replay, replay_and_agree
 
 _MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
 _MOST_SWAPS = 32  # single tokens of a class that are tried in another member's place
@@ -32,9 +32,16 @@ class ClientReplay:
 
 
 def replay_client(
-    evidence: GradientEvidence, model: Model, endings: list[TextEnding], equal: Mapping[int, tuple[int, ...]]
+    evidence: GradientEvidence,
+    model: Model,
+    endings: list[TextEnding],
+    equal: Mapping[int, tuple[int, ...]],
+    client: SketchedClient | None = None,
 ) -> ClientReplay:
-    """The best agreement over the sides that batches are padded on; then which member of a class is meant."""
+    """The best agreement over the sides that batches are padded on; then which member of a class is meant.
+
+    `client`: one that has run its forward passes.
+    """
     total = sum(ending.count for ending in endings)
     is_stated = bool(endings) and can_replay(evidence, total, by_tensor=True)
     if not is_stated or max(len(e.node[1]) for e in endings) > model.max_positions:
@@ -47,7 +54,9 @@ def replay_client(
 
     def run(chosen: list[TextEnding], side: Literal["left", "right"], classes: Sequence[tuple[int, ...]]) -> Agreement:
         texts = [ending.node[1] for ending in chosen for _ in range(ending.count)]
-        return replay_and_agree(evidence, model, texts, padding_side=side, by_token=by_token, equal=classes)
+        return replay_and_agree(
+            evidence, model, texts, padding_side=side, by_token=by_token, equal=classes, client=client
+        )
 
     try:
         found = [(run(endings, side, [equal[token] for token in used]), side) for side in sides[:1]]
