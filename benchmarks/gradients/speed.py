@@ -28,16 +28,15 @@ HERE = Path(__file__).parents[1]
 # Name → texts in a batch, and what a worker runs. It gives `model`, `evidence` and `texts`, token by token, for `size`,
 # `batch` and `data`.
 ENCODER = """
-from dataclasses import asdict
-from gradients.encoder_tables import Source, Spec, draw
+from text_sets import draw_batch
 from unmask.attacks.gradients.encoder.attack import EncoderAttack
-source = Source.read(Path(data), labels=False)
-spec = Spec("minilm", source.name, {pooling!r}, {keep!r}, size, batch, 0, 8, 25, source.sha256, "")
 model = unmask.load_model("minilm-l6")
-texts = [tokens for tokens, _ in draw(spec, source.examples(model, spec))]
+lines = [line.split("\\t")[0] for line in Path(data).read_text(encoding="utf-8").splitlines() if line.strip()]
+encoded = [tokens for tokens in map(model.encode, lines) if 8 <= len(tokens) <= 25]
+texts = draw_batch(encoded, Path(data).stem, size, batch, 0)
 evidence = unmask.observe_gradients(
-    model, texts, task="classification", pooling=spec.pooling, seed=batch,
-    parameters=None if spec.keep == "all" else [spec.keep],
+    model, texts, task="classification", pooling={pooling!r}, seed=batch,
+    parameters={keep!r},
 )
 attack = EncoderAttack()
 """
@@ -60,10 +59,10 @@ evidence = unmask.observe_gradients(model, texts, task="classification", paramet
 attack = DecoderAttack()
 """
 TASKS = {
-    "MiniLM-L6, mean, all gradients": ((8, 16), ENCODER.format(pooling="mean", keep="all")),
-    "MiniLM-L6, mean, embeddings withheld": ((8, 16), ENCODER.format(pooling="mean", keep="encoder.")),
-    "MiniLM-L6, [CLS], all gradients": ((8, 16), ENCODER.format(pooling="first", keep="all")),
-    "MiniLM-L6, [CLS], embeddings withheld": ((8, 16), ENCODER.format(pooling="first", keep="encoder.")),
+    "MiniLM-L6, mean, all gradients": ((8, 16), ENCODER.format(pooling="mean", keep=None)),
+    "MiniLM-L6, mean, embeddings withheld": ((8, 16), ENCODER.format(pooling="mean", keep=["encoder."])),
+    "MiniLM-L6, [CLS], all gradients": ((8, 16), ENCODER.format(pooling="first", keep=None)),
+    "MiniLM-L6, [CLS], embeddings withheld": ((8, 16), ENCODER.format(pooling="first", keep=["encoder."])),
     "SmolLM2-135M, next token": ((1, 16), DECODER),
     "GPT-2 shape, more tokens than the width": ((48, 64), BEYOND),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from pathlib import Path
@@ -64,3 +65,13 @@ attack = lambda evidence, model: found
 """
     run = speed.measure(SOURCE, task, 2, 0, tmp_path)
     assert (run["exact"], run["texts"], run["tokens"], run["false"]) == (1, 2, 5, 1)
+
+
+def test_what_tasks_import_is_there(speed: ModuleType) -> None:
+    """Tasks are text that other processes run: a name that has moved on would show only there."""
+    codes = [code for _, code in (*speed.TASKS.values(), *importlib.import_module("outputs.speed").TASKS.values())]
+    imports = [node for code in codes for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    assert imports
+    for node in imports:
+        module = importlib.import_module(str(node.module))
+        assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
