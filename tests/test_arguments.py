@@ -64,7 +64,8 @@ def test_recovery_wants_a_loaded_model(tiny_gpt2):
         ({"labels": ["a", "b"]}, "labels must be whole numbers"),
         ({"max_length": 1.5}, "max_length must be a whole number"),
         ({"max_length": "9"}, "max_length must be a whole number"),
-        ({"task": None}, "task must be one of"),
+        ({"task": 3}, "task must be one of"),
+        ({"task": "classify"}, "task must be one of"),
     ],
 )
 def test_options_of_clients(tiny_bert, options, words):

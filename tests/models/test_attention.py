@@ -51,6 +51,9 @@ def test_candidates_behind_prefixes_are_the_last_rows_of_whole_texts(length):
             whole = torch.cat([keys[s], own_keys[c][None]]), torch.cat([values[s], own_values[c][None]])
             slow = attend(queries[c][None], *whole, torch.ones(1, length + 1, dtype=torch.bool), Scores(0.5))[0]
             torch.testing.assert_close(fast[s, c], slow)
+    matrix = random(H * E, 5, seed=5)
+    through = attend_behind(queries, own_keys, own_values, keys, values, Scores(0.5), through=matrix)
+    torch.testing.assert_close(through, fast @ matrix)
 
 
 def test_scores_are_bounded_shifted_and_may_go_to_a_sink():

@@ -64,6 +64,11 @@ defences = ["none"] # also "int8", "noise:sigma=0.5,relative=true"
 # secrets = ["output-layer"]
 # gates = ["no weights", "no hidden size"]
 
+# A device computes one attention layer and sends its output on. Layers are drawn, no model is needed.
+# [[inputs]]
+# secrets = ["random:tokens=8,width=16"]
+# gates = ["no inputs"]
+
 # A control: noise in which nothing can be found. If it leaks, do not believe the rest.
 [[gradients]]
 models = [@MODEL@]

@@ -64,13 +64,24 @@ def attend_behind(
     values: Float[Tensor, "s j g e"],
     rule: Scores,
     bias: Float[Tensor, "h j"] | None = None,
-) -> Float[Tensor, "s c o"]:
-    """What each of c candidates reads behind each of s prefixes: the prefix, and itself, with one softmax over both."""
+    through: Float[Tensor, "o k"] | None = None,
+) -> Float[Tensor, "s c o"] | Float[Tensor, "s c k"]:
+    """What each of c candidates reads behind each of s prefixes: the prefix, and itself, with one softmax over both.
+
+    `through`: a matrix M that the result is multiplied by. Values meet it before they are mixed, which for a few
+    columns is much less work: the rows of width o are never there.
+    """
     grouped = queries.unflatten(1, (own_keys.shape[1], -1)) * rule.scale
     before = torch.einsum("cgre,sjge->scgrj", grouped, keys)
     itself = torch.einsum("cgre,cge->cgr", grouped, own_keys).expand(len(keys), -1, -1, -1)
     scores = rule.bound(torch.cat([before, itself[..., None]], dim=-1))
     scores = scores if bias is None else scores + bias.unflatten(0, (own_keys.shape[1], -1))
     weights = rule.weights(scores.flatten(2, 3), head_axis=-2).view_as(scores)
-    mixed = torch.einsum("scgrj,sjge->scgre", weights[..., :-1], values)
-    return (mixed + weights[..., -1:] * own_values[:, :, None]).flatten(2)
+    before, itself = weights[..., :-1], weights[..., -1]
+    if through is None:
+        mixed = torch.einsum("scgrj,sjge->scgre", before, values)
+        return (mixed + itself[..., None] * own_values[:, :, None]).flatten(2)
+    by_head = through.unflatten(0, (*grouped.shape[1:3], -1))
+    moved = torch.einsum("sjge,grek->sgrjk", values, by_head)
+    own = torch.einsum("cge,grek->cgrk", own_values, by_head)
+    return torch.einsum("scgrj,sgrjk->sck", before, moved) + torch.einsum("scgr,cgrk->sck", itself, own)

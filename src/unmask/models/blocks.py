@@ -134,11 +134,12 @@ class Blocks(FirstInputs):
         own_values: Float[Tensor, "c g e"],
         keys: Float[Tensor, "s j g e"],
         values: Float[Tensor, "s j g e"],
-    ) -> Float[Tensor, "s c o"]:
-        """What each of c candidates reads behind each of s prefixes: the prefix, and itself."""
+        through: Float[Tensor, "o k"] | None = None,
+    ) -> Float[Tensor, "s c o"] | Float[Tensor, "s c k"]:
+        """What each of c candidates reads behind each of s prefixes, or that multiplied by a matrix `through`."""
         bias = self.score_bias(block, keys.shape[1] + 1)
         bias = None if bias is None else bias[:, -1]
-        return attend_behind(queries, own_keys, own_values, keys, values, self.scores(block), bias)
+        return attend_behind(queries, own_keys, own_values, keys, values, self.scores(block), bias, through)
 
     def score_bias(self, block: int, length: int) -> Float[Tensor, "h length length"] | None:
         """What positions add to the scores of a block (ALiBi, relative ones, a window); None where they add nothing."""

@@ -64,7 +64,7 @@ def second_input_site(evidence: GradientEvidence, model: Model) -> SpanSite | No
 
 def output_site(evidence: GradientEvidence, model: Model, floor: float | None = None) -> SpanSite | None:
     """Attention outputs of block 0, before the output projection."""
-    return _site(evidence, model, "output projection of block 0", (Role.ATTENTION_OUT,), 0, _attention_output, floor)
+    return _site(evidence, model, "output projection of block 0", (Role.ATTENTION_OUT,), 0, attention_output, floor)
 
 
 def mlp_site(evidence: GradientEvidence, model: Model) -> SpanSite | None:
@@ -138,7 +138,8 @@ def _never(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
     raise NotImplementedError("inputs of block 0 depend on no attention; use Model.first_input")
 
 
-def _attention_output(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
+def attention_output(model: Model, states: Tensor, mixed: Tensor) -> Tensor:
+    """What attention reads is what the output projection is given: of all sites' rows, these alone are linear in it."""
     return mixed
 
 

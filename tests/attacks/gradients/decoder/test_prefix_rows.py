@@ -49,6 +49,9 @@ def test_rows_are_those_of_the_forward_pass(decoder, site):
     assert (twos.next_position, len(twos)) == (2, 3)
     ((begin, rows),) = growth.extension_rows(twos, third)
     assert begin == 0
+    matrix = torch.randn(rows.shape[-1], 7, generator=torch.Generator().manual_seed(0))
+    ((_, products),) = growth.extension_products(twos, third, matrix)
+    close(products, rows @ matrix)
     for prefix, extended in zip(twos.tokens.tolist(), rows, strict=True):
         for token, row in zip(THIRD.tolist(), extended, strict=True):
             close(row, expected(decoder, parameter, *prefix, token))

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.sites import RowsOf
+from unmask.attacks.gradients.sites import RowsOf, attention_output
 from unmask.models.adapter import Model
 
 
@@ -77,12 +77,21 @@ class Growth:
 
     def extension_rows(self, prefixes: Prefixes, following: NextTokens) -> Iterator[tuple[int, Float[Tensor, "s c f"]]]:
         """Rows of every prefix extended by every token, as (index of the first prefix, rows) chunk by chunk."""
-        step = self._prefixes_at_once(len(following), prefixes.tokens.shape[1])
-        for begin in range(0, len(prefixes), step):
-            chunk = slice(begin, begin + step)
-            own = following.queries, following.keys, following.values
+        own = following.queries, following.keys, following.values
+        for begin, chunk in self._chunks(prefixes, following, self.row_width):
             mixed = self.model.mix_behind(0, *own, prefixes.keys[chunk], prefixes.values[chunk])
             yield begin, self.rows_of(self.model, following.states.expand(len(mixed), -1, -1), mixed)
+
+    def extension_products(
+        self, prefixes: Prefixes, following: NextTokens, matrix: Float[Tensor, "f k"]
+    ) -> Iterator[tuple[int, Float[Tensor, "s c k"]]]:
+        """The same rows multiplied by a matrix; rows of attention are never formed for that."""
+        if self.rows_of is not attention_output:
+            yield from ((begin, rows @ matrix) for begin, rows in self.extension_rows(prefixes, following))
+            return
+        own = following.queries, following.keys, following.values
+        for begin, chunk in self._chunks(prefixes, following, matrix.shape[1]):
+            yield begin, self.model.mix_behind(0, *own, prefixes.keys[chunk], prefixes.values[chunk], matrix)
 
     def extend(
         self, prefixes: Prefixes, following: NextTokens, parents: Int[Tensor, " n"], columns: Int[Tensor, " n"]
@@ -116,7 +125,10 @@ class Growth:
         floats = 4 * self.model.width + 3 * self.row_width
         return max(1, self.memory_budget_bytes // (8 * floats))
 
-    def _prefixes_at_once(self, num_tokens: int, length: int) -> int:
-        scores = 3 * self.model.num_heads * (length + 1)
-        rows = 4 * self.model.width + 3 * self.row_width
-        return max(1, self.memory_budget_bytes // (4 * num_tokens * (scores + rows)))
+    def _chunks(self, prefixes: Prefixes, following: NextTokens, row_width: int) -> Iterator[tuple[int, slice]]:
+        """As many prefixes at once as fit the budget, with rows of this width for each of the tokens."""
+        floats = 3 * self.model.num_heads * (prefixes.tokens.shape[1] + 1) + 3 * row_width
+        floats += 4 * self.model.width if self.rows_of is not attention_output else 0
+        step = max(1, self.memory_budget_bytes // (4 * len(following) * floats))
+        for begin in range(0, len(prefixes), step):
+            yield begin, slice(begin, begin + step)

@@ -8,8 +8,9 @@
 Notation: U basis of the site's span; a prefix of length i holds keys and values (i, heads, d_head).
 Limits: needs fewer distinct prefixes than the width. A text that is a prefix of another ends invisibly here, and a
 text counts once however often it occurs (`endings.py` tells both).
-Cost: an extension costs one attention row and k probes of width d; only survivors get a float64 distance. At hidden
-units of an MLP, rows of m units are enough to refuse an extension: m − b directions of them are orthogonal to the span.
+Cost: an extension costs one attention row of k + 32 numbers, which estimate its distance from the span and its length:
+values are multiplied by the probes before they are mixed. Only survivors get a float64 distance. At hidden units of an
+MLP, rows of m units are enough to refuse an extension: m − b directions of them are orthogonal to the span.
 Source: DAGER, arXiv 2405.15586, Algorithm 2. Deviation: the check is at block 0's output projection, not at block 1.
 """
 
@@ -34,10 +35,12 @@ from unmask.models.linear import Role
 
 # A wrong extension's relative distance is of order 0.1 to 1; nearer ones are looked at in float64.
 _SHORTLIST = 0.1
-# Probes estimate a distance up to a factor: one that seems more than this far above the gap cannot narrow it.
+# Probes estimate a distance up to this factor.
 _ESTIMATE_MARGIN = 2.0
-# Screening has few digits: no cut is finer than this.
-_SCREEN = 0.01
+# No cut is finer than this: screening has few digits, and on GPUs fewer.
+_FINEST, _FINEST_ON_GPU = 1e-3, 1e-2
+# Random directions that tell the length of a row, to about an eighth.
+_NUM_LENGTHS = 32
 # Hidden units beyond the rank of their span, and the share of all from which on they are not told apart.
 _SPARE_UNITS, _MOST_UNITS = 128, 0.8
 # How long a prefix that only repeats its first token is carried while nothing else grows (see `_close`).
@@ -109,8 +112,10 @@ class PrefixSearch:
         seen = self._screen_by_units() or span
         share = (span.width - span.rank) * seen.width / max(1, (seen.width - span.rank) * span.width)
         probes = seen.probes(self.num_probes, self.run.generator) * share**0.5  # of a row of length 1 in all units
-        self.probes = probes.to(self.model.device, self.model.dtype)
-        self.scale = None if seen.row_scale is None else seen.row_scale.to(self.probes)
+        lengths = torch.randn(seen.width, _NUM_LENGTHS, generator=self.run.generator).to(probes) / _NUM_LENGTHS**0.5
+        screen = torch.cat([probes, seen.scale(lengths.T).T], dim=1)
+        self.screen = screen.to(self.model.device, self.model.dtype)
+        self.finest = _FINEST_ON_GPU if screens_in_few_digits(self.screen) else _FINEST
         for position in sorted(max(position, 0) for position in self.candidates.by_position):
             starts = self._starts(position)
             if len(starts) and not self._grow(starts):
@@ -202,33 +207,41 @@ class PrefixSearch:
         return self.growth.at(alive.next_position if fits else 0, tokens if fits else tokens[:0])
 
     def _extensions(self, alive: Prefixes, following: NextTokens) -> tuple[Tensor, Prefixes, list[float]]:
-        """Accepted extensions with the places of their parents and their float64 distances.
-
-        All pairs of a prefix and a token are screened: on a GPU in few digits, and of hidden units by some of them;
-        there rows that are near are computed anew.
-        """
-        cut = max(_SCREEN, min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected))
-        pairs, distances = [], []
-        for begin, rows in self._screen(alive, following):
-            sizes = (rows if self.scale is None else rows * self.scale).norm(dim=-1)
-            near = ((rows @ self.probes).norm(dim=-1) < cut * sizes).nonzero()
-            pairs.append(near + torch.tensor([begin, 0], device=near.device))
-            self.num_tested += rows.shape[0] * rows.shape[1]
-            if self.screening is self.growth and not screens_in_few_digits(rows):
-                distances.append(self.site.span.distance(rows[near[:, 0], near[:, 1]]))
-            else:
-                for some in pairs[-1].split(self.growth.rows_at_once):
-                    exact = self.growth.rows_of_extensions(alive, following, some[:, 0], some[:, 1])
-                    distances.append(self.site.span.distance(exact))
-        found, far = torch.cat(pairs), torch.cat(distances)
-        self.gap = self.gap.narrow(far)
-        kept = found[far <= self.gap.threshold]
+        """Accepted extensions with the places of their parents and their float64 distances."""
+        cut = max(self.finest, _ESTIMATE_MARGIN * self.gap.threshold)
+        while True:
+            found, far, bounds = self._measure(alive, following, cut)
+            gap = self.gap.narrow(torch.cat([far, bounds]))
+            if _ESTIMATE_MARGIN * gap.threshold <= cut:
+                break
+            cut = _ESTIMATE_MARGIN * gap.threshold  # rows that were not looked at may be on the near side of this gap
+        self.gap = gap
+        self.num_tested += len(alive) * len(following)
+        kept = found[far <= gap.threshold]
         extended = self.growth.extend(alive, following, kept[:, 0], kept[:, 1])
-        return kept[:, 0], extended, far[far <= self.gap.threshold].tolist()
+        return kept[:, 0], extended, far[far <= gap.threshold].tolist()
+
+    def _measure(self, alive: Prefixes, following: NextTokens, cut: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Pairs of a prefix and a token whose rows seem nearer than `cut`, and their distances in float64.
+
+        All pairs are screened: by a few random products of each row, of hidden units by some of them, on a GPU in few
+        digits. Third, of the nearest of all others, what they are away at least.
+        """
+        shortlist = min(_SHORTLIST, _ESTIMATE_MARGIN * self.gap.rejected)
+        pairs, distances, bounds = [], [], []
+        for begin, products in self._screen(alive, following):
+            outside, lengths = products.split([products.shape[-1] - _NUM_LENGTHS, _NUM_LENGTHS], dim=-1)
+            estimates = outside.norm(dim=-1) / lengths.norm(dim=-1)
+            bounds.append(estimates[(estimates >= cut) & (estimates < shortlist)] / _ESTIMATE_MARGIN)
+            pairs.append((estimates < cut).nonzero() + torch.tensor([begin, 0], device=estimates.device))
+            for some in pairs[-1].split(self.growth.rows_at_once):
+                exact = self.growth.rows_of_extensions(alive, following, some[:, 0], some[:, 1])
+                distances.append(self.site.span.distance(exact))
+        return torch.cat(pairs), torch.cat(distances), torch.cat(bounds)
 
     def _screen(self, alive: Prefixes, following: NextTokens) -> Iterator[tuple[int, Tensor]]:
-        """Rows of all pairs, chunk by chunk."""
-        chunks = self.screening.extension_rows(alive, following)
+        """Products of the rows of all pairs, chunk by chunk."""
+        chunks = self.screening.extension_products(alive, following, self.screen)
         while True:
             with multiply_quickly():
                 chunk = next(chunks, None)
