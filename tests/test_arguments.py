@@ -8,7 +8,17 @@ import torch
 import transformers
 from tests.tiny_models import bert_config, random_model
 
-from unmask import observe_dpsgd, observe_fedavg, observe_gradients, observe_hidden, observe_lora, recover_text
+from unmask import (
+    observe_cache,
+    observe_dpsgd,
+    observe_fedavg,
+    observe_gradients,
+    observe_hidden,
+    observe_lora,
+    observe_next_token,
+    observe_vectors,
+    recover_text,
+)
 from unmask.arguments import require_count, require_member, require_number, require_token_ids
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence import Task
@@ -46,6 +56,14 @@ def test_a_model_of_transformers_is_named(observe):
     hf = random_model(transformers.BertForMaskedLM, bert_config())
     with pytest.raises(InputError, match=r"got BertForMaskedLM; call load_model\(model\) first"):
         observe(hf, TEXTS)
+
+
+@pytest.mark.parametrize(
+    "observe", [observe_gradients, observe_hidden, observe_cache, observe_vectors, observe_next_token]
+)
+def test_one_string_is_no_list_of_texts(tiny_gpt2, observe):
+    with pytest.raises(InputError, match="texts must be a list of texts, got one string; put it into a list"):
+        observe(tiny_gpt2, "hello")
 
 
 def test_recovery_wants_a_loaded_model(tiny_gpt2):

@@ -16,7 +16,7 @@ class Status(Enum):
     """How an attack ended. The value of a member is the sentence that a user reads."""
 
     RECOVERED = "The whole secret was recovered, and the certificate holds for every part of it."
-    PARTIAL = "A part of the secret was recovered; the certificate says which part is certain."
+    PARTIAL = "A part of the secret was recovered. Only what is marked certain is proven."
     NOT_IDENTIFIABLE = "The evidence does not determine the secret: more than one secret explains it."
     MISSING_EVIDENCE = "The evidence lacks the tensors that this attack needs."
     NOT_APPLICABLE = "The attack does not apply to evidence of this kind, so it says nothing about safety."
@@ -100,6 +100,7 @@ class Recovery(Displayed, Generic[Value]):
         """The status with its reason; texts or other values; the proof and the cost."""
         rows = self.value.display_rows() if isinstance(self.value, RecoveredTexts) else [("value", repr(self.value))]
         proof = f"{self.certificate.residual:.1e} of at most {self.certificate.tolerance:.1e}: {self.certificate.claim}"
+        proof = proof if self.certificate.holds else "nothing of this is proven"
         counts = {"candidates": self.cost.candidates, "forward passes": self.cost.forward_passes}
         counts["queries"] = self.cost.queries
         used = ", ".join([f"{self.cost.seconds:.1f} s", *(f"{n:,} {name}" for name, n in counts.items() if n)])

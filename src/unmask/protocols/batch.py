@@ -55,6 +55,13 @@ class Batch:
         return Batch(self.tokens[start:stop], self.mask[start:stop], types)
 
 
+def require_texts(texts: object) -> None:
+    """A list of texts; one string would be read letter by letter."""
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        seen = "one string; put it into a list" if isinstance(texts, str) else f"{type(texts).__name__}"
+        raise InputError(f"texts must be a list of texts, got {seen}")
+
+
 def make_batch(
     model: Model,
     texts: Texts,
@@ -65,9 +72,7 @@ def make_batch(
     """Encode and pad texts and pairs of texts; token ids are taken as they are. Warns if texts had to be cut."""
     if padding_side not in ("left", "right"):
         raise InputError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
-        seen = "one string; put it into a list" if isinstance(texts, str) else f"{type(texts).__name__}"
-        raise InputError(f"texts must be a list of texts, got {seen}")
+    require_texts(texts)
     require_count("max_length", max_length)
     limit = min(max_length or model.max_positions, model.max_positions)
     encoded = [_tokens_and_types(model, text, limit) for text in texts]

@@ -11,7 +11,7 @@ from unmask.evidence.next_token import vectors_of_logits
 from unmask.evidence.vectors import VectorEvidence
 from unmask.models.adapter import Model
 from unmask.models.load import require_model
-from unmask.protocols.batch import Texts, make_batch
+from unmask.protocols.batch import Texts, make_batch, require_texts
 
 _TEXTS_AT_ONCE = 16
 
@@ -22,6 +22,7 @@ def observe_next_token(
 ) -> VectorEvidence:
     """What full rows of the next token's logits tell of the last states of prompts; `prefix` stands in front."""
     require_model(model)
+    require_texts(texts)
     if not texts:
         raise InputError("the batch is empty: give at least one text")
     whole = [prefix + text if isinstance(text, str) else text for text in texts]

@@ -14,7 +14,7 @@ from unmask.evidence.vectors import VectorEvidence, half_steps_of
 from unmask.models.adapter import Model
 from unmask.models.load import require_model
 from unmask.models.pooling import EmbeddingRecipe, Pooling, max_length_of, prefix_tokens, prompt_of, recipe_of
-from unmask.protocols.batch import Texts, make_batch
+from unmask.protocols.batch import Texts, make_batch, require_texts
 
 STORAGES = ("float32", "float16", "bfloat16", "int8")
 _TEXTS_AT_ONCE = 64
@@ -39,6 +39,7 @@ def observe_vectors(
     `max_length` tokens, or to what the folder states where that is less.
     """
     require_model(model)
+    require_texts(texts)
     require_count("dimensions", dimensions)
     prefix = prefix or prompt_of(model)
     recipe = recipe_of(model) if pooling is None else EmbeddingRecipe(pooling)  # type: ignore[arg-type]

@@ -225,9 +225,11 @@ def print_summary(console: Console, recovery: Recovery[Any]) -> None:
 def print_proof_and_cost(console: Console, recovery: Recovery[Any]) -> None:
     """Why it can be believed, and what it took."""
     certificate = recovery.certificate
-    if recovery.status.conclusive:
+    if certificate.holds:
         console.print(Text(f"certificate: {certificate.claim}"))
         console.print(Text(f"  {describe_numbers(certificate)}"))
+    elif recovery.status.conclusive:
+        console.print(Text("no certificate: nothing of this is proven"))
     cost = recovery.cost
     work = f"{cost.queries:,} queries asked" if cost.queries else f"{cost.candidates:,} candidates tested"
     console.print(Text(f"cost: {cost.seconds:.2f} s, {work}", style="dim"))

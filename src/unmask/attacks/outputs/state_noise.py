@@ -22,6 +22,7 @@ from unmask.models.adapter import Model
 
 # Two orders of the same sums differ in float32 by about 1e-6 after thirty blocks; wrong tokens by 1e-1.
 _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-9}
+_SHORTEST = 1e-30  # any other state is longer
 _SPREAD = 1.8  # rounding to the nearest level is never off by more than √3 deviations, in no coordinate
 _ON_GRID = 2e-3  # of a step: float32's rounding of 127 steps is 1e-5
 _SAMPLE = (4, 40)  # random texts that the error of another precision is measured on
@@ -78,11 +79,16 @@ def computing_error(
             for each in (model.to(dtype=dtype), model)
             for stream in each.hidden_states(few, num_blocks=layer)[layer:]
         )
-    return float(((coarse - fine).norm(dim=2) / fine.norm(dim=2)).max())
+    return float(((coarse - fine).norm(dim=2) / lengths_of(fine)).max())
 
 
 def _relative(variances: Float[Tensor, " n"], states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    return (variances * states.shape[1]).sqrt() / states.norm(dim=1)
+    return (variances * states.shape[1]).sqrt() / lengths_of(states)
+
+
+def lengths_of(states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n"]:
+    """Norms that may be divided by: what leaves a norm layer may be zero, as tokens for padding often have zero rows."""
+    return states.norm(dim=-1).clamp_min(_SHORTEST)
 
 
 def _stored_variance(row: Float[Tensor, " d"]) -> Tensor:

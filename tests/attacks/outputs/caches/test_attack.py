@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from unmask.attacks.outputs.caches.attack import CacheAttack
 from unmask.errors import InputError
 from unmask.evidence import CacheEvidence
 from unmask.models import Model, adapt
-from unmask.protocols import observe_cache
+from unmask.protocols import observe_cache, observe_hidden
 from unmask.recovery import Aim, AmbiguityKind, Status
 
 TEXTS = [(5, 17, 99, 17, 250, 8, 3), (400, 3, 8, 21), (44, 45, 46, 47, 48, 49, 50, 51)]
@@ -36,6 +37,19 @@ def test_every_prompt_is_read(model, layer, parts):
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert certain(recovery) == set(TEXTS)
     assert recovery.used == (("keys", "values") if parts == "both" else (parts,))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_token_whose_row_is_zero_is_read_too(tiny_llama, layer):
+    """As transformers makes the row of the padding token: its keys and values are zero in block 0."""
+    hf = copy.deepcopy(tiny_llama.hf)
+    hf.get_input_embeddings().weight.data[17] = 0
+    model = adapt(hf)
+    evidence = observe_cache(model, TEXTS, layer=layer)
+    assert layer or not evidence.keys[0, 1].any()
+    assert certain(CacheAttack()(evidence, model)) >= set(TEXTS[1:])
+    states = unmask.recover_text(observe_hidden(model, TEXTS, layer=layer), model)
+    assert certain(states) == set(TEXTS)
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float8_e4m3fn", "int8"])

@@ -35,6 +35,7 @@ from unmask.attacks.outputs.prompts.ranking import LocalMap, linearised_scores, 
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.attacks.outputs.prompts.templates import Templates, TokenStates
 from unmask.attacks.outputs.prompts.whiteness import Whiteness, WhitenessTest
+from unmask.attacks.outputs.state_noise import lengths_of
 
 CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
 LOUDEST = 0.5  # noise of more than this share of a state's norm: nothing is claimed
@@ -61,7 +62,7 @@ class Observation:
 
     def distances(self, states: Float[Tensor, "k m"]) -> Float[Tensor, " k"]:
         """How far candidates' states are from the one seen, by its norm."""
-        return (states * self.weights - self.state).norm(dim=1) / self.state.norm()
+        return (states * self.weights - self.state).norm(dim=1) / lengths_of(self.state)
 
     def is_beaten(self, distance: float, other: float) -> bool:
         """Whether a token at one distance beats one at another, by likelihood; without noise, by being closer."""
@@ -286,7 +287,7 @@ class _Search:
     @property
     def relative_noise(self) -> float:
         """The noise's length by the state's."""
-        return float((self.noise_variance * len(self.seen.state)) ** 0.5 / self.seen.state.norm())
+        return float((self.noise_variance * len(self.seen.state)) ** 0.5 / lengths_of(self.seen.state))
 
     def conclude(self) -> FoundToken:
         """The closest candidate."""

@@ -27,6 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.model_cache import compute_once
+from unmask.attacks.outputs.state_noise import lengths_of
 from unmask.errors import InputError
 from unmask.models.adapter import Model
 from unmask.models.caches import fill_cache, read_cache
@@ -110,7 +111,8 @@ class CacheReadout(Readout):
         """One over the norm of each head's keys, and of its values, at each position."""
         widths = self.split(model, seen.shape[1])
         norms = torch.stack([part.norm(dim=1) for part in seen.split(widths, dim=1)], 1)
-        norms = norms.clamp_min(1e-30).maximum(_LEAST_NORM * norms.amax(1, keepdim=True))
+        norms = norms.maximum(_LEAST_NORM * norms.amax(1, keepdim=True))
+        norms = torch.where(norms > 0, norms, torch.ones_like(norms))  # a token whose row is zero
         return (1 / norms).repeat_interleave(torch.tensor(widths, device=seen.device), dim=1)
 
     def align(self, model: Model, seen: Float[Tensor, "n m"], positions: Int[Tensor, " n"]) -> Float[Tensor, "n m"]:
@@ -174,7 +176,7 @@ def _measure_map(model: Model, layer: int, position: int) -> PositionMap:
 
     here, there = keys_at(0), keys_at(position)
     back = torch.linalg.lstsq(there, here).solution
-    off = (there @ back - here).norm() / here.norm()
+    off = (there @ back - here).norm() / lengths_of(here.flatten())
     return PositionMap(back, float(off))
 
 

@@ -21,7 +21,7 @@ from unmask.attacks.outputs.prompts.position_search import LOUDEST
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.attacks.outputs.prompts.templates import Templates
 from unmask.attacks.outputs.prompts.whiteness import WhitenessTest
-from unmask.attacks.outputs.state_noise import StateNoise
+from unmask.attacks.outputs.state_noise import StateNoise, lengths_of
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class SeenText:
     def distances(self, rows: Float[Tensor, "k m"], first: int = 0) -> Float[Tensor, " k"]:
         """How far rows are from those seen, from row `first` on, by the norm of each."""
         part = slice(first, first + len(rows))
-        return (rows * self.weights[part] - self.states[part]).norm(dim=1) / self.states[part].norm(dim=1)
+        return (rows * self.weights[part] - self.states[part]).norm(dim=1) / lengths_of(self.states[part])
 
     def distances_at(self, rows: Float[Tensor, "k m"], index: int) -> Float[Tensor, " k"]:
         """How far candidates for one row are from it."""
-        return (rows * self.weights[index] - self.states[index]).norm(dim=1) / self.states[index].norm()
+        return (rows * self.weights[index] - self.states[index]).norm(dim=1) / lengths_of(self.states[index])
 
 
 class BeginningStatus(Enum):
@@ -118,7 +118,7 @@ def _white_noise(seen: SeenText, text: Continuation, templates: Templates, row: 
     table = (templates.in_context if text.num_known else templates.alone).middle
     widths = text.readout.split(text.model, len(weights))
     white = WhitenessTest.of(jacobian * weights[:, None], table.spread())(seen.states[row] - state * weights, widths)
-    relative = (white.noise_variance * len(weights)) ** 0.5 / float(seen.states[row].norm())
+    relative = (white.noise_variance * len(weights)) ** 0.5 / float(lengths_of(seen.states[row]))
     return relative if white.is_white and white.is_even and relative <= LOUDEST else None
 
 
