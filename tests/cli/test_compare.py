@@ -16,6 +16,7 @@ from unmask import cli
 
 NO_REGRESSION, REGRESSION, BAD_INPUT, INCONCLUSIVE = 0, 1, 2, 3
 ALL, HALF = text_finding(text_case(), 1.0, 4), text_finding(text_case(), 0.5)
+QUIET = text_finding(text_case(seed=1), 0.0)
 
 
 @pytest.fixture
@@ -73,17 +74,23 @@ def test_shares_may_differ_by_the_tolerance(call, tmp_path):
 
 
 def test_a_real_pair_of_audits(call, tmp_path: Path):
-    """The same plan run again is no regression, one case more is new, one less is gone and no improvement."""
+    """A leak that is new may be an old case without its protection, and a case that is gone tells nothing."""
     for name, seeds in (("a", [0]), ("b", [0, 1])):
         plan = write_plan(tmp_path / f"{name}.toml", random_group(seeds))
         assert call("audit", plan, "--out", tmp_path / name, "--threads", 1).code == 0
     answer = call("compare", tmp_path / "a", tmp_path / "b")
-    assert answer.code == NO_REGRESSION
-    assert "No case got worse; 1 new, 1 same." in answer.told
+    assert answer.code == INCONCLUSIVE
+    assert "Inconclusive: 1 new case leaks, which is not 'no regression'; 1 new, 1 same." in answer.told
     assert "now: leaks; the first audit has no such case" in answer.told
     gone = call("compare", tmp_path / "b", tmp_path / "a", "--json")
-    assert gone.code == NO_REGRESSION
+    assert gone.code == INCONCLUSIVE
     assert (gone.document["counts"]["GONE"], gone.document["counts"]["BETTER"]) == (1, 0)
+
+
+def test_a_new_case_that_does_not_leak_is_no_regression(call, tmp_path):
+    folders = [write_audit(tmp_path / name, audit_of(ones)) for name, ones in (("a", [ALL]), ("b", [ALL, QUIET]))]
+    answer = call("compare", *folders)
+    assert (answer.code, "No case got worse; 1 new, 1 same." in answer.told) == (NO_REGRESSION, True)
 
 
 def test_of_several_audits_the_last_two_decide_and_the_trend_is_told(call, tmp_path):

@@ -71,7 +71,13 @@ class Change:
     @property
     def is_lost(self) -> bool:
         """Whether something was known before and nobody knows now."""
-        return self.direction is Direction.OPEN and self.before is not None and self.before.outcome in _KNOWN
+        is_open = self.direction in (Direction.OPEN, Direction.GONE)
+        return is_open and self.before is not None and self.before.outcome in _KNOWN
+
+    @property
+    def is_new_leak(self) -> bool:
+        """Whether a case leaks that the first audit did not have: perhaps an old one that lost its protection."""
+        return self.direction is Direction.NEW and self.after is not None and self.after.outcome is Outcome.LEAK
 
 
 @dataclass(frozen=True)
@@ -87,11 +93,12 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """1 with a regression; 3 where what was known is not any more, or nothing was compared; else 0."""
+        """1 with a regression; 3 where what was known is not any more, leaks are new, or nothing was compared; else 0."""
         if self.of(Direction.WORSE):
             return CROSSED
         compared = self.of(Direction.SAME) or self.of(Direction.BETTER)
-        return INCONCLUSIVE if not compared or any(change.is_lost for change in self.changes) else PASSED
+        is_open = any(change.is_lost or change.is_new_leak for change in self.changes)
+        return INCONCLUSIVE if is_open or not compared else PASSED
 
     @property
     def headline(self) -> str:
@@ -104,8 +111,11 @@ class Comparison:
             return f"{count_noun(counts[Direction.WORSE], 'case')} got worse{f'; {rest}' if rest else ''}."
         if self.exit_code == INCONCLUSIVE:
             lost = sum(change.is_lost for change in self.changes)
-            what = f"{count_noun(lost, 'case')} cannot be compared any more" if lost else "no case could be compared"
-            return f"Inconclusive: {what}, which is not 'no regression'; {rest}."
+            leaks = sum(change.is_new_leak for change in self.changes)
+            what = [f"{count_noun(lost, 'case')} cannot be compared any more"] if lost else []
+            what += [f"{count_noun(leaks, 'new case')} {'leaks' if leaks == 1 else 'leak'}"] if leaks else []
+            told = " and ".join(what) or "no case could be compared"
+            return f"Inconclusive: {told}, which is not 'no regression'; {rest}."
         return f"No case got worse; {rest}."
 
 

@@ -87,7 +87,7 @@ def _relative(variances: Float[Tensor, " n"], states: Float[Tensor, "n d"]) -> F
 
 
 def lengths_of(states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n"]:
-    """Norms that may be divided by: what leaves a norm layer may be zero, as tokens for padding often have zero rows."""
+    """Norms to divide by. A state may be zero: tokens for padding often have zero rows."""
     return states.norm(dim=-1).clamp_min(_SHORTEST)
 
 
