@@ -89,12 +89,17 @@ def _advise(worst: Finding, findings: Sequence[Finding]) -> tuple[str, str]:
         cases = f"{len(stopped[name])} of {count_noun(leaking, 'case')} that {'leaks' if leaking == 1 else 'leak'}"
         return f"{name}: not leaked by this attack in {cases}", _cost(stopped[name])
     known = {name: ones for name, ones in tried.items() if all(one.outcome in _KNOWN for one in ones)}
-    none = f"none of {count_noun(len(tried), 'protection')} stopped it"
+    num_open = len(tried) - len(known)
     if not known:
-        return f"{none}; what they leave is not known", "–"
+        return f"not known: {count_noun(num_open, 'protection')} tried, with no conclusive result", "–"
+    unknown = f" ({num_open} more inconclusive)" if num_open else ""
     name = max(known, key=lambda one: min(map(_order, known[one])))
     left = min(known[name], key=_order)
-    return f"{none}; {name} leaves the least: {severity_of(left).value}, {leak_in_full(left)}", _cost(known[name])
+    failed = "the protection tried" if len(known) == 1 else f"none of the {len(known)} protections tried"
+    failed += f" {'did not stop' if len(known) == 1 else 'stopped'} the leak{unknown}"
+    if _order(left)[:2] <= _order(worst)[:2]:
+        return f"{failed}, and as much leaked as without", "–"
+    return f"{failed}; least leaked with {name}: {severity_of(left).value}, {leak_in_full(left)}", _cost(known[name])
 
 
 def _tried(findings: Sequence[Finding]) -> tuple[int, dict[str, list[Finding]]]:
