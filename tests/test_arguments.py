@@ -19,7 +19,7 @@ from unmask import (
     observe_vectors,
     recover_text,
 )
-from unmask.arguments import require_count, require_member, require_number, require_token_ids
+from unmask.arguments import require_count, require_float_type, require_member, require_number, require_token_ids
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence import Task
 
@@ -44,6 +44,17 @@ def test_what_is_right_passes():
     require_number("rate", 0.5, positive=True)
     require_number("decay", 0, positive=False)
     assert require_member(Task, "task", "next_token") is require_member(Task, "task", Task.NEXT_TOKEN)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "torch.bfloat16", "bf16", torch.bfloat16])
+def test_float_types_have_names(name):
+    assert require_float_type("dtype", name) is torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["int8", "bf17", 3])
+def test_what_is_no_float_type_is_refused(name):
+    with pytest.raises(InputError, match="dtype must be a float type of torch or its name, as 'bfloat16', got"):
+        require_float_type("dtype", name)
 
 
 def test_names_are_listed():

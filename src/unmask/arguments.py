@@ -6,9 +6,12 @@ import math
 from enum import Enum
 from typing import Any, TypeVar
 
+import torch
+
 from unmask.errors import InputError, UnmaskError
 
 Member = TypeVar("Member", bound=Enum)
+_SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
 def require_member(kind: type[Member], name: str, value: Any, error: type[UnmaskError] = InputError) -> Member:
@@ -35,6 +38,23 @@ def require_number(name: str, value: Any, *, positive: bool, error: type[UnmaskE
     if not number or value < 0 or (positive and value == 0):
         bound = "above 0" if positive else "of 0 or more"
         raise error(f"{name} must be a finite number {bound}, or None, got {value!r}")
+
+
+def named_dtype(name: Any) -> torch.dtype:
+    """A float type by its name, 'bfloat16', 'torch.bfloat16' or 'bf16'; one that is none already as it is."""
+    plain = str(name).removeprefix("torch.")
+    dtype = name if isinstance(name, torch.dtype) else getattr(torch, _SHORT_NAMES.get(plain, plain), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"unknown float type {name!r}")
+    return dtype
+
+
+def require_float_type(name: str, value: Any, error: type[UnmaskError] = InputError) -> torch.dtype:
+    """A float type that a caller gave, or its name."""
+    try:
+        return named_dtype(value)
+    except ValueError:
+        raise error(f"{name} must be a float type of torch or its name, as 'bfloat16', got {value!r}") from None
 
 
 def require_token_ids(name: str, value: Any, error: type[UnmaskError] = InputError) -> tuple[int, ...]:

@@ -168,3 +168,17 @@ def test_reasons_name_options_and_not_arguments_of_python(call, folder, gradient
     answer = call("recover", "text", out, "-m", folder, "--json")
     assert "`unmask wrap update --all-tokens-predicted`" in answer.document["reason"]
     assert "all_tokens_predicted" not in answer.document["reason"]
+
+
+def test_a_capture_is_never_overwritten_and_evidence_is_no_capture(call, folder, gradients, tmp_path):
+    """It may be the only copy; and evidence needs no wrapping."""
+    grads, out = tmp_path / "grads.safetensors", tmp_path / "update.safetensors"
+    save_file(gradients, grads)
+    before = grads.read_bytes()
+    refused = call("wrap", "update", grads, "-m", folder, "-o", grads, *KNOWN)
+    assert (refused.code, grads.read_bytes() == before) == (2, True)
+    assert "is the file that is read; name another one" in refused.message
+    assert call("wrap", "update", grads, "-m", folder, "-o", out, *KNOWN).code == 0
+    again = call("wrap", "update", out, "-m", folder, "-o", tmp_path / "twice.safetensors")
+    assert again.code == 2
+    assert "is evidence already; `unmask recover` reads it as it is" in again.message

@@ -197,3 +197,9 @@ def test_numbers_are_checked_once(tiny_gpt2, monkeypatch):
     monkeypatch.setattr("unmask.evidence.gradients.require_floats", fail)
     assert evidence.to("cpu").num_texts == evidence.only("h.0.").num_texts == 2
     assert evidence.to("cpu").gradients.keys() == evidence.gradients.keys()
+
+
+def test_gradients_that_are_all_none_are_not_there_yet(tiny_gpt2):
+    nothing = dict.fromkeys(gradients_of(tiny_gpt2))
+    with pytest.raises(EvidenceError, match=r"all gradients are None; call backward\(\) first"):
+        GradientEvidence.of(tiny_gpt2, nothing)

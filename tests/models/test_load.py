@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from tests.audit.made import save_llama
 from tests.models.families import build
 from tests.tiny_models import gpt2_config
 
@@ -91,3 +92,8 @@ def test_a_sentence_transformer_of_no_folder_is_refused(minilm):
     source[0].auto_model.config._name_or_path = ""
     with pytest.raises(InputError, match=r"save it, model\.save_pretrained"):
         load_model(source)
+
+
+@pytest.mark.parametrize("name", ["bf16", "torch.bfloat16", torch.bfloat16])
+def test_a_precision_has_a_name(tmp_path, name):
+    assert load_model(str(save_llama(tmp_path)), dtype=name).dtype is torch.bfloat16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,24 @@ def test_a_text_names_the_vector_that_it_was_read_from(model, capsys):
     said = capsys.readouterr().out
     assert "vector" in said
     assert "41" in said
+
+
+@pytest.mark.parametrize(("residual", "shown"), [(1e-9, "certificate: a claim"), (float("inf"), "no certificate:")])
+def test_a_certificate_that_does_not_hold_is_not_shown_as_one(model, capsys, residual, shown):
+    recovery = replace(recovery_of(RecoveredText((5,), "a text", False, residual)), status=Status.PARTIAL)
+    recovery = replace(recovery, certificate=Certificate("a claim", residual, 1e-6))
+    terminal.print_text_recovery(recovery, model, json=False)
+    out = capsys.readouterr().out
+    assert shown in out
+    assert "inf" not in out
+    assert ("a claim" in repr(recovery)) == (residual < 1)
+
+
+def test_where_nobody_sees_a_bar_a_line_is_written_from_time_to_time(capsys, monkeypatch):
+    clock = iter([0.0, 1.0, 31.0, 31.0, 32.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    with terminal.progress_bar() as report:
+        report("fitting the model", 1, 9)
+        report("fitting the model", 2, 9)
+        report("reading texts", 3, 9)
+    assert capsys.readouterr().err == "fitting the model: 2 of 9\n"

@@ -27,6 +27,7 @@ from unmask.cli.options import (
     TaskName,
     TextOption,
     load,
+    refuse_overwriting,
     text_file,
 )
 
@@ -80,6 +81,7 @@ def observe_gradients_command(
 
     client = parse_protocol(protocol)
     defences = [parse_defence(part) for part in defence or ()]
+    refuse_overwriting(out, text_file(text))
     texts = read_pairs(text_file(text), batch_size) if pairs else read_texts(text_file(text), batch_size)
     with working("loading the model"):
         loaded = load(model, dtype, device)
@@ -133,6 +135,7 @@ def observe_hidden_command(
     from unmask.terminal import print_observation, working
 
     defences = [parse_defence(part) for part in defence or ()]
+    refuse_overwriting(out, text_file(text))
     texts = read_texts(text_file(text), batch_size)
     with working("loading the model"):
         loaded = load(model, dtype, device)
@@ -186,6 +189,7 @@ def observe_cache_command(
     from unmask.terminal import print_observation, working
 
     defences = [parse_defence(part) for part in defence or ()]
+    refuse_overwriting(out, text_file(text))
     texts = read_texts(text_file(text), batch_size)
     with working("loading the model"):
         loaded = load(model, dtype, device)
@@ -243,6 +247,7 @@ def observe_vectors_command(
     from unmask.terminal import print_observation, working
 
     defences = [parse_vector_defence(part) for part in defence or ()]
+    refuse_overwriting(out, text_file(text))
     texts = read_texts(text_file(text), batch_size)
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)

@@ -116,6 +116,13 @@ def text_file(path: Path) -> Path:
     return Path("/dev/stdin") if str(path) == "-" else path
 
 
+def refuse_overwriting(out: Path, *read: Path) -> None:
+    """A capture may be the only one there is."""
+    for path in read:
+        if path.exists() and out.exists() and path.samefile(out):
+            raise InputError(f"--out {out} is the file that is read; name another one")
+
+
 def read_option(value: str | None) -> str | None:
     """The text of an option, or of the file that @FILE names."""
     if value is None or not value.startswith("@"):

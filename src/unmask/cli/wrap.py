@@ -16,6 +16,7 @@ from unmask.cli.options import (
     PoolingOption,
     PrefixOption,
     load,
+    refuse_overwriting,
 )
 from unmask.cli.wrap_update import wrap_update_command
 
@@ -53,6 +54,7 @@ def wrap_store_command(
     from unmask.integrations.stores import read_store
     from unmask.terminal import print_observation, working
 
+    refuse_overwriting(out, path)
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)
     with working(f"reading {path}"):
@@ -92,6 +94,7 @@ def wrap_logits_command(
     from unmask.integrations.stores.arrays import read_rows
     from unmask.terminal import print_observation, working
 
+    refuse_overwriting(out, path)
     rows = read_rows(path, collection, limit)
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.cli.options import DeviceOption, DtypeName, JsonOption, ModelOption, OutOption, TaskName, load
+from unmask.cli.options import (
+    DeviceOption,
+    DtypeName,
+    JsonOption,
+    ModelOption,
+    OutOption,
+    TaskName,
+    load,
+    refuse_overwriting,
+)
 from unmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,6 +84,7 @@ def wrap_update_command(
     from unmask.evidence.gradients import SideKnowledge
     from unmask.terminal import print_observation, working
 
+    refuse_overwriting(out, path, *([before] if before else []))
     _refuse_contradictions(path, delta, weights, before, adapter)
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.arguments import require_count, require_token_ids
+from unmask.arguments import named_dtype, require_count, require_float_type, require_token_ids
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError, InputError
-from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
+from unmask.evidence.files import reads, require_floats, write
 from unmask.models.adapter import Model
 from unmask.models.caches import read_cache
 from unmask.models.load import require_model
@@ -43,7 +43,9 @@ class CacheEvidence(DisplayedFields):
     known_beginning: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
+        object.__setattr__(
+            self, "compute_dtype", require_float_type("compute_dtype", self.compute_dtype, EvidenceError)
+        )
         known = require_token_ids("known_beginning", self.known_beginning, EvidenceError)
         object.__setattr__(self, "known_beginning", known)
         object.__setattr__(self, "heads", require_token_ids("heads", self.heads, EvidenceError))

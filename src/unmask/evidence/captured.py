@@ -41,6 +41,8 @@ def name_tensors(model: Model, tensors: Any) -> dict[str, Tensor]:
         if canonical in named:
             raise EvidenceError(f"two of the tensors are '{canonical}' (the second one as '{name}'); leave one out")
         named[canonical] = _tensor(str(name), value)
+    if tensors and not named:
+        raise EvidenceError("all gradients are None; call backward() first, and read them before zero_grad()")
     return named
 
 

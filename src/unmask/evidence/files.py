@@ -25,7 +25,7 @@ FORMAT_BY_TENSOR = 2  # has a digest for each tensor, so that each may be read a
 LARGE_BYTES = 2**30  # of tensors; from here on they are read and written one at a time
 _LARGEST = 1e100  # of an entry: its square must be a number
 _BY_TENSOR = frozenset({"gradients"})  # kinds whose tensors need not be read at once
-_HEADER = "unmask"
+HEADER = "unmask"
 Evidence = TypeVar("Evidence")
 Kind = TypeVar("Kind", bound=Enum)
 _READERS: dict[str, Callable[[Mapping[str, Tensor], dict[str, Any]], Any]] = {}
@@ -63,7 +63,7 @@ def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], header: Ma
             contiguous = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
             stated = {"format": FORMAT, "kind": kind, **header}
             document = json.dumps({**stated, "digest": _digest(stated, contiguous)}, sort_keys=True)
-            save_file(contiguous, temporary, metadata={_HEADER: document})
+            save_file(contiguous, temporary, metadata={HEADER: document})
         os.chmod(temporary, 0o600)  # evidence is as sensitive as the secret in it
     return path
 
@@ -75,7 +75,7 @@ def write_by_tensor(
 
     def state(digests: Mapping[str, str]) -> dict[str, str]:
         stated = {"format": FORMAT_BY_TENSOR, "kind": kind, **header, "digests": dict(digests)}
-        return {_HEADER: json.dumps({**stated, "digest": _digest(stated, {})}, sort_keys=True)}
+        return {HEADER: json.dumps({**stated, "digest": _digest(stated, {})}, sort_keys=True)}
 
     return TensorWriter(path, outlines, state)
 
@@ -137,13 +137,13 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    if not metadata or _HEADER not in metadata:
+    if not metadata or HEADER not in metadata:
         raise EvidenceError(
             f"{path} is a safetensors file without an unmask header, so the task and the model behind it are unknown; "
             "wrap its tensors with `unmask wrap update`, or in Python unmask.GradientEvidence.of(model, tensors)"
         )
     try:
-        header = json.loads(metadata[_HEADER])
+        header = json.loads(metadata[HEADER])
     except (ValueError, RecursionError):
         header = None
     is_read = isinstance(header, dict) and type(header.get("format")) is int and header["format"] >= 1
@@ -174,24 +174,6 @@ def _foreign(path: Path, error: Exception) -> str:
         f"{path} is not a whole safetensors file ({error}); evidence is written by `unmask observe` or `.save()`: if "
         "this is, copy it again"
     )
-
-
-def named_dtype(name: Any) -> torch.dtype:
-    """A float type by its name, 'bfloat16' or 'torch.bfloat16'; one that is none already as it is."""
-    dtype = name if isinstance(name, torch.dtype) else getattr(torch, str(name).removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ValueError(f"unknown float type {name!r}")
-    return dtype
-
-
-def float_type(value: Any) -> torch.dtype:
-    """A float type that a caller gave, or its name."""
-    try:
-        return named_dtype(value)
-    except ValueError:
-        raise EvidenceError(
-            f"compute_dtype must be a float type of torch or its name, as 'bfloat16', got {value!r}"
-        ) from None
 
 
 _OVERFLOW = "look for an overflow in the client's mixed precision, or leave this tensor out"

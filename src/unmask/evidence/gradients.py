@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.arguments import require_count, require_member, require_number
+from unmask.arguments import named_dtype, require_count, require_float_type, require_member, require_number
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
 from unmask.evidence.captured import check_factors, name_tensors, plain_name, refuse_weights
-from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
+from unmask.evidence.files import reads, require_floats, write
 from unmask.evidence.tensor_files import StoredTensors, by_size, shapes_of
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
@@ -122,7 +122,9 @@ class GradientEvidence(DisplayedFields):
         if self.task is not None:
             object.__setattr__(self, "task", require_member(Task, "task", self.task, EvidenceError))
         object.__setattr__(self, "update", require_member(Update, "update", self.update, EvidenceError))
-        object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
+        object.__setattr__(
+            self, "compute_dtype", require_float_type("compute_dtype", self.compute_dtype, EvidenceError)
+        )
         for name in ("num_texts", "num_steps", "local_batch_size", "num_clients"):
             require_count(name, getattr(self, name), error=EvidenceError)
         require_number("learning_rate", self.learning_rate, positive=True, error=EvidenceError)

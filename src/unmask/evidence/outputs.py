@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.arguments import require_count, require_member, require_token_ids
+from unmask.arguments import named_dtype, require_count, require_float_type, require_member, require_token_ids
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
-from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
+from unmask.evidence.files import reads, require_floats, write
 from unmask.models.adapter import Model
 from unmask.shapes import MaskBatch, States
 
@@ -50,7 +50,9 @@ class HiddenEvidence(DisplayedFields):
         known = require_token_ids("known_beginning", self.known_beginning, EvidenceError)
         object.__setattr__(self, "known_beginning", known)
         object.__setattr__(self, "site", require_member(Site, "site", self.site, EvidenceError))
-        object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
+        object.__setattr__(
+            self, "compute_dtype", require_float_type("compute_dtype", self.compute_dtype, EvidenceError)
+        )
         require_count("layer", self.layer, least=0, error=EvidenceError)
         object.__setattr__(self, "states", require_floats({"states": self.states})["states"])
         if self.states.ndim != 3 or self.mask.shape != self.states.shape[:2]:

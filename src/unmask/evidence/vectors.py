@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.arguments import require_number
+from unmask.arguments import named_dtype, require_float_type, require_number
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
-from unmask.evidence.files import float_type, named_dtype, reads, require_floats, write
+from unmask.evidence.files import reads, require_floats, write
 from unmask.linalg.product_codes import has_code, product_codes
 from unmask.models.adapter import Model
 from unmask.models.load import require_model
@@ -54,7 +54,9 @@ class VectorEvidence(DisplayedFields):
     error: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "compute_dtype", float_type(self.compute_dtype))
+        object.__setattr__(
+            self, "compute_dtype", require_float_type("compute_dtype", self.compute_dtype, EvidenceError)
+        )
         require_number("error", self.error, positive=False, error=EvidenceError)
         for name, tensor in require_floats(self._tensors(), _LEAVE_OUT).items():
             object.__setattr__(self, name, tensor)
@@ -154,7 +156,13 @@ class VectorEvidence(DisplayedFields):
                     f"half_steps must have the shape of the vectors, {tuple(vectors.shape)}, or one that fits it (a "
                     f"number, a row, a column), got {tuple(steps.shape)}"
                 ) from None
-        return cls(vectors, recipe, model.fingerprint(), float_type(compute_dtype), steps)
+        return cls(
+            vectors,
+            recipe,
+            model.fingerprint(),
+            require_float_type("compute_dtype", compute_dtype, EvidenceError),
+            steps,
+        )
 
     def check(self, model: Model) -> None:
         """Refuse vectors of another model, or of a width that it does not give."""

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from unmask.errors import EvidenceError
 from unmask.evidence.captured import name_tensors, plain_name
+from unmask.evidence.files import HEADER
 from unmask.models.adapter import Model
 from unmask.models.peft_adapters import Scale
 
@@ -48,6 +49,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             raise _pickle_error(file)
         try:
             with safe_open(file, framework="pt") as opened:
+                if HEADER in (opened.metadata() or {}):
+                    raise EvidenceError(f"{file} is evidence already; `unmask recover` reads it as it is")
                 tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             with open(file, "rb") as stream:

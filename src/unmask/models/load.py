@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unmask.arguments import require_float_type
 from unmask.errors import InputError, UnmaskError, UnsupportedModelError
 from unmask.models.adapter import Model
 from unmask.models.catalog import load_pretrained
@@ -24,7 +25,7 @@ def load_model(
     source: str | Path | Any,
     *,
     tokenizer: Any = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     device: str | torch.device = "cpu",
 ) -> Model:
     """Load a model and put its adapter around it.
@@ -37,7 +38,7 @@ def load_model(
     `load_encoder_decoder`.
     """
     if isinstance(source, (str, Path)):
-        hf, found_tokenizer = load_pretrained(str(source), dtype=dtype, device=device)
+        hf, found_tokenizer = load_pretrained(str(source), dtype=require_float_type("dtype", dtype), device=device)
         release_blocks(hf)
         return adapt(hf, tokenizer or found_tokenizer)
     if type(source).__name__ == "SentenceTransformer":
@@ -49,11 +50,12 @@ def load_encoder_decoder(
     source: str | Path | Any,
     *,
     tokenizer: Any = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     device: str | torch.device = "cpu",
 ) -> EncoderDecoder:
     """Load a model that reads one text and writes another (T5, BART) as its two sides; arguments as of `load_model`."""
     if isinstance(source, (str, Path)):
+        dtype = require_float_type("dtype", dtype)
         source, found_tokenizer = load_pretrained(str(source), dtype=dtype, device=device)
         tokenizer = tokenizer or found_tokenizer
     hf = with_open_attention(_require_transformer(dequantise(unwrap(source))))

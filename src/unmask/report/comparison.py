@@ -93,7 +93,7 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """1 with a regression; 3 where what was known is not any more, leaks are new, or nothing was compared; else 0."""
+        """1 with a regression; 3 where a result is gone, a leak is new, or nothing was compared; else 0."""
         if self.of(Direction.WORSE):
             return CROSSED
         compared = self.of(Direction.SAME) or self.of(Direction.BETTER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from unmask.models.catalog import ModelListing
     from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery
 
+_SECONDS_BETWEEN_LINES = 30
 _NAMED = 6  # tensors that are named before the others are counted
 
 
@@ -61,13 +63,30 @@ def working(what: str) -> Iterator[None]:
 def progress_bar() -> Iterator[Report]:
     """A bar on standard error that follows an attack's own report."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _log_progress(console)
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
 
         def report(stage: str, done: int, total: int) -> None:
             bar.update(task, description=stage, completed=done, total=total)
 
         yield report
+
+
+def _log_progress(console: Console) -> Report:
+    """A line from time to time, where nobody sees a bar: a log that stands still for minutes looks like a hang."""
+    told = time.monotonic()
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _SECONDS_BETWEEN_LINES:
+            told = time.monotonic()
+            console.print(Text(f"{stage}: {done:,} of {total:,}" if total else stage))
+
+    return report
 
 
 def print_models(listings: Sequence[ModelListing], json: bool) -> None:
