@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from unmask.attacks.baselines.dager import Dager
-from unmask.models import adapt
+from unmask.models import Model, adapt
 from unmask.protocols import observe_gradients
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -30,3 +30,17 @@ def test_the_rival_is_tuned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     row = benchmark.compare(model, texts, evidence, repeats=1)
     assert row["paper_exact"] == row["ours_exact"] == 9
     assert "9" in capsys.readouterr().out
+
+
+def test_seconds_stand_beside_those_of_the_clients_own_passes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, one_thread: None, tiny_llama: Model
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    benchmark = importlib.import_module("gradients.decoders_cuda")
+    trained = [parameter.requires_grad for parameter in tiny_llama.hf.parameters()]
+    row = benchmark.measure(tiny_llama, 2, repeats=1)
+    assert (row["exact"], row["false"], row["status"]) == (2, 0, "RECOVERED")
+    assert row["passes"] > 0
+    assert [parameter.requires_grad for parameter in tiny_llama.hf.parameters()] == trained
+    assert all(parameter.grad is None for parameter in tiny_llama.hf.parameters())
+    assert "2/2" in capsys.readouterr().out
