@@ -26,6 +26,7 @@ LAYERS = (
         "arguments",
         "whole_files",
         "safe_text",
+        "wording",
         "displays",
         "specs",
         "recovery",

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from unmask.errors import InputError, UnmaskError
+from unmask.wording import did_you_mean
 
 Member = TypeVar("Member", bound=Enum)
 
@@ -17,7 +18,8 @@ def require_member(kind: type[Member], name: str, value: Any, error: type[Unmask
         return kind(value)
     except ValueError:
         names = ", ".join(repr(member.value) for member in kind)
-        raise error(f"{name} must be one of {names}, got {value!r}") from None
+        hint = did_you_mean(value, [str(member.value) for member in kind])
+        raise error(f"{name} must be one of {names}, got {value!r}.{hint}") from None
 
 
 def require_count(name: str, value: Any, *, least: int = 1, error: type[UnmaskError] = InputError) -> None:

@@ -61,20 +61,22 @@ def test_one_seed_that_leaks_or_cannot_tell_is_enough_not_to_recommend():
         failed(text_case(defences=NOISE, seed=1)),
     ):
         (line,) = worst_leaks([LEAK, second, protected(NOISE, 0.0), other])
-        assert line.advice.startswith("none of 1 protection stopped it")
+        assert line.advice.startswith("no protection stopped the leak (1 tried)")
 
 
 def test_what_leaves_the_least_is_named_where_nothing_stops_it():
     (line,) = worst_leaks([LEAK, protected(INT8, 0.9, 3), protected(NOISE, 0.2, cosine=0.5)])
-    assert line.advice.startswith("none of 2 protections stopped it; noise:sigma=0.1 leaves the least: low, 20 %")
+    assert line.advice.startswith(
+        "no protection stopped the leak (2 tried); least leaked with noise:sigma=0.1: low, 20 %"
+    )
     assert line.cost.startswith("cosine 0.50")
 
 
 def test_what_is_inconclusive_never_leaves_the_least():
     (line,) = worst_leaks([LEAK, inconclusive(text_case(defences=NOISE)), protected(INT8, 0.9, 3)])
-    assert "int8 leaves the least: high" in line.advice
+    assert "least leaked with int8: high" in line.advice
     (line,) = worst_leaks([LEAK, inconclusive(text_case(defences=NOISE))])
-    assert line.advice == "none of 1 protection stopped it; what they leave is not known"
+    assert line.advice == "no protection stopped the leak (1 tried); how much still leaks is not known"
 
 
 def test_baselines_recommend_nothing():

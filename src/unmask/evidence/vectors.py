@@ -119,8 +119,8 @@ class VectorEvidence(DisplayedFields):
         is_cut = width < model.final_width
         if is_cut and dimensions is None:
             warnings.warn(
-                f"the vectors have {width} numbers and this {model.family} model makes {model.final_width}, so they "
-                "are taken for cut ones; if another model made them, load that",
+                f"the vectors have {width} numbers and this {model.family} model makes {model.final_width}, so "
+                "unmask assumes that they were shortened; if another model made them, load that model",
                 stacklevel=2,
             )
         if (recipe.normalise if normalise is None else normalise) and bool((lengths == 0).any()):

@@ -27,12 +27,13 @@ from typing import Any
 
 from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.folder import Audit
-from unmask.audit.findings.verdict import CROSSED, INCONCLUSIVE, PASSED, count_noun
+from unmask.audit.findings.verdict import CROSSED, INCONCLUSIVE, PASSED
 from unmask.errors import InputError
 from unmask.metrics import METRICS
 from unmask.recovery import Status
 from unmask.report.numbers import format_value, leak_in_full, number
 from unmask.safe_text import make_safe, value_without_folders
+from unmask.wording import count_noun
 
 TOLERANCE = 0.005  # shares that people read as the same percentage
 # Numbers that are higher where more leaks. The rate of exact texts says the same as their number.

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask.audit.findings.finding import Finding, Outcome, TextPair
-from unmask.audit.findings.verdict import count_noun
 from unmask.metrics import LEAKS, METRICS
 from unmask.recovery import Aim, AmbiguityKind
 from unmask.safe_text import make_safe
+from unmask.wording import count_noun
 
 CONFIDENCE = 0.95
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

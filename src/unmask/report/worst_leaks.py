@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from unmask.audit.cases.case_names import full_name, is_live, model_name
 from unmask.audit.findings.finding import Finding, Outcome
-from unmask.audit.findings.verdict import count_noun
 from unmask.channels import threat_key, threat_of
 from unmask.report.counterparts import cell_of, is_protected, protection_name
 from unmask.report.numbers import leak, leak_in_full, number, scientific
 from unmask.report.severity import Severity, severity_of
 from unmask.safe_text import make_safe
+from unmask.wording import count_noun
 
 _KNOWN = (Outcome.LEAK, Outcome.NO_LEAK)
 
@@ -89,12 +89,12 @@ def _advise(worst: Finding, findings: Sequence[Finding]) -> tuple[str, str]:
         cases = f"{len(stopped[name])} of {count_noun(leaking, 'case')} that {'leaks' if leaking == 1 else 'leak'}"
         return f"{name}: not leaked by this attack in {cases}", _cost(stopped[name])
     known = {name: ones for name, ones in tried.items() if all(one.outcome in _KNOWN for one in ones)}
-    none = f"none of {count_noun(len(tried), 'protection')} stopped it"
+    none = f"no protection stopped the leak ({len(tried)} tried)"
     if not known:
-        return f"{none}; what they leave is not known", "–"
+        return f"{none}; how much still leaks is not known", "–"
     name = max(known, key=lambda one: min(map(_order, known[one])))
     left = min(known[name], key=_order)
-    return f"{none}; {name} leaves the least: {severity_of(left).value}, {leak_in_full(left)}", _cost(known[name])
+    return f"{none}; least leaked with {name}: {severity_of(left).value}, {leak_in_full(left)}", _cost(known[name])
 
 
 def _tried(findings: Sequence[Finding]) -> tuple[int, dict[str, list[Finding]]]:
