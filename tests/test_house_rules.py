@@ -23,10 +23,10 @@ LAYERS = (
     *(
         "shapes",
         "errors",
+        "wording",
         "arguments",
         "whole_files",
         "safe_text",
-        "wording",
         "displays",
         "specs",
         "recovery",
