@@ -381,7 +381,7 @@ def test_it_is_said_how_many_texts_were_cut(call, folder, texts, tmp_path):
     out = tmp_path / "update.safetensors"
     observed = call("observe", "gradients", "-m", folder, "-t", texts, "-o", out, "--max-length", "4", "--json")
     assert observed.code == DONE
-    assert "note: 1 of 3 texts were cut to 4 tokens, as asked" in " ".join(observed.err.split())
+    assert "note: cut 1 of 3 texts to 4 tokens, as asked" in " ".join(observed.err.split())
     assert observed.document["evidence"] == str(out)
 
 

@@ -59,7 +59,7 @@ def test_why_is_said():
     unclear, failed = found.findall("testcase/error")
     assert "does not mean 'safe'" in unclear.get("message")
     assert "no direction of the gradients" in unclear.get("message")
-    assert "the attack did not apply or did not end" in unclear.get("message")
+    assert "the attack did not apply or did not finish" in unclear.get("message")
     assert failed.get("message") == "InputError: text 3 has no tokens"
 
 

@@ -68,7 +68,7 @@ def test_gates_name_the_findings_that_crossed_them():
     assert lines[0].counts == {"crossed": 1, "inconclusive": 1, "held": 1}
     assert [(named.place, named.id) for named in lines[0].named] == [(1, LEAK.id)]
     assert lines[0].named[0].why == ""
-    assert lines[1].named[-1].why == "the attack did not apply or did not end (NOT_APPLICABLE)"
+    assert lines[1].named[-1].why == "the attack did not apply or did not finish (NOT_APPLICABLE)"
     assert UNCLEAR.id in [named.id for named in lines[1].named]
 
 

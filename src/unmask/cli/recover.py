@@ -51,7 +51,7 @@ def recover_text_command(
     seed: Annotated[int, typer.Option(help="Seed of the attack's random choices.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Recover texts from an update, states, a cache or embeddings.
+    """Recover texts from an update, hidden states, a cache or embeddings.
 
     Exit code 3: the attack was inconclusive; that does not mean 'safe'.
 

@@ -62,7 +62,7 @@ def test_what_is_not_known_is_not_called_safe():
     assert len(verdict.inconclusive) == 1
     assert "1 inconclusive" in verdict.headline
     assert "told" not in verdict.headline
-    assert verdict.inconclusive[0].why == "the attack did not apply or did not end (NOT_APPLICABLE)"
+    assert verdict.inconclusive[0].why == "the attack did not apply or did not finish (NOT_APPLICABLE)"
 
 
 def test_what_is_missing_is_counted():

@@ -85,7 +85,7 @@ class Gate:
         if metric.is_proven:
             return Ruling.HELD, f"{self.metric} = {value:.3g}, which no attack changes"
         if not finding.ran_to_the_end:
-            return Ruling.INCONCLUSIVE, f"the attack did not apply or did not end ({finding.status})"
+            return Ruling.INCONCLUSIVE, f"the attack did not apply or did not finish ({finding.status})"
         if metric.is_mistake or not self._is_kept_by(metric.of_nothing):
             return Ruling.HELD, f"{self.metric} = {value:.3g}"  # an attack that finds nothing would cross it
         return self._explain_by_control(finding)
@@ -124,7 +124,9 @@ def parse_gate(text: str) -> Gate:
     """The gate that a text names: one of the phrases, or a metric, a sign and a number."""
     match = _RULE.fullmatch(PHRASES.get(text.strip().lower(), text))
     known = sorted(METRICS)
-    usage = f"write one of {', '.join(map(repr, PHRASES))}, or a rule as 'rouge2 < 0.1' with one of {', '.join(known)}"
+    usage = (
+        f"write one of {', '.join(map(repr, PHRASES))}, or a rule such as 'rouge2 < 0.1' with one of {', '.join(known)}"
+    )
     if match is None or match[1] not in known:
         meant = did_you_mean(match[1], known) if match else did_you_mean(text, PHRASES)
         raise InputError(f"the gate {text!r} is not understood.{meant} Usage: {usage}")
