@@ -235,7 +235,7 @@ def test_token_ids_without_a_tokenizer_are_cut_at_the_end(tiny_bert):
 def test_it_is_said_how_many_texts_were_cut(tiny_gpt2):
     with pytest.warns(TruncationWarning, match="cut 2 of 3 texts to 4 tokens, as asked"):
         make_batch(tiny_gpt2, [[1] * 5, [2] * 4, [3] * 9], max_length=4)
-    with pytest.warns(TruncationWarning, match=f"cut to {NUM_POSITIONS} tokens, the longest that this gpt2 model"):
+    with pytest.warns(TruncationWarning, match=f"to {NUM_POSITIONS} tokens, the longest that this gpt2 model"):
         make_batch(tiny_gpt2, [[1] * (NUM_POSITIONS + 1)])
 
 
