@@ -292,7 +292,10 @@ def test_wrong_usage_of_the_installed_script_ends_with_4(arguments):
     assert "Traceback" not in answer.err
 
 
-@pytest.mark.parametrize("arguments", [("modls",), ("observe", "gradints"), ("models", "--jsn")], ids=" ".join)
+NEXT = ("observe", "gradients", "-m", "m", "-t", "t", "-o", "o", "--task", "next")
+
+
+@pytest.mark.parametrize("arguments", [("modls",), ("observe", "gradints"), ("models", "--jsn"), NEXT], ids=" ".join)
 def test_a_hint_is_given_once(call, arguments):
     assert call(*arguments).err.count("Did you mean") == 1
 
@@ -337,7 +340,7 @@ def test_what_is_missing_of_a_model_is_shown_whole(call, monkeypatch):
     missing = [replace(one, installed=True, install_command="pip install 'unmask[models]'") for one in found]
     monkeypatch.setattr(catalog, "list_models", lambda: missing)
     answer = call("models")
-    assert "no: pip install 'unmask[models]'" in " ".join(answer.out.split())
+    assert "  pip install 'unmask[models]'\n" in answer.out
     assert "yes" not in answer.out
 
 
@@ -366,7 +369,7 @@ def test_observe_and_recover_for_people(call, folder, texts, tmp_path):
     observed = call("observe", "gradients", "-m", folder, "-t", texts, "-o", out)
     assert observed.code == DONE
     assert str(out) in "".join(observed.out.split("\n"))
-    assert "sensitive" in observed.out
+    assert "as private as the texts" in observed.out
     recovered = call("recover", "text", out, "-m", folder)
     assert recovered.code == DONE
     assert "RECOVERED" in recovered.out
@@ -378,7 +381,7 @@ def test_it_is_said_how_many_texts_were_cut(call, folder, texts, tmp_path):
     out = tmp_path / "update.safetensors"
     observed = call("observe", "gradients", "-m", folder, "-t", texts, "-o", out, "--max-length", "4", "--json")
     assert observed.code == DONE
-    assert "note: 1 of 3 texts were cut to 4 tokens, as asked" in " ".join(observed.err.split())
+    assert "note: cut 1 of 3 texts to 4 tokens, as asked" in " ".join(observed.err.split())
     assert observed.document["evidence"] == str(out)
 
 

@@ -100,7 +100,7 @@ def test_an_encoder_gives_up_texts_that_are_nearly_the_same(minilm, one_thread):
     recovery = unmask.recover_text(unmask.observe_gradients(minilm, repeated, task="classification"), minilm)
     assert {text.tokens for text in recovery.value.certain} == {tuple(minilm.encode(text)) for text in texts}
     assert recovery.status is Status.PARTIAL
-    assert "4 of 5 texts were found; the others are missing or repeat these" in recovery.reason
+    assert "found 4 of 5 texts; the rest are missing or are copies" in recovery.reason
 
     evidence = unmask.observe_gradients(minilm.to(dtype=torch.bfloat16), repeated, task="classification")
     coarse = unmask.recover_text(evidence, minilm)

@@ -23,6 +23,7 @@ LAYERS = (
     *(
         "shapes",
         "errors",
+        "wording",
         "arguments",
         "whole_files",
         "safe_text",

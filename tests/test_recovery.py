@@ -154,7 +154,7 @@ def test_an_open_end_covers_what_goes_on_but_not_what_stops_early():
 
 
 def test_an_open_beginning_covers_what_stands_before_but_not_what_begins_late():
-    recovered = open_text((4, 5), Ambiguity(AmbiguityKind.OPEN_BEGINNING, "what stands before was not seen"))
+    recovered = open_text((4, 5), Ambiguity(AmbiguityKind.OPEN_BEGINNING, "and not what comes before"))
     assert recovered.covers((4, 5))
     assert recovered.covers((6, 7, 4, 5))
     assert not recovered.covers((5,))

@@ -72,7 +72,7 @@ def test_numbers_come_back_exactly(value):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("", "there is no thing ''; known are plain, full; for example plain, full:size=2"),
+        ("", "there is no thing ''. Known: plain, full; for example plain, full:size=2"),
         ("other:nonsense", "there is no thing 'other'"),
         ("full", "thing 'full' needs 'size'; its settings are size .a whole number from 1 to 100."),
         ("full:", "expected key=value, got ''"),
@@ -85,7 +85,7 @@ def test_numbers_come_back_exactly(value):
         ("full:size=1,loud=1", "'loud' must be true or false, got '1'"),
         ("full:size=1,parts=a++b", "'parts' must be names, joined by"),
         ("full:size=1,rate=nan", "'rate' must be a number, got 'nan'"),
-        ("plain:size=1", "thing 'plain' has no setting 'size'; it has no settings"),
+        ("plain:size=1", "thing 'plain' has no setting 'size'. Usage: it has no settings"),
     ],
 )
 def test_a_mistake_says_what_was_seen_and_what_is_expected(text, part):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from unmask.errors import InputError, UnmaskError
+from unmask.wording import did_you_mean
 
 Member = TypeVar("Member", bound=Enum)
 _SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -20,7 +21,8 @@ def require_member(kind: type[Member], name: str, value: Any, error: type[Unmask
         return kind(value)
     except ValueError:
         names = ", ".join(repr(member.value) for member in kind)
-        raise error(f"{name} must be one of {names}, got {value!r}") from None
+        hint = did_you_mean(value, [str(member.value) for member in kind])
+        raise error(f"{name} must be one of {names}, got {value!r}.{hint}") from None
 
 
 def require_count(name: str, value: Any, *, least: int = 1, error: type[UnmaskError] = InputError) -> None:

@@ -17,11 +17,11 @@ class Status(Enum):
 
     RECOVERED = "The whole secret was recovered, and the certificate holds for every part of it."
     PARTIAL = "A part of the secret was recovered. Only what is marked certain is proven."
-    NOT_IDENTIFIABLE = "The evidence does not determine the secret: more than one secret explains it."
+    NOT_IDENTIFIABLE = "The evidence does not determine the secret: several secrets explain it equally well."
     MISSING_EVIDENCE = "The evidence lacks the tensors that this attack needs."
-    NOT_APPLICABLE = "The attack does not apply to evidence of this kind, so it says nothing about safety."
+    NOT_APPLICABLE = "The attack does not work on this kind of evidence. This says nothing about safety."
     NOTHING_FOUND = "The attack ran to its end and found nothing that it could certify."
-    BUDGET_EXHAUSTED = "The budget ended before the attack did; what was certain by then is kept."
+    BUDGET_EXHAUSTED = "The budget ran out before the attack finished. Everything certain by then is kept."
 
     @property
     def conclusive(self) -> bool:
@@ -161,7 +161,7 @@ class RecoveredText:
             return "certain"
         if any(a.kind is AmbiguityKind.OPEN_BEGINNING for a in self.ambiguities):
             return "a part"
-        return "one of a class" if self.ambiguities else "best effort"
+        return "not unique" if self.ambiguities else "best effort"
 
     def covers(self, tokens: Sequence[int]) -> bool:
         """Whether a sequence is in the class that the text stands for: the text itself, and what it may as well be."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from unmask.errors import InputError
+from unmask.wording import did_you_mean
 
 REQUIRED: Any = object()  # the default of a setting that must be given
 
@@ -83,11 +84,13 @@ class Spec:
         if self.name not in self.table:
             examples = ", ".join(kind.example for kind in self.table.values())
             known = ", ".join(self.table)
-            raise InputError(f"there is no {self.noun} '{self.name}'; known are {known}; for example {examples}")
+            hint = did_you_mean(self.name, self.table)
+            raise InputError(f"there is no {self.noun} '{self.name}'.{hint} Known: {known}; for example {examples}")
         known_names = {setting.name for setting in self.kind.settings}
         for key in self.settings:
             if key not in known_names:
-                raise InputError(f"{self.noun} '{self.name}' has no setting '{key}'; {self.kind.usage}")
+                hint = did_you_mean(key, known_names)
+                raise InputError(f"{self.noun} '{self.name}' has no setting '{key}'.{hint} Usage: {self.kind.usage}")
         settings = {each.name: self._read(each) for each in self.kind.settings}
         try:
             self.kind.check(**{name: settings[name] for name in self.settings})

@@ -81,12 +81,12 @@ def test_the_default_attack_has_a_name(tiny_gpt2):
     assert unmask.recover_text(evidence, tiny_gpt2, attack="default").value.texts
     assert parse_attack("default", "gradients", Secret.TEXTS) is None
     choice = "default, decoder, noisy, encoder, lora, pairs, dager"
-    with pytest.raises(InputError, match=f"no attack 'dragger'; choose one of {choice}$"):
+    with pytest.raises(InputError, match=f"no attack 'dragger'\\. Did you mean 'dager'\\? Choose one of {choice}$"):
         parse_attack("dragger", "gradients", Secret.TEXTS)
 
 
 def test_an_empty_name_is_no_default(tiny_gpt2):
-    with pytest.raises(InputError, match="there is no attack ''; choose one of default"):
+    with pytest.raises(InputError, match=r"there is no attack ''\. Choose one of default"):
         unmask.recover_text(unmask.observe_gradients(tiny_gpt2, TEXTS), tiny_gpt2, attack="")
 
 
@@ -129,7 +129,7 @@ def test_attacks_by_queries_are_chosen_by_name(name):
     ],
 )
 def test_an_attack_on_something_else_is_refused_with_those_that_fit(tiny_gpt2, run, part):
-    with pytest.raises(InputError, match=f"choose one of .*{part}"):
+    with pytest.raises(InputError, match=f"Choose one of .*{part}"):
         run(tiny_gpt2)
 
 

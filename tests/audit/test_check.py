@@ -39,10 +39,10 @@ def test_what_can_run_has_no_problem(tmp_path, bert_folder, llama_folder):
     ("channel", "rest", "part"),
     [
         ("gradients", 'tasks = ["next_token"]', "cannot be trained for next_token"),
-        ("outputs", "layers = [4]", "it must lie in 0…3"),
-        ("outputs", 'layers = [3]\nsites = ["attention"]', "it must lie in 0…2"),
-        ("outputs", 'layers = [2]\nsites = ["final_norm"]', "it must be 3"),
-        ("queries", 'secrets = ["attention:layer=3"]', "it has 3 blocks"),
+        ("outputs", "layers = [4]", "use 0 to 3"),
+        ("outputs", 'layers = [3]\nsites = ["attention"]', "use 0 to 2"),
+        ("outputs", 'layers = [2]\nsites = ["final_norm"]', "use 3"),
+        ("queries", 'secrets = ["attention:layer=3"]', "its 3 blocks are 0 to 2"),
     ],
 )
 def test_what_the_model_lacks_is_found_without_its_weights(tmp_path, bert_folder, channel, rest, part, monkeypatch):

@@ -105,7 +105,7 @@ def test_noise_holds_no_gate_over_texts_that_nobody_looked_for(call, model, tmp_
     noisy = group("gradients", model, 'defences = ["noise:sigma=3e-2"]')
     answer = call(write_plan(tmp_path / "plan.toml", noisy, top=GATES), "--out", tmp_path / "out", "--threads", 1)
     assert answer.code == INCONCLUSIVE
-    assert "the order of tokens was not tried, or nothing confirms what was found, so nothing follows" in answer.told
+    assert "the attack did not test the order of the tokens, or could not confirm its result" in answer.told
     (found,) = read_audit(tmp_path / "out").findings
     assert found.looked_for == ("tokens",)
     assert found.control is not None
@@ -128,7 +128,9 @@ def test_with_a_sufficient_defence_a_gate_on_tokens_is_held(call, real, tmp_path
 def assert_not_called_safe(answer: Answer, out: Path) -> None:
     assert answer.code == INCONCLUSIVE
     assert "Inconclusive" in answer.told
-    shown = (answer.told + answer.err).replace("not 'safe'", "").replace("about safety", "")
+    shown = (
+        (answer.told + answer.err).replace("not mean 'safe'", "").replace("not 'safe'", "").replace("about safety", "")
+    )
     assert "safe" not in shown.replace(str(out.parent), "")
     (found,) = read_audit(out).findings
     assert f"inconclusive: 'no exact text' (exact_texts = 0) · {found.id}" in answer.told
@@ -325,7 +327,7 @@ def test_a_dry_run_finds_what_cannot_run(call, model, tmp_path):
     answer = call(plan, "--out", tmp_path / "out", "--dry-run")
     assert answer.code == ERROR
     told = " ".join(answer.err.split())
-    assert "1 of 3 cases cannot run: layer 99 at 'stream' is one that" in told
+    assert "has no layer 99 at 'stream'; use 0 to 3" in told
     assert "cannot be trained for next_token" in told
     assert not (tmp_path / "out").exists()
     document = call(plan, "--out", tmp_path / "out", "--dry-run", "--json").document
@@ -399,7 +401,7 @@ def test_a_second_run_has_nothing_to_do(call, tmp_path):
     plan = write_plan(tmp_path / "plan.toml", random_group([0, 1]))
     first = call(plan, "--out", tmp_path / "out", "--threads", 1, "--json")
     second = call(plan, "--out", tmp_path / "out", "--threads", 1, "--json")
-    assert "2 cases have findings already" in second.err
+    assert "2 cases, which have a finding already" in second.err
     assert second.document == first.document
     assert len(lines_of(tmp_path / "out")) == 2
 
@@ -431,7 +433,7 @@ def test_ctrl_c_and_kill_lose_nothing_but_the_case_in_flight(call, model, tmp_pa
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == STOPPED
-    assert "stopped; nothing that was written is lost" in " ".join(err.split())
+    assert "stopped; everything written so far is kept" in " ".join(err.split())
     assert "Traceback" not in err
     after_interrupt = lines_of(out)
     assert 3 <= len(after_interrupt) < 24

@@ -44,7 +44,7 @@ def test_texts_of_an_update(folder, update):
 def test_an_attack_by_name(folder, update):
     done = run("text", update, "-m", folder, "--json", "--attack", "bag-of-words")
     assert (done.exit_code, json.loads(done.stdout)["status"]) == (EXIT_DONE, "PARTIAL")
-    with pytest.raises(InputError, match="choose one of"):
+    with pytest.raises(InputError, match="Choose one of"):
         run("text", update, "-m", folder, "--attack", "prompt")
 
 
@@ -84,5 +84,5 @@ def test_the_help_says_what_the_library_says():
     described = " ".join(unmask.recover_text.__doc__.split())
     assert "caches of decoders, and for vectors" in shown
     assert "caches of decoders, or vectors, are read" in described
-    assert "N times as many attempts, while texts are missing. For updates of encoders, and for vectors" in shown
+    assert "Try N times as often while texts are missing. For updates of encoders, and for vectors" in shown
     assert "so many times as many attempts, while texts are missing, where updates of encoders, or vectors" in described

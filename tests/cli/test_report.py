@@ -26,7 +26,7 @@ def folder(tmp_path):
 def test_it_prints_the_headline_and_the_paths(folder):
     result = run(folder)
     assert result.exit_code == 0
-    assert "A gate is crossed: 'no exact text' by 1 case; 1 of 1 cases leak." in result.stdout
+    assert "A gate is crossed: 'no exact text' by 1 case; 1 of 1 case leaked." in result.stdout
     for name in ("report.html", "report.md", "junit.xml", "report.sarif"):
         assert str(folder / name) in result.stdout
 
@@ -51,7 +51,7 @@ def test_machines_get_one_document(folder, tmp_path):
 def test_secrets_only_on_demand_and_with_a_word_about_it(folder):
     assert "biopsy" not in run(folder).stdout + (folder / "report.html").read_text()
     result = run(folder, "--show-secrets")
-    assert "holds the texts" in result.stdout
+    assert "contains the texts" in result.stdout
     assert "biopsy" in (folder / "report.html").read_text()
 
 

@@ -95,19 +95,19 @@ def test_people_read_the_oracle_first_then_heads_proof_cost_and_what_stops_it(se
         "the oracle",
         "answers are rounded to multiples of 0.01",
         "RECOVERED",
-        "2 head(s)",
+        "2 heads",
         "norm of W",
         "wrote weights.safetensors",
         "certificate: With these weights 48 fresh random sequences",
-        "paid for now",
+        "paid in this run",
         f"each of {2 * (WIDTH**2 + WIDTH)} degrees of freedom",
-        "no query can tell: the order of heads",
+        "no query can show: the order of heads",
         "what stops it: a bound on the norms of tokens",
     )
     text = " ".join(out.split())
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
-    assert "--no-ledger keeps none" in err
+    assert "--no-ledger: do not save" in err
 
 
 def test_machines_read_one_document(serve, call):
@@ -227,7 +227,9 @@ def test_the_ledger_can_be_named(serve, call):
     assert (err, files()) == ("", ["mine.sqlite"])
 
 
-@pytest.mark.parametrize(("options", "kept"), [((), "keeps the"), (("--no-ledger",), "are lost")])
+@pytest.mark.parametrize(
+    ("options", "kept"), [((), "paid answers; the same command continues"), (("--no-ledger",), "are lost")]
+)
 def test_ctrl_c_says_what_becomes_of_the_answers(serve, call, monkeypatch, options, kept):
     def interrupted(*args, **options):
         raise KeyboardInterrupt

@@ -8,7 +8,17 @@ import typer
 
 import unmask
 from unmask import cli
-from unmask.cli.words import _PHRASES, OPTIONS, say_as_options
+from unmask.cli.words import _PHRASES, OPTIONS, describe_in_options, explain_usage, say_as_options
+from unmask.recovery import (
+    Ambiguity,
+    AmbiguityKind,
+    Certificate,
+    Cost,
+    RecoveredText,
+    RecoveredTexts,
+    Recovery,
+    Status,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +40,38 @@ from unmask.cli.words import _PHRASES, OPTIONS, say_as_options
 )
 def test_arguments_become_options(said, shown):
     assert say_as_options(said) == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "Invalid value for '--task': Value error, 'next' is not one of 'next-token', 'classification'.",
+            "Invalid value for '--task': 'next' is not one of 'next-token', 'classification'. Did you mean "
+            "'next-token'?",
+        ),
+        (
+            "No such option '--tsk'. (Did you mean one of: '--out', '--task'?)",
+            "No such option '--tsk'. Did you mean '--task'?",
+        ),
+        (
+            "No such option: --chekc (Possible options: --check, --help)",
+            "No such option: --chekc Did you mean '--check'?",
+        ),
+        ("No such command 'x'. Did you mean 'y'? Did you mean 'y'?", "No such command 'x'. Did you mean 'y'?"),
+        ("Missing option '--model'.", "Missing option '--model'."),
+    ],
+)
+def test_a_wrong_call_gets_one_suggestion(said, shown):
+    assert explain_usage(said) == shown
+
+
+def test_what_stays_open_is_said_in_options_too():
+    why = "it may continue; state all_tokens_predicted=True if none are"
+    text = RecoveredText((1,), "a", False, 0.0, ambiguities=(Ambiguity(AmbiguityKind.OPEN_END, why),))
+    recovery = Recovery(RecoveredTexts((text,)), Status.PARTIAL, why, Certificate.none("-"), Cost())
+    told = describe_in_options(recovery)
+    assert told.reason == told.value.texts[0].ambiguities[0].reason == say_as_options(why) != why
 
 
 def test_every_option_is_one_of_a_command():

@@ -119,9 +119,9 @@ def test_a_peft_adapter_before_and_after_and_its_gradients(call, folder, tmp_pat
     assert (evidence.update.value, evidence.adapter_scale, len(evidence.adapters)) == ("gradient", 2.0, len(factors))
     alone = call("wrap", "update", tmp_path / "after", "-m", folder, "-o", out)
     assert alone.code == 2
-    assert "give the one that the client started from with --before" in alone.message
+    assert "give the adapter that the client started from with --before" in alone.message
     mixed = call("wrap", "update", tmp_path / "after", "--before", folder, "-m", folder, "-o", out)
-    assert "two of a kind" in mixed.message
+    assert "give two adapters, or two files of weights" in mixed.message
 
 
 def test_a_pickle_gets_the_lines_that_convert_it(call, folder, tmp_path):
@@ -134,7 +134,7 @@ def test_a_pickle_gets_the_lines_that_convert_it(call, folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("--delta", "--weights"), "--delta says that FILE is a difference already"),
+        (("--delta", "--weights"), "with --delta, FILE already holds differences"),
         (("--adapter", "a", "--weights"), "--adapter is for gradients"),
         (("--adapter", "nowhere"), "must be a folder that PEFT's save_pretrained wrote"),
     ],

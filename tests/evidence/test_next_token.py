@@ -37,7 +37,7 @@ def test_rows_of_few_tokens_are_refused(tiny_llama):
 
 def test_noise_is_refused(tiny_llama):
     rows = torch.randn(1, 500, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(EvidenceError, match="outside of what the output layer can give"):
+    with pytest.raises(EvidenceError, match="cannot come from this output layer"):
         vectors_of_logits(tiny_llama, rows)
     rows[0, 3] = -torch.inf
     with pytest.raises(EvidenceError, match="masked"):

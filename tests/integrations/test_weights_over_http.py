@@ -147,7 +147,7 @@ def test_ctrl_c_says_what_is_kept(tmp_path, service, num_all):
         out, err = stopped.communicate(timeout=60)
     assert (stopped.returncode, out) == (STOPPED, "")
     assert "Traceback" not in err
-    said = re.search(r"keeps the (\d+) answers that were paid for; the same command goes on", " ".join(err.split()))
+    said = re.search(r"has the (\d+) paid answers; the same command continues", " ".join(err.split()))
     assert said
     # The signal may come between writing an answer and counting it.
     assert 0 <= learner.num_heard - int(said[1]) <= PER_REQUEST

@@ -45,5 +45,5 @@ def test_what_holds_no_heads_is_refused(tiny_llama, tiny_bert):
         read_cache(fill_cache(tiny_llama, TOKENS), 9)
     with pytest.raises(InputError, match="no keys and values"):
         read_cache([(torch.zeros(2, 3), torch.zeros(2, 3))], 0)
-    with pytest.raises(InputError, match=r"this bert model keeps no cache .*load a decoder"):
+    with pytest.raises(InputError, match=r"this bert model has no cache .*load a decoder"):
         fill_cache(tiny_bert, TOKENS)

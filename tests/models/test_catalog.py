@@ -173,9 +173,10 @@ def test_packages_that_are_half_there_are_absent(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("name", ["smolm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct", "SMOLLM2"])
 def test_an_unknown_name_gets_suggestions(name: str) -> None:
     assert catalog.resolve(name) == name
-    with pytest.raises(UnknownModelError, match=r"Did you mean smollm2-135m\?") as caught:
+    with pytest.raises(UnknownModelError, match=r"Did you mean 'smollm2-135m'\?") as caught:
         catalog.load_pretrained(name)
     message = str(caught.value)
+    assert message.startswith(f"Cannot load the model '{name}'. Did you mean")
     assert all(known in message for known in (name, *catalog.CATALOG, "local folder", "Hugging Face name"))
     assert "\n" not in message
     assert caught.value.__suppress_context__
@@ -224,7 +225,7 @@ def test_a_class_that_is_no_model_falls_back_and_random_tensors_are_announced(be
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.gguf").touch()
-    with pytest.raises(InputError, match=r"no config\.json; it holds: weights\.gguf"):
+    with pytest.raises(InputError, match=r"no config\.json; it contains: weights\.gguf"):
         catalog.resolve(str(tmp_path))
     with pytest.raises(InputError, match="is a file"):
         catalog.resolve(tmp_path / "weights.gguf")

@@ -193,7 +193,7 @@ def test_long_texts_are_cut_as_transformers_cuts_them(minilm, max_length, pair):
         with pytest.raises(InputError, match="max_length must be above 3, the special tokens"):
             make_batch(minilm, [text], max_length=max_length)
         return
-    with pytest.warns(TruncationWarning, match=f"1 of 1 texts were cut to {max_length} tokens, as asked"):
+    with pytest.warns(TruncationWarning, match=f"cut 1 of 1 text to {max_length} tokens?, as asked"):
         batch = make_batch(minilm, [text], max_length=max_length)
     parts = (text,) if pair is None else pair
     expected = minilm.tokenizer(*parts, truncation=True, max_length=max_length, return_tensors="pt")
@@ -233,9 +233,9 @@ def test_token_ids_without_a_tokenizer_are_cut_at_the_end(tiny_bert):
 
 
 def test_it_is_said_how_many_texts_were_cut(tiny_gpt2):
-    with pytest.warns(TruncationWarning, match="2 of 3 texts were cut to 4 tokens, as asked"):
+    with pytest.warns(TruncationWarning, match="cut 2 of 3 texts to 4 tokens, as asked"):
         make_batch(tiny_gpt2, [[1] * 5, [2] * 4, [3] * 9], max_length=4)
-    with pytest.warns(TruncationWarning, match=f"cut to {NUM_POSITIONS} tokens, the longest that this gpt2 model"):
+    with pytest.warns(TruncationWarning, match=f"to {NUM_POSITIONS} tokens, the longest that this gpt2 model"):
         make_batch(tiny_gpt2, [[1] * (NUM_POSITIONS + 1)])
 
 
@@ -246,7 +246,7 @@ def test_texts_that_fit_are_not_talked_about(tiny_gpt2, recwarn):
 
 def test_truncated_texts_are_recovered(minilm):
     """Cut without [SEP], no text could be found: the tokens that frame a text were not in the bag."""
-    with pytest.warns(TruncationWarning, match="1 of 1 texts were cut to 8 tokens"):
+    with pytest.warns(TruncationWarning, match="cut 1 of 1 text to 8 tokens"):
         evidence = observe_gradients(minilm, [LONG], task="classification", max_length=8)
     recovery = recover_text(evidence, minilm)
     assert [text.tokens for text in recovery.value.texts if text.certain] == [tuple(minilm.encode(LONG, 8))]

@@ -432,7 +432,7 @@ def test_texts_with_nothing_to_predict_are_refused(tiny_gpt2):
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_next_token_training_without_a_language_head_is_refused(family):
     with pytest.raises(
-        InputError, match=rf"a causal model with a language head, and this {family} model is none.*classification"
+        InputError, match=rf"a causal model with a language head, and this {family} model is not one.*classification"
     ):
         observe_gradients(classifier(family), TEXTS, task="next_token")
 

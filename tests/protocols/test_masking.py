@@ -137,5 +137,5 @@ def test_texts_of_special_tokens_alone_are_refused(model):
 
 def test_a_decoder_is_refused(tiny_gpt2):
     decoder = adapt(tiny_gpt2.hf, word_tokenizer())
-    with pytest.raises(InputError, match="needs an encoder, and this gpt2 model is none"):
+    with pytest.raises(InputError, match="needs an encoder, and this gpt2 model is not one"):
         observe_gradients(decoder, [[5, VOCAB - 2]], task="masked_token")

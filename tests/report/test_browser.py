@@ -212,7 +212,7 @@ def test_a_panel_says_all_that_is_known(browser, usual):
     seen = browser.find_element(By.ID, "d2").text
     for words in (
         *("A federated-learning server", "It holds.", "residual", "tolerance", "What stopped it, in this audit"),
-        *("dpsgd:noise_multiplier=1", "reduced to", "inconclusive, which is not 'stopped'"),
+        *("dpsgd:noise_multiplier=1", "reduced to", "inconclusive, which does not count as 'stopped'"),
         *("token_recall", "Chance", "Specification", "unmask audit plan.toml --out", "Limits of the attack"),
     ):
         assert words in seen

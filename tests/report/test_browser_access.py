@@ -120,7 +120,7 @@ def test_revealed_tokens_are_told_in_words_too(browser, usual):
     browser.find_element(By.ID, "reveal").click()
     browser.find_element(By.CSS_SELECTOR, "#f0 button").click()
     said = browser.execute_script("return document.querySelector('#d0 .pair .hidden').textContent")
-    assert said == "11 tokens: 11 at their place, 0 known to occur, 0 missed or false."
+    assert said == "11 tokens: 11 in place, 0 known to occur, 0 missed or false."
 
 
 def test_copying_is_announced(browser, usual):

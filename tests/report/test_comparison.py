@@ -104,7 +104,7 @@ def test_a_model_in_another_folder_is_the_same_case_and_other_texts_are_not():
     assert change.direction is Direction.WORSE
     other = text_finding(text_case(data={"name": "notes", "sha256": "cd" * 32}), 1.0, 4)
     (change,) = compare_audits(audit_of([HALF]), audit_of([other])).changes
-    assert (change.direction, change.why) == (Direction.OPEN, "its texts are others than before")
+    assert (change.direction, change.why) == (Direction.OPEN, "its texts differ from before")
 
 
 def test_names_that_several_cases_share_match_nothing():
@@ -123,7 +123,7 @@ def test_it_is_said_what_else_differs():
     before, after = audit_of([ALL]), audit_of([replace(ALL, model_fingerprint="60" * 16)])
     newer = replace(after, manifest={**after.manifest, "unmask": "0.2.0"}, num_damaged=1)
     notes = compare_audits(before, newer).notes
-    assert notes[0] == "made by unmask 0.1.0 and 0.2.0: a change may be the attack's"
-    assert notes[1] == "the weights of the model are others in 1 case"
+    assert notes[0] == "made by unmask 0.1.0 and 0.2.0: a change may come from the attack"
+    assert notes[1] == "the weights of the model differ in 1 case"
     assert notes[2] == "1 line of the second audit's findings could not be read"
     assert compare_audits(before, before).notes == ()

@@ -21,7 +21,7 @@ def render(audit: Audit) -> str:
 def test_the_verdict_then_gates_numbers_and_what_to_look_at():
     text = render(audit_of([LEAK, NOTHING, failed(text_case(seed=3))], ["rouge2 < 0.1"], [text_case(seed=4)]))
     assert text.startswith(
-        "## unmask: Gate crossed\n\n**A gate is crossed: 'rouge2 \\< 0.1' by 1 case; 1 of 3 cases leak.**"
+        "## unmask: Gate crossed\n\n**A gate is crossed: 'rouge2 \\< 0.1' by 1 case; 1 of 3 cases leaked.**"
     )
     assert "exit code 1" in text
     assert "| `rouge2 < 0.1` | **crossed** | 1 | 1 | 1 |" in text
@@ -45,7 +45,7 @@ def test_how_much_leaked_is_told_also_where_gates_hold():
 def test_an_open_gate_says_why():
     bag = text_finding(text_case(defences=["int8"]), 0.6, looked_for=("tokens",))
     text = render(audit_of([bag], ["no near-exact text"]))
-    assert "the order of tokens was not tried, or nothing confirms what was found, so nothing follows" in text
+    assert "the attack did not test the order of the tokens, or could not confirm its result" in text
 
 
 def test_it_never_holds_a_text_and_never_calls_anything_safe():

@@ -86,13 +86,13 @@ def test_near_exact_texts_and_alternatives_are_told():
     open_text = TextPair(None, (("secret", "place"),), ambiguities=(OpenPoint("equal_tokens", "alike"),))
     often = TextPair(None, (("secret", "place"),), ambiguities=(OpenPoint("count", "once or more"),))
     near = replace(near, metrics={**near.metrics, "near_exact_texts": 3}, texts=(open_text, often))
-    assert leak_in_full(near) == "90 % of tokens, 1 exact, 3 near-exact, 1 known up to alternatives"
+    assert leak_in_full(near) == "90 % of tokens, 1 exact, 3 near-exact, 1 known except for alternatives"
 
 
 def test_what_was_looked_for_and_the_control_in_words():
     noisy = text_finding(text_case(defences=["int8"]), 0.5)
     assert looked_for_in_words(noisy) == "tokens and whole texts."
-    assert "order was not tried" in looked_for_in_words(replace(noisy, looked_for=("tokens",)))
+    assert "did not test their order" in looked_for_in_words(replace(noisy, looked_for=("tokens",)))
     assert looked_for_in_words(query_finding(1.0)) == "weights."
     assert looked_for_in_words(replace(noisy, looked_for=())) == ""
     assert control_in_words(noisy).endswith("ended as RECOVERED: 100 % of tokens, 4 exact.")

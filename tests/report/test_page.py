@@ -38,7 +38,7 @@ def test_green_only_where_no_case_is_inconclusive():
     cases = [{**case, "gates": case["gates"] if case["id"] == NOTHING.id else []} for case in audit.planned]
     face = page.hero(reach_verdict(replace(audit, manifest={**audit.manifest, "cases": cases})))
     assert (face.kind, face.word) == ("neutral", "No gate crossed")
-    assert "1 case is inconclusive, which is not 'safe'." in face.note
+    assert "1 case is inconclusive; that does not mean 'safe'." in face.note
 
 
 def test_gates_that_need_no_attack_are_not_said_to_hold_against_one():
@@ -46,7 +46,7 @@ def test_gates_that_need_no_attack_are_not_said_to_hold_against_one():
     unclear = replace(private, status="NOT_APPLICABLE")
     for metric in [name for name, metric in METRICS.items() if metric.is_proven]:
         gate = f"{metric} < {private.metrics[metric] + 0.1}"
-        assert page.hero(reach_verdict(audit_of([private], [gate]))).note.startswith("Every gate of the plan holds by")
+        assert page.hero(reach_verdict(audit_of([private], [gate]))).note.startswith("Every gate of the plan is about")
         assert reach_verdict(audit_of([unclear], [gate])).exit_code == 0
     mixed = page.hero(reach_verdict(audit_of([private], ["epsilon < 2", "no exact text"]))).note
     assert "the others against these attacks" in mixed
@@ -68,7 +68,7 @@ def test_gates_name_the_findings_that_crossed_them():
     assert lines[0].counts == {"crossed": 1, "inconclusive": 1, "held": 1}
     assert [(named.place, named.id) for named in lines[0].named] == [(1, LEAK.id)]
     assert lines[0].named[0].why == ""
-    assert lines[1].named[-1].why == "the attack did not apply or did not end (NOT_APPLICABLE)"
+    assert lines[1].named[-1].why == "the attack did not apply or did not finish (NOT_APPLICABLE)"
     assert UNCLEAR.id in [named.id for named in lines[1].named]
 
 
@@ -79,8 +79,8 @@ def test_an_open_gate_says_why_on_the_page():
     verdict = reach_verdict(audit)
     assert page.hero(verdict).kind == "unclear"
     out = render_html(audit, verdict, Path("x"))
-    assert "the order of tokens was not tried, or nothing confirms what was found, so nothing follows" in out
-    assert "Their order was not tried" in out
+    assert "the attack did not test the order of the tokens, or could not confirm its result" in out
+    assert "The attack did not test their order" in out
     assert "without protection the same attack ended as RECOVERED: 100 % of tokens, 4 exact." in out
 
 

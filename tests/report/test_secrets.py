@@ -67,7 +67,7 @@ def test_what_is_open_about_a_text_is_spelled_out_where_secrets_are_shown():
         text_finding(text_case(), 0.5),
         texts=(TextPair(None, (("a", "place"),), ambiguities=(point, OpenPoint("new", ""))),),
     )
-    plain = "tokens that no forward pass tells apart may stand at a place."
+    plain = "one token may be another one that no forward pass tells apart from it."
     unknown = "something about this text."
     (shown,) = Secrets(show=True).of(found)["texts"]
     spelled = "two \\u202etokens look alike (token 3): '<file_sep>', '\\x1b[2J'"

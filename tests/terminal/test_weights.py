@@ -60,9 +60,9 @@ def test_a_real_recovery_for_people(ledger, capsys, monkeypatch):
     print_oracle_profile(profile)
     print_weights_recovery(recovery, profile, ledger, None, json=False)
     out = capsys.readouterr().out
-    assert "1 head(s)" in out
+    assert "1 head" in out
     assert f"{ledger.num_asked:,} asked" in out
-    assert "no query can tell" in out
+    assert "no query can show" in out
     assert "what stops it" in out
 
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from unmask.errors import InputError
 from unmask.specs import REQUIRED, Setting, Spec, describe_settings, flag, number, one_of, split_text, whole_number
+from unmask.wording import did_you_mean
 
 DEFAULT = "default"  # the attack that fits the evidence
 
@@ -303,7 +304,7 @@ def parse_attack(text: str, channel: str, *secrets: Secret) -> Attack | None:
         return None
     kind = ATTACKS.get(name)
     other = f"'{name}' recovers {kind.summary}" if kind else f"there is no attack '{name}'"
-    raise InputError(f"{other}; choose one of {DEFAULT}, {', '.join(known)}")
+    raise InputError(f"{other}.{did_you_mean(name, [DEFAULT, *known])} Choose one of {DEFAULT}, {', '.join(known)}")
 
 
 def attacks_of(channel: str, *secrets: Secret) -> list[str]:

@@ -38,6 +38,7 @@ from unmask.audit.findings.gates import Gate, parse_gate
 from unmask.displays import Displayed, Row
 from unmask.errors import InputError
 from unmask.protocols.table import parse_protocol
+from unmask.wording import did_you_mean
 
 _TOP = ("title", "gates", "time_limit", "data", *CHANNEL_AUDITS)
 _LONGEST = 10**8  # seconds, three years: timers take no more
@@ -95,11 +96,11 @@ def load_plan(path: str | Path) -> Plan:
 
 def _plan(path: Path, text: str, document: Mapping[str, Any]) -> Plan:
     if unknown := [key for key in document if key not in _TOP]:
-        raise InputError(f"'{unknown[0]}' is no part of a plan; its parts are {', '.join(_TOP)}")
+        raise InputError(f"a plan has no '{unknown[0]}'.{did_you_mean(unknown[0], _TOP)} It may have {', '.join(_TOP)}")
     title = document.get("title", path.stem)
     data = document.get("data", {})
     if not isinstance(title, str) or not isinstance(data, Mapping):
-        raise InputError("title must be a text, and data a table of tables, as [data.notes]")
+        raise InputError("title must be a text, and data a table of tables, for example [data.notes]")
     data_sets = read_data(data, path.parent)
     default = _gates(document.get("gates", []), "gates")
     seconds = _time_limit(document.get("time_limit"), "time_limit")
@@ -141,7 +142,8 @@ def _cases(
     axes = CHANNEL_AUDITS[channel].axes
     allowed = (*axes, "gates", "time_limit")
     if unknown := [key for key in group if key not in allowed]:
-        raise InputError(f"{where} has no '{unknown[0]}'; it may have {', '.join(allowed)}")
+        hint = did_you_mean(unknown[0], allowed)
+        raise InputError(f"{where} has no '{unknown[0]}'.{hint} It may have {', '.join(allowed)}")
     gates = _gates(group["gates"], f"gates of {where}") if "gates" in group else default
     seconds = _time_limit(group.get("time_limit", seconds), f"time_limit of {where}")
     lists = [_entries(f"{name} of {where}", axis, group.get(name)) for name, axis in axes.items()]
@@ -163,7 +165,9 @@ def _require_steps(gates: list[Gate], spec: Mapping[str, Any], where: str) -> No
         return
     protocol = parse_protocol(spec["protocol"])
     if protocol.name == "dpsgd" and protocol.settings["steps"] is None:
-        raise InputError(f"{where}: ε is that of the whole training; say how many steps it has, as dpsgd:steps=1000,…")
+        raise InputError(
+            f"{where}: ε is about the whole training; give its number of steps, for example dpsgd:steps=1000,…"
+        )
 
 
 def _can_tell(gate: Gate, spec: Mapping[str, Any]) -> bool:
@@ -176,7 +180,8 @@ def _check(spec: dict[str, Any], data: Mapping[str, DataSet], where: str) -> dic
     """A specification whose parts fit together, with the hash of its data."""
     if "data" in spec:
         if spec["data"] not in data:
-            raise InputError(f"{where}: there is no data '{spec['data']}'; there is {', '.join(data)}")
+            hint = did_you_mean(spec["data"], data)
+            raise InputError(f"{where}: there is no data '{spec['data']}'.{hint} The plan has {', '.join(data)}")
         found = data[spec["data"]]
         if spec["batch_size"] > len(found.texts):
             raise InputError(
@@ -203,7 +208,9 @@ def _entries(what: str, axis: Axis, given: Any) -> list[Any]:
 
 def _gates(texts: Any, what: str) -> tuple[Gate, ...]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f'{what} must be a list of texts, as ["no near-exact text", "rouge2 < 0.1"], got {texts!r}')
+        raise InputError(
+            f'{what} must be a list of texts, for example ["no near-exact text", "rouge2 < 0.1"], got {texts!r}'
+        )
     try:
         return tuple(parse_gate(text) for text in texts)
     except InputError as error:

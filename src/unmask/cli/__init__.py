@@ -7,7 +7,6 @@ Exit codes: 0 done · 1 a gate of a plan crossed, or a regression · 2 bad input
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
 from importlib import import_module
@@ -25,7 +24,7 @@ from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USA
 from unmask.cli.recover import recover
 from unmask.cli.report import report_command
 from unmask.cli.streams import patient_output, warnings_as_notes
-from unmask.cli.words import say_as_options
+from unmask.cli.words import explain_usage, say_as_options
 from unmask.cli.wrap import wrap
 from unmask.errors import UnmaskError
 
@@ -34,7 +33,7 @@ click = import_module("typer._click" if find_spec("typer._click") else "click")
 
 app = typer.Typer(
     name="unmask",
-    help="Shows, exactly, what a transformer gives away. For auditing your own models and systems, with consent.",
+    help="Shows exactly what a transformer gives away. For auditing your own models and systems, with consent.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -63,7 +62,7 @@ def options_of_all(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What all commands share."""
+    """Options of all commands."""
 
 
 @app.command()
@@ -73,7 +72,7 @@ def models(
         typer.Option(
             "--check",
             metavar="NAME_OR_FOLDER",
-            help="Load a model, and say what was found in it and what each attack can do with it.",
+            help="Load a model, list its layers and what each attack can recover.",
         ),
     ] = None,
     json: JsonOption = False,
@@ -119,7 +118,7 @@ def defences(json: JsonOption = False) -> None:
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for findings and report.")] = Path("runs/demo"),
 ) -> None:
-    """The tour: all channels on real weights, a defence each, controls, and the report. A few minutes.
+    """Show every channel on real weights, with a defence, a control and a report. Takes about six minutes.
 
     Example: [bold]unmask demo --out runs/demo[/bold]
     """
@@ -145,7 +144,7 @@ def _run() -> int:
         error.show()
         code = EXIT_USAGE
     except click.ClickException as error:
-        message = _DOUBLED.sub(r"\1", error.format_message())
+        message = explain_usage(error.format_message())
         error.format_message = lambda: message
         error.show()
         code = EXIT_USAGE
@@ -157,14 +156,10 @@ def _run() -> int:
         code = _complain(f"the system refused: {error}", EXIT_ERROR)
     except Exception:  # Python's own exit code, 1, would say that a gate is crossed
         traceback.print_exc()
-        code = _complain("this is a mistake in unmask; please report it with the lines above", EXIT_ERROR)
+        code = _complain("this is a bug in unmask; please report it with the lines above", EXIT_ERROR)
     if code == EXIT_INTERRUPTED:
-        _complain("stopped; nothing that was written is lost", code)
+        _complain("stopped; everything written so far is kept", code)
     return code if isinstance(code, int) else EXIT_DONE
-
-
-# typer and click each add a hint of their own.
-_DOUBLED = re.compile(r"( Did you mean [^?]*\?)\1+")
 
 
 def _complain(message: str, code: int) -> int:

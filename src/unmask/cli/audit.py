@@ -29,26 +29,37 @@ class EngineName(StrEnum):
 
 def audit_command(
     plan: Annotated[Path, typer.Argument(help="The plan, a TOML file; docs/plans.md shows how to write one.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for findings and manifest; runs go on in it.")],
-    engine: Annotated[EngineName, typer.Option(help="In this process, or on a Ray cluster.")] = EngineName.local,
-    shard: Annotated[str | None, typer.Option(help="I/N: every N-th case from the I-th on, for job arrays.")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Folder for findings and manifest; a stopped run continues there.")
+    ],
+    engine: Annotated[EngineName, typer.Option(help="Run in this process or on a Ray cluster.")] = EngineName.local,
+    shard: Annotated[
+        str | None, typer.Option(help="I/N: run every N-th case, starting with case I. For job arrays.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of each worker, 1 if not given; more help only large models.")
+        int | None,
+        typer.Option(min=1, help="Threads of each worker; only large models gain from more than one. Default: 1."),
     ] = None,
     case: Annotated[
-        list[str] | None, typer.Option(help="Run only this case, by id, and compare with its finding; repeatable.")
+        list[str] | None,
+        typer.Option(help="Run only the case with this id, and compare the result with its finding; repeatable."),
     ] = None,
-    retry_errors: Annotated[bool, typer.Option("--retry-errors", help="Run cases again that ended in errors.")] = False,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="Run the cases again that ended in an error.")
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the plan, its models and extras, and list its cases; run nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check the plan, its models and extras, and list the cases without running them."
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Run an audit. It can be stopped at any time and goes on with the same command.
+    """Run an audit. You can stop it at any time; the same command continues it.
 
     Exit codes: 0 no gate crossed, 1 a gate crossed, 2 a case ended in an error, 3 inconclusive, which is never 'safe'.
-    With --case: 0 the same finding again, 2 another one or an error, 3 nothing to compare with. With --dry-run: 0, or
+    With --case: 0 the same finding, 2 a different one or an error, 3 nothing to compare with. With --dry-run: 0, or
     2 if a case cannot run.
 
     Example: [bold]unmask audit plan.toml --out runs/audit[/bold]
@@ -66,7 +77,7 @@ def audit_command(
     if dry_run:
         raise typer.Exit(_list_cases(planned, out, part, engine.value, json))
     if case and (part or retry_errors or engine is not EngineName.local):
-        raise InputError("--case repeats single cases in this process; leave --shard, --engine and --retry-errors out")
+        raise InputError("--case runs single cases in this process; leave out --shard, --engine and --retry-errors")
     if case:
         raise typer.Exit(_repeat(planned, out, case, device, threads, json))
     raise typer.Exit(
@@ -127,7 +138,7 @@ def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int 
 
 
 def _list_cases(plan: Plan, out: Path, shard: Shard | None, engine: str, json: bool) -> int:
-    """What would run, and what is known already that cannot."""
+    """What would run, and what cannot."""
     from unmask.audit.check import find_problems
     from unmask.audit.running.runner import outline
     from unmask.terminal import note, print_json, suppress_broken_pipe, working
@@ -165,5 +176,5 @@ def _shard(text: str | None) -> Shard | None:
         return None
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None:
-        raise InputError(f"--shard must be I/N, as 3/8, got {text!r}")
+        raise InputError(f"--shard must be I/N, for example 3/8, got {text!r}")
     return int(match[1]), int(match[2])

@@ -16,18 +16,19 @@ def compare_command(
         list[Path],
         typer.Argument(metavar="RUN_A RUN_B …", help="Folders of audits, the oldest first; the last two are compared."),
     ],
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page as well; no text is in it.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write an HTML page. It contains none of the texts.")
+    ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Shares that differ by no more than this are the same.")
+        float, typer.Option(min=0.0, max=1.0, help="Shares that differ by at most this much count as equal.")
     ] = 0.005,
     json: JsonOption = False,
 ) -> None:
-    """Compare two audits case by case: what leaks more, what leaks less, what is new or gone, what nobody can compare.
+    """Compare two audits case by case: what leaks more or less, and which cases are new, gone or cannot be compared.
 
-    Of more than two audits the last two are compared, and the trend over all of them is shown.
+    With more than two audits, compare the last two and show the trend over all.
 
-    Exit codes: 0 no regression, 1 at least one, 2 bad input, 3 a case was known before and is not now, which is never
-    'no regression'.
+    Exit codes: 0 no regression, 1 at least one, 2 bad input, 3 a case had a result before and has none now.
 
     Example: [bold]unmask compare runs/main runs/branch[/bold]
 

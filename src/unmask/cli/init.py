@@ -1,4 +1,4 @@
-"""`unmask init`: a plan to start from. It runs as it is, and its comments say what to change."""
+"""`unmask init`: a plan to start from. It runs unchanged, and its comments say what to change."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ PLAN = "plan.toml"
 MODEL = "minilm-l6"
 
 _TEMPLATE = """\
-# What may others learn of your texts from what your system hands out? docs/plans.md has every key.
+# What can others learn about your texts from what your system shares? docs/plans.md has every key.
 #
 #   unmask audit @PLAN@ --out @RUNS@ --dry-run   lists the cases, and says which cannot run
-#   unmask audit @PLAN@ --out @RUNS@             runs them; goes on after Ctrl-C
+#   unmask audit @PLAN@ --out @RUNS@             runs them; continues after Ctrl-C
 #   unmask report @RUNS@                         writes report.html
 #
-# As it is, the audit ends with exit code 1: the cases without a defence cross the gate.
+# Unchanged, this plan ends with exit code 1: the cases without a defence cross the gate.
 
 title = "A first audit"
-gates = ["no near-exact text"] # what must not happen, in every group that has no gates of its own
+gates = ["no near-exact text"] # what must not happen, in every group without gates of its own
 
-# Your texts: one a line, in a file beside this plan. 'invented' are 16 texts that are nobody's data, and always there.
+# Your texts: one per line, in a file beside this plan. 'invented' is built in: 16 invented texts.
 # [data.mine]
 # file = "texts.txt"
 # limit = 100
@@ -38,38 +38,38 @@ data = ["invented"] # or "mine"
 batch_sizes = [1] # texts of one update, drawn from the data
 protocols = ["fedsgd"] # also "fedavg:local_steps=4,learning_rate=0.01", "dpsgd:…", "lora:rank=8"
 defences = ["none", "noise:sigma=1e-2"] # see `unmask defences`; a list inside is applied in order
-seeds = [0] # several give intervals in the report
+seeds = [0] # with several, the report shows intervals
 
-# A device runs a part of the model and sends the hidden states on.
+# A device runs a part of the model and sends the hidden states to a server.
 [[outputs]]
 models = [@MODEL@]
 data = ["invented"]
-layers = ["last"] # after so many blocks, 0 for the embeddings
+layers = ["last"] # after this many blocks; 0: the embeddings
 defences = ["none"] # also "int8", "noise:sigma=0.5,relative=true"
 
-# A serving stack keeps keys and values of prompts. For decoders.
+# A serving stack caches keys and values of prompts. For decoders.
 # [[caches]]
 # models = ["smollm2-135m"]
 # layers = [0]
 # storages = ["bfloat16"]
 
-# A vector database keeps one vector a text.
+# A vector database stores one vector per text.
 # [[vectors]]
 # models = ["minilm-l6"]
 # storages = ["float32", "int8"]
 
-# A service answers with log-probabilities. For decoders; the gates are its own.
+# A service answers with log-probabilities. For decoders; it has its own gates.
 # [[queries]]
 # models = ["smollm2-135m"]
 # secrets = ["output-layer"]
 # gates = ["no weights", "no hidden size"]
 
-# A device computes one attention layer and sends its output on. Layers are drawn, no model is needed.
+# A device computes one attention layer and sends its output to a server. The layers are random; no model is needed.
 # [[inputs]]
 # secrets = ["random:tokens=8,width=16"]
 # gates = ["no inputs"]
 
-# A control: noise in which nothing can be found. If it leaks, do not believe the rest.
+# A control: under this noise nothing can be found. If it leaks, do not trust the other results.
 [[gradients]]
 models = [@MODEL@]
 batch_sizes = [1]
@@ -80,15 +80,16 @@ gates = []
 
 def init_command(
     where: Annotated[
-        Path, typer.Argument(metavar="[FOLDER | PLAN.toml]", help="Where the plan goes; a folder is made if needed.")
+        Path,
+        typer.Argument(metavar="[FOLDER | PLAN.toml]", help="Where to write the plan; folders are created as needed."),
     ] = Path(PLAN),
     model: Annotated[
         str, typer.Option("--model", "-m", help="Catalogue name, folder or Hugging Face name (see `unmask models`).")
     ] = MODEL,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a plan that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing plan.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Write a plan with comments that runs as it is, and say what to do next.
+    """Write a commented plan that you can run unchanged, and print the next commands.
 
     Example: [bold]unmask init[/bold] or [bold]unmask init audit/plan.toml --model ./my-model[/bold]
     """

@@ -30,6 +30,7 @@ from unmask.cli.options import (
     refuse_overwriting,
     text_file,
 )
+from unmask.wording import count_noun
 
 observe = typer.Typer(help="Make evidence: what an adversary would see.", no_args_is_help=True)
 
@@ -41,17 +42,19 @@ def observe_gradients_command(
     out: OutOption,
     task: Annotated[
         TaskName | None,
-        typer.Option(help="What the client trains for; next-token where the model can, else classification."),
+        typer.Option(
+            help="What the client trains for. Default: next-token if the model supports it, else classification."
+        ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
     padding: PaddingOption = Side.right,
     max_length: MaxLengthOption = None,
     pairs: Annotated[
-        bool, typer.Option("--pairs", help="Lines are pairs of texts, a tab between; of a .tsv two columns.")
+        bool, typer.Option("--pairs", help="Each line holds two texts, separated by a tab (in a .tsv: two columns).")
     ] = False,
     parameters: Annotated[
         list[str] | None,
-        typer.Option("--keep", help="Keep only gradients whose name contains this, for smaller files; repeatable."),
+        typer.Option("--keep", help="Keep only gradients whose name contains this, to get a smaller file; repeatable."),
     ] = None,
     train_mode: Annotated[bool, typer.Option("--train-mode", help="Keep dropout on, as in real training.")] = False,
     protocol: Annotated[
@@ -59,11 +62,11 @@ def observe_gradients_command(
     ] = "fedsgd",
     defence: DefenceOption = None,
     clients: Annotated[
-        int, typer.Option(min=1, help="Deal the texts to N clients; only the sum of their updates is seen.")
+        int, typer.Option(min=1, help="Split the texts among N clients; the server sees only the sum of their updates.")
     ] = 1,
     dtype: DtypeOption = DtypeName.float32,
     device: DeviceOption = "cpu",
-    seed: Annotated[int, typer.Option(help="Seeds labels, masks, dropout, a fresh head and defences.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of labels, masks, dropout, a new head and defences.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Make a client's update: the gradients that a federated-learning server sees.
@@ -85,7 +88,7 @@ def observe_gradients_command(
     texts = read_pairs(text_file(text), batch_size) if pairs else read_texts(text_file(text), batch_size)
     with working("loading the model"):
         loaded = load(model, dtype, device)
-    with working(f"computing gradients of {len(texts)} texts"):
+    with working(f"computing gradients of {count_noun(len(texts), 'text')}"):
         options: ClientOptions = {
             "task": task.value.replace("-", "_") if task else None,
             "padding_side": padding.value,
@@ -99,7 +102,12 @@ def observe_gradients_command(
         update = observe_update(loaded, texts, client, defences, num_clients=clients, generator=generator, **options)
         update.evidence.save(out)
     budget = f"; ε = {update.epsilon:.3g} at δ = {update.delta:g}" if update.delta else ""
-    print_observation(out, f"{len(update.evidence.gradients)} tensors of {len(texts)} texts{budget}", json)
+    print_observation(
+        out,
+        f"{count_noun(len(update.evidence.gradients), 'tensor')} of {count_noun(len(texts), 'text')}{budget}",
+        model,
+        json,
+    )
 
 
 @observe.command("hidden")
@@ -108,10 +116,19 @@ def observe_hidden_command(
     text: TextOption,
     out: OutOption,
     layer: Annotated[
-        int | None, typer.Option("--layer", "-l", min=0, help="After this many blocks; 0: embeddings. All by default.")
+        int | None,
+        typer.Option(
+            "--layer",
+            "-l",
+            min=0,
+            help="Read the states after this many blocks (0: the embeddings). Default: after all blocks.",
+        ),
     ] = None,
     site: Annotated[
-        SiteName, typer.Option(help="The stream, behind the final norm, one attention module, or the mean of a text.")
+        SiteName,
+        typer.Option(
+            help="Which states to take: the stream, after the final norm, one attention module, or a text's mean."
+        ),
     ] = SiteName.stream,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
     max_length: MaxLengthOption = None,
@@ -119,10 +136,10 @@ def observe_hidden_command(
     defence: DefenceOption = None,
     dtype: DtypeOption = DtypeName.float32,
     device: DeviceOption = "cpu",
-    seed: Annotated[int, typer.Option(help="Seeds defences.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the defences.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Make a dump of hidden states, as a split-inference service hands them out.
+    """Make a dump of hidden states, as a split-inference service sends them.
 
     Example: [bold]unmask observe hidden -m smollm2-135m -t texts.txt -l 6 -o states.safetensors[/bold]
 
@@ -139,7 +156,7 @@ def observe_hidden_command(
     texts = read_texts(text_file(text), batch_size)
     with working("loading the model"):
         loaded = load(model, dtype, device)
-    with working(f"computing states of {len(texts)} texts"):
+    with working(f"computing states of {count_noun(len(texts), 'text')}"):
         place = site.value.replace("-", "_")
         evidence = observe_hidden(
             loaded, texts, layer=layer, site=place, padding_side=padding.value, max_length=max_length
@@ -148,7 +165,12 @@ def observe_hidden_command(
         for step in defences:
             evidence = defend_states(evidence, step, generator)
         evidence.save(out)
-    print_observation(out, f"states of {len(texts)} texts after {evidence.layer} blocks ({place})", json)
+    print_observation(
+        out,
+        f"states of {count_noun(len(texts), 'text')} after {count_noun(evidence.layer, 'block')} ({place})",
+        model,
+        json,
+    )
 
 
 @observe.command("cache")
@@ -156,27 +178,29 @@ def observe_cache_command(
     model: ModelOption,
     text: TextOption,
     out: OutOption,
-    layer: Annotated[int, typer.Option("--layer", "-l", min=0, help="The block whose cache is seen.")] = 0,
-    parts: Annotated[PartsName, typer.Option(help="What is seen of it.")] = PartsName.both,
+    layer: Annotated[int, typer.Option("--layer", "-l", min=0, help="The block whose cache the adversary sees.")] = 0,
+    parts: Annotated[PartsName, typer.Option(help="Which part of the cache the adversary sees.")] = PartsName.both,
     heads: Annotated[
         list[int] | None,
-        typer.Option("--head", min=0, help="A key/value head that is seen; repeatable; by default all."),
+        typer.Option("--head", min=0, help="A key/value head that the adversary sees; repeatable. Default: all."),
     ] = None,
-    first_position: Annotated[int, typer.Option(min=0, help="Where the page that is seen begins.")] = 0,
-    num_positions: Annotated[int | None, typer.Option(min=1, help="How many positions it has. All by default.")] = None,
+    first_position: Annotated[int, typer.Option(min=0, help="First position that the adversary sees.")] = 0,
+    num_positions: Annotated[
+        int | None, typer.Option(min=1, help="How many positions the adversary sees. Default: all.")
+    ] = None,
     storage: Annotated[
         CacheStorageName | None,
-        typer.Option(help="Type that the cache is stored in; int8 has a scale a token and head."),
+        typer.Option(help="Type in which the cache is stored; int8 has a scale for each token and head."),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
     max_length: MaxLengthOption = None,
     defence: DefenceOption = None,
     dtype: DtypeOption = DtypeName.float32,
     device: DeviceOption = "cpu",
-    seed: Annotated[int, typer.Option(help="Seeds defences.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the defences.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Make a dump of a cache of keys and values, as a serving stack keeps it.
+    """Make a dump of a cache of keys and values, as a serving stack stores it.
 
     Example: [bold]unmask observe cache -m smollm2-135m -t texts.txt -l 15 --storage int8 -o cache.safetensors[/bold]
 
@@ -193,7 +217,7 @@ def observe_cache_command(
     texts = read_texts(text_file(text), batch_size)
     with working("loading the model"):
         loaded = load(model, dtype, device)
-    with working(f"filling the cache with {len(texts)} texts"):
+    with working(f"filling the cache with {count_noun(len(texts), 'text')}"):
         evidence = observe_cache(
             loaded,
             texts,
@@ -210,7 +234,13 @@ def observe_cache_command(
             evidence = defend_states(evidence, step, generator)
         evidence.save(out)
     what = " and ".join(evidence.parts)
-    print_observation(out, f"{what} of block {layer} for {len(texts)} texts ({evidence.mask.shape[1]} positions)", json)
+    print_observation(
+        out,
+        f"{what} of block {layer} for {count_noun(len(texts), 'text')} "
+        f"({count_noun(evidence.mask.shape[1], 'position')})",
+        model,
+        json,
+    )
 
 
 @observe.command("vectors")
@@ -220,21 +250,21 @@ def observe_vectors_command(
     out: OutOption,
     pooling: PoolingOption = None,
     normalise: Annotated[
-        bool | None, typer.Option(help="Whether vectors have length 1; by default as the model's folder says.")
+        bool | None, typer.Option(help="Whether vectors have length 1. Default: as the model's folder says.")
     ] = None,
     dimensions: Annotated[int | None, typer.Option(min=1, help="Keep only the first N numbers.")] = None,
     prefix: PrefixOption = "",
     dtype: Annotated[
-        StorageName, typer.Option(help="How the store keeps numbers; int8 has a scale for each vector.")
+        StorageName, typer.Option(help="Type in which vectors are stored; int8 has a scale for each vector.")
     ] = StorageName.float32,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Use only the first N texts.")] = None,
     max_length: MaxLengthOption = None,
     defence: DefenceOption = None,
     device: DeviceOption = "cpu",
-    seed: Annotated[int, typer.Option(help="Seeds defences.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the defences.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Make embeddings of texts, one vector each, as a vector database keeps them.
+    """Make embeddings of texts, one vector per text, as a vector database stores them.
 
     Example: [bold]unmask observe vectors -m minilm-l6 -t texts.txt -o vectors.safetensors[/bold]
 
@@ -251,7 +281,7 @@ def observe_vectors_command(
     texts = read_texts(text_file(text), batch_size)
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)
-    with working(f"computing vectors of {len(texts)} texts"):
+    with working(f"computing vectors of {count_noun(len(texts), 'text')}"):
         evidence = observe_vectors(
             loaded,
             texts,
@@ -267,4 +297,6 @@ def observe_vectors_command(
             evidence = step(evidence, generator)
         evidence.save(out)
     kind = evidence.recipe.pooling.value
-    print_observation(out, f"{len(texts)} vectors of {evidence.width} numbers ({kind}, {dtype.value})", json)
+    print_observation(
+        out, f"{count_noun(len(texts), 'vector')} of {evidence.width} numbers ({kind}, {dtype.value})", model, json
+    )

@@ -86,7 +86,7 @@ class Side(StrEnum):
 
 
 AttackOption = Annotated[
-    str | None, typer.Option("--attack", help="Name of an attack (see `unmask attacks`). By default the one that fits.")
+    str | None, typer.Option("--attack", help="Name of an attack (see `unmask attacks`). Default: the one that fits.")
 ]
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="Catalogue name, folder or Hugging Face name (see `unmask models`).")
@@ -94,19 +94,23 @@ ModelOption = Annotated[
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Evidence file to write (safetensors).")]
 TextOption = Annotated[
     Path,
-    typer.Option("--text", "-t", help="UTF-8 file, one text a line; of a .tsv file the first column; - for stdin."),
+    typer.Option(
+        "--text", "-t", help="UTF-8 file, one text per line (in a .tsv: the first column); - for standard input."
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 DeviceOption = Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1 …")]
-DtypeOption = Annotated[DtypeName, typer.Option(help="Precision in which the client runs its model.")]
+DtypeOption = Annotated[DtypeName, typer.Option(help="Precision in which the model runs.")]
 DefenceOption = Annotated[
     list[str] | None,
-    typer.Option("--defence", help="What the evidence goes through, in order; repeatable: noise:sigma=1e-4, int8 …"),
+    typer.Option(
+        "--defence", help="Defence applied to the evidence; repeatable, applied in order: noise:sigma=1e-4, int8 …"
+    ),
 ]
 PoolingOption = Annotated[
-    PoolingName | None, typer.Option(help="How the model pools; by default as its folder says, or as is usual.")
+    PoolingName | None, typer.Option(help="How the model pools. Default: as its folder says, or as is usual.")
 ]
-PrefixOption = Annotated[str, typer.Option(help="What stands in front of every text, as 'query: '.")]
+PrefixOption = Annotated[str, typer.Option(help="Text put before every text, for example 'query: '.")]
 MaxLengthOption = Annotated[int | None, typer.Option(min=1, help="Cut texts to N tokens.")]
 PaddingOption = Annotated[Side, typer.Option(help="Side on which shorter texts are padded.")]
 
@@ -129,7 +133,7 @@ def read_option(value: str | None) -> str | None:
         return value
     path = Path(value[1:])
     if not path.is_file():
-        raise InputError(f"there is no file {path}; write the text itself, or @FILE for a file that holds it")
+        raise InputError(f"there is no file {path}; give the text itself, or @FILE for a file that contains it")
     return path.read_text(encoding="utf-8")
 
 

@@ -21,19 +21,23 @@ def recover_output_layer_command(
     model: Annotated[str, typer.Option("--model", "-m", help="The model's name, as the server knows it.")],
     chat: Annotated[bool, typer.Option("--chat", help="Ask /v1/chat/completions instead of /v1/completions.")] = False,
     api_key_env: Annotated[str, typer.Option(help="Environment variable that holds the key.")] = "OPENAI_API_KEY",
-    tokens: Annotated[int, typer.Option(min=32, help="Most tokens to read; more than the hidden size.")] = 4096,
-    max_prompts: Annotated[int, typer.Option(min=64, help="Most prompts to ask.")] = 16384,
+    tokens: Annotated[
+        int, typer.Option(min=32, help="Largest number of tokens to read; must exceed the hidden size.")
+    ] = 4096,
+    max_prompts: Annotated[int, typer.Option(min=64, help="Largest number of prompts to send.")] = 16384,
     budget: Annotated[
-        int | None, typer.Option(min=0, help="Most answers to pay for; probing comes on top, about 60 requests.")
+        int | None, typer.Option(min=0, help="Limit on paid answers; probing adds about 60 requests.")
     ] = None,
-    ledger: Annotated[Path | None, typer.Option(help="File that keeps every answer, to go on later.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="File that stores every answer, so that a stopped run can continue.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the output layer (safetensors).")] = None,
-    seed: Annotated[int, typer.Option(help="Seeds prompts and tokens.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and tokens.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Recover the hidden size and the output layer of a language model from its log-probabilities.
 
-    Probes first what the server supports. Exit code 3: it could not tell, which is not 'safe'.
+    First tests what the server supports. Exit code 3: the attack was inconclusive; that does not mean 'safe'.
 
     Example: [bold]unmask recover output-layer --server http://127.0.0.1:8000 --model smollm2-135m[/bold]
     """
@@ -45,7 +49,7 @@ def recover_output_layer_command(
     from unmask.terminal import progress_bar, working
 
     if out is not None and not out.parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.parent}; make it before answers are paid for")
+        raise InputError(f"--out {out}: there is no folder {out.parent}; create it before paying for answers")
     with working("probing the server"):
         oracle = connect(OpenAIClient(server, model, chat, api_key_env))
     evidence = LogitEvidence(oracle, Ledger(ledger, budget=budget, about=oracle.name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,7 @@ from unmask.cli.options import (
 )
 from unmask.cli.output_layer import recover_output_layer_command
 from unmask.cli.weights import recover_weights_command
-from unmask.cli.words import say_as_options
+from unmask.cli.words import describe_in_options
 from unmask.errors import InputError
 
 recover = typer.Typer(help="Recover the secret from evidence.", no_args_is_help=True)
@@ -38,21 +37,23 @@ def recover_text_command(
     known_beginning: Annotated[
         str | None,
         typer.Option(
-            help="What every text begins with, as a chat template or 'query: '; @FILE reads it. For states and caches "
-            "of decoders, and for vectors."
+            help="Text that every prompt starts with, for example a chat template or 'query: '; @FILE reads a file. "
+            "For states and caches of decoders, and for vectors."
         ),
     ] = None,
     device: DeviceOption = "cpu",
     effort: Annotated[
         int,
         typer.Option(
-            min=1, help="N times as many attempts, while texts are missing. For updates of encoders, and for vectors."
+            min=1, help="Try N times as often while texts are missing. For updates of encoders, and for vectors."
         ),
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Seeds the attack's random probes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the attack's random choices.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Recover texts from an update, states, a cache or embeddings. Exit code 3: it could not tell, which is not 'safe'.
+    """Recover texts from an update, hidden states, a cache or embeddings.
+
+    Exit code 3: the attack was inconclusive; that does not mean 'safe'.
 
     Example: [bold]unmask recover text update.safetensors -m smollm2-135m[/bold]
 
@@ -73,8 +74,7 @@ def recover_text_command(
         recovery = recover_text(
             seen, loaded, attack=attack, known_beginning=beginning, progress=progress, effort=effort, seed=seed
         )
-    recovery = replace(recovery, reason=say_as_options(recovery.reason))
-    print_text_recovery(recovery, loaded, json)
+    print_text_recovery(describe_in_options(recovery), loaded, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
 
 
@@ -85,12 +85,12 @@ def recover_inputs_command(
     ],
     attack: AttackOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the pre-images (safetensors).")] = None,
-    seed: Annotated[int, typer.Option(help="Seeds the starts of the search.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search's starting points.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Recover the inputs of an attention layer from its output. Exit code 3: it could not tell.
+    """Recover the inputs of an attention layer from its output. Exit code 3: the attack was inconclusive.
 
-    A file is made in Python: [bold]unmask.AttentionEvidence(W=W, V=V, output=B).save("layer.safetensors")[/bold]
+    Make the file in Python: [bold]unmask.AttentionEvidence(W=W, V=V, output=B).save("layer.safetensors")[/bold]
 
     Example: [bold]unmask recover inputs layer.safetensors --out inputs.safetensors[/bold]
     """
@@ -102,7 +102,7 @@ def recover_inputs_command(
     seen = load_evidence(evidence)
     if not isinstance(seen, AttentionEvidence | AttentionStackEvidence):
         raise InputError(
-            f"{evidence} holds {type(seen).__name__}, but inputs are recovered from AttentionEvidence; use "
+            f"{evidence} contains {type(seen).__name__}, but inputs are recovered from AttentionEvidence; use "
             "`unmask recover text` for gradients and hidden states"
         )
     with progress_bar() as progress:

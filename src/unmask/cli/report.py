@@ -23,12 +23,17 @@ class FormatName(StrEnum):
 def report_command(
     folder: Annotated[Path, typer.Argument(help="Folder of an audit: its manifest and its findings.")],
     show_secrets: Annotated[
-        bool, typer.Option("--show-secrets", help="Put the texts into the HTML file; keep it as you keep the texts.")
+        bool,
+        typer.Option(
+            "--show-secrets", help="Put the texts into the HTML file. Keep that file as private as the texts."
+        ),
     ] = False,
     formats: Annotated[
-        list[FormatName] | None, typer.Option("--format", help="Only this format; repeatable. All of them by default.")
+        list[FormatName] | None, typer.Option("--format", help="Write only this format; repeatable. Default: all.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the reports; the audit's own.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder for the reports. Default: the audit's folder.")
+    ] = None,
     gate: Annotated[bool, typer.Option("--gate", help="Exit with the verdict's code instead of 0.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -62,5 +67,5 @@ def report_command(
         for name, path in paths.items():
             console.print(Text(f"{name:9} {printable(str(path), longest=4000)}"), soft_wrap=True)
         if show_secrets and "html" in paths:
-            console.print(Text("the HTML file holds the texts; it is as sensitive as they are", style="yellow"))
+            console.print(Text("the HTML file contains the texts; keep it as private as they are", style="yellow"))
     raise typer.Exit(verdict.exit_code if gate else EXIT_DONE)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from unmask.evidence.oracles import OracleEvidence
 
 LedgerOption = Annotated[
-    Path | None, typer.Option(help="File that keeps every answer. Default: named after host and width, in this folder.")
+    Path | None,
+    typer.Option(help="File that stores every answer. Default: a file in this folder, named after host and width."),
 ]
 
 
@@ -29,22 +30,28 @@ def recover_weights_command(
     width: Annotated[int, typer.Option(min=1, help="Width of a token.")],
     attack: AttackOption = None,
     ledger: LedgerOption = None,
-    no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Keep no answers; a run that ends is lost.")] = False,
-    budget: Annotated[int | None, typer.Option(min=0, help="Most answers to pay for, earlier runs included.")] = None,
-    max_norm: Annotated[float | None, typer.Option(help="Longest token to ask; found by probing if not given.")] = None,
+    no_ledger: Annotated[
+        bool, typer.Option("--no-ledger", help="Do not save answers; a stopped run must start over.")
+    ] = False,
+    budget: Annotated[
+        int | None, typer.Option(min=0, help="Limit on paid answers, including those of earlier runs.")
+    ] = None,
+    max_norm: Annotated[
+        float | None, typer.Option(help="Largest norm of a token to send. Default: found by probing.")
+    ] = None,
     api_key_env: Annotated[str, typer.Option(help="Environment variable that holds the key.")] = "UNMASK_API_KEY",
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of requests sent at the same time.")] = 8,
     per_request: Annotated[int, typer.Option(min=1, help="Sequences in a request.")] = 64,
-    timeout: Annotated[float, typer.Option(help="Seconds for one request.")] = 30.0,
-    retries: Annotated[int, typer.Option(min=0, help="How often a request that failed is sent again.")] = 6,
+    timeout: Annotated[float, typer.Option(help="Time limit of one request, in seconds.")] = 30.0,
+    retries: Annotated[int, typer.Option(min=0, help="How often a failed request is repeated.")] = 6,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write W and v of every head (safetensors).")] = None,
-    seed: Annotated[int, typer.Option(help="Seeds the questions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the queries.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Recover the heads of an attention layer from its answers alone. Probes first what kind of answers they are.
+    """Recover the heads of an attention layer from its answers alone. First tests what kind of answers they are.
 
-    Every answer is kept in the ledger, so a run that was killed goes on with the same command and pays for nothing
-    twice. Exit code 3: it could not tell, which is not 'safe'.
+    Every answer is stored in the ledger: the same command continues a stopped run and pays for no answer twice.
+    Exit code 3: the attack was inconclusive; that does not mean 'safe'.
 
     Example: [bold]unmask recover weights --oracle http://127.0.0.1:8000/ --width 16 --out weights.safetensors[/bold]
 
@@ -59,9 +66,9 @@ def recover_weights_command(
 
     refuse_unprintable(attack)
     if ledger is not None and no_ledger:
-        raise InputError("--ledger and --no-ledger were both given; leave one of them out")
+        raise InputError("--ledger and --no-ledger cannot be used together; leave one of them out")
     if out is not None and not out.parent.is_dir():
-        raise InputError(f"--out {out}: there is no folder {out.parent}; make it before answers are paid for")
+        raise InputError(f"--out {out}: there is no folder {out.parent}; create it before paying for answers")
     service = HttpOracle(oracle, api_key_env, concurrency, per_request, timeout, retries)
     path = None if no_ledger else ledger or default_ledger(service.name, width)
     with _open_ledger(path, budget, f"{service.name}, tokens of {width}") as book:
@@ -69,7 +76,7 @@ def recover_weights_command(
         with working("probing the oracle"):
             profile = _probe(evidence, seed) if attack in (None, DEFAULT) else None
         if path is not None and ledger is None:
-            note(f"answers are kept in {path} (--ledger names another file, --no-ledger keeps none)")
+            note(f"answers are saved in {path} (--ledger: another file; --no-ledger: do not save)")
         if profile is not None and not json:
             print_oracle_profile(profile)
         with progress_bar() as progress:
@@ -96,9 +103,9 @@ def _open_ledger(path: Path | None, budget: int | None, about: str) -> Iterator[
         yield book
     except KeyboardInterrupt:
         note(
-            f"{len(book):,} answers that were paid for are lost, as --no-ledger was given"
+            f"{len(book):,} paid answers are lost, because --no-ledger was given"
             if path is None
-            else f"{path} keeps the {len(book):,} answers that were paid for; the same command goes on from there"
+            else f"{path} has the {len(book):,} paid answers; the same command continues from there"
         )
         raise
     finally:

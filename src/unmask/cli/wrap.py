@@ -1,4 +1,4 @@
-"""`unmask wrap`: evidence from what another system keeps."""
+"""`unmask wrap`: evidence from another system's files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from unmask.cli.options import (
     refuse_overwriting,
 )
 from unmask.cli.wrap_update import wrap_update_command
+from unmask.wording import count_noun
 
-wrap = typer.Typer(help="Make evidence of what another system keeps.", no_args_is_help=True)
+wrap = typer.Typer(help="Make evidence from another system's files.", no_args_is_help=True)
 
 
 wrap.command("update")(wrap_update_command)
@@ -34,18 +35,21 @@ def wrap_store_command(
     model: ModelOption,
     out: OutOption,
     collection: Annotated[
-        str | None, typer.Option("--collection", "-c", help="Collection, table, column or array, where several are.")
+        str | None,
+        typer.Option(
+            "--collection", "-c", help="Name of the collection, table, column or array, if there are several."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Read only the first N vectors.")] = None,
     pooling: PoolingOption = None,
     normalise: Annotated[
-        bool | None, typer.Option(help="Whether vectors were scaled to length 1; by default what their lengths show.")
+        bool | None, typer.Option(help="Whether vectors were scaled to length 1. Default: inferred from their lengths.")
     ] = None,
     prefix: PrefixOption = "",
     device: DeviceOption = "cpu",
     json: JsonOption = False,
 ) -> None:
-    """Take the vectors out of a vector database's files, or out of .npy, .npz; documents beside them are not read.
+    """Read the vectors from a vector database's files, or from .npy or .npz. The documents in it are not read.
 
     Example: [bold]unmask wrap store ./chroma --model minilm-l6 --collection notes -o vectors.safetensors[/bold]
 
@@ -68,25 +72,32 @@ def wrap_store_command(
         evidence.save(out)
     recipe = evidence.recipe
     kind = f"{recipe.pooling.value}, {'length 1' if recipe.normalise else 'as pooled'}"
-    print_observation(out, f"{len(stored.ids)} vectors of {evidence.width} numbers ({kind}); {stored.about}", json)
+    print_observation(
+        out,
+        f"{count_noun(len(stored.ids), 'vector')} of {evidence.width} numbers ({kind}); {stored.about}",
+        model,
+        json,
+    )
 
 
 @wrap.command("logits")
 def wrap_logits_command(
     path: Annotated[
-        Path, typer.Argument(metavar="FILE", help=".npy or .npz: one row of logits or log-probabilities a prompt.")
+        Path, typer.Argument(metavar="FILE", help=".npy or .npz: one row of logits or log-probabilities per prompt.")
     ],
     model: ModelOption,
     out: OutOption,
     collection: Annotated[
-        str | None, typer.Option("--collection", "-c", help="Name of the array, where a .npz has several.")
+        str | None, typer.Option("--collection", "-c", help="Name of the array, if a .npz has several.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Read only the first N rows.")] = None,
     prefix: PrefixOption = "",
     device: DeviceOption = "cpu",
     json: JsonOption = False,
 ) -> None:
-    """Turn rows of next-token logits into the last states behind them. Each row must have all tokens of the model.
+    """Turn rows of next-token logits into last hidden states.
+
+    Each row must hold one number for every token of the vocabulary.
 
     Example: [bold]unmask wrap logits rows.npy -m smollm2-135m -o vectors.safetensors[/bold]
     """
@@ -98,7 +109,7 @@ def wrap_logits_command(
     rows = read_rows(path, collection, limit)
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)
-    with working(f"solving for {len(rows)} states"):
+    with working(f"solving for {count_noun(len(rows), 'state')}"):
         evidence = vectors_of_logits(loaded, rows, prefix=prefix)
         evidence.save(out)
-    print_observation(out, f"{len(rows)} last states of {evidence.width} numbers", json)
+    print_observation(out, f"{count_noun(len(rows), 'last state')} of {evidence.width} numbers", model, json)

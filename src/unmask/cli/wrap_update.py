@@ -19,6 +19,7 @@ from unmask.cli.options import (
     refuse_overwriting,
 )
 from unmask.errors import InputError
+from unmask.wording import count_noun
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,25 +43,28 @@ def wrap_update_command(
     out: OutOption,
     delta: Annotated[bool, typer.Option("--delta", help="FILE holds weights after − before, not gradients.")] = False,
     weights: Annotated[
-        bool, typer.Option("--weights", help="FILE holds the weights after; those before are the model's own.")
+        bool,
+        typer.Option(
+            "--weights", help="FILE holds the weights after training; the weights before are those of the model."
+        ),
     ] = False,
     before: Annotated[
-        Path | None, typer.Option(help="The weights before, or the PEFT adapter before; FILE holds those after.")
+        Path | None, typer.Option(help="The weights, or the PEFT adapter, before training; FILE holds those after it.")
     ] = None,
     adapter: Annotated[
         Path | None, typer.Option(help="Folder of the PEFT adapter that the server sent; FILE holds its gradients.")
     ] = None,
-    task: Annotated[TaskName | None, typer.Option(help="What the client trained for; inferred if not given.")] = None,
+    task: Annotated[TaskName | None, typer.Option(help="What the client trained for. Default: inferred.")] = None,
     num_texts: Annotated[int | None, typer.Option(min=1, help="Number of texts, if known.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Of the local training, if known.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Learning rate of the local training, if known.")] = None,
     num_steps: Annotated[int | None, typer.Option(min=1, help="Number of local steps, if known.")] = None,
-    local_batch_size: Annotated[int | None, typer.Option(min=1, help="Texts of one step, if known.")] = None,
+    local_batch_size: Annotated[int | None, typer.Option(min=1, help="Texts in one local step, if known.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adamw, if known.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Of the local training, if known.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of the local training, if known.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay of the local training, if known.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of the local training, if known.")] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="1: one client's mean; more: a sum of updates.")] = None,
     all_tokens_predicted: Annotated[
-        bool | None, typer.Option(help="Whether every token behind a text's first has a label, if known.")
+        bool | None, typer.Option(help="Whether every token after the first has a label, if known.")
     ] = None,
     head: Annotated[
         Path | None,
@@ -72,7 +76,7 @@ def wrap_update_command(
     device: DeviceOption = "cpu",
     json: JsonOption = False,
 ) -> None:
-    """Make evidence of an update that was captured elsewhere: gradients, weights before and after, a PEFT adapter.
+    """Make evidence from an update that was captured elsewhere: gradients, weights before and after, a PEFT adapter.
 
     Example: [bold]unmask wrap update grads.safetensors -m ./round-17 -o update.safetensors[/bold]
 
@@ -107,24 +111,28 @@ def wrap_update_command(
         evidence = GradientEvidence.of(loaded, tensors, **known, **told)
         evidence.save(out)
     kind = "weight differences" if told.get("update") == "delta" else "gradients"
-    print_observation(out, f"{len(evidence.gradients)} tensors ({kind})", json)
+    print_observation(out, f"{count_noun(len(evidence.gradients), 'tensor')} ({kind})", model, json)
 
 
 def _refuse_contradictions(path: Path, delta: bool, weights: bool, before: Path | None, adapter: Path | None) -> None:
     from unmask.integrations.captured_files import is_adapter
 
     if delta and (weights or before is not None):
-        raise InputError("--delta says that FILE is a difference already; leave out --weights and --before")
+        raise InputError("with --delta, FILE already holds differences; leave out --weights and --before")
     if adapter is not None and (weights or before is not None):
         raise InputError("--adapter is for gradients of its factors; for an adapter before and after, give --before")
     if adapter is not None and not is_adapter(adapter):
         raise InputError(f"--adapter {adapter} must be a folder that PEFT's save_pretrained wrote")
     if is_adapter(path) and before is None:
         raise InputError(
-            f"{path} is a PEFT adapter, so it holds weights; give the one that the client started from with --before"
+            f"{path} is a PEFT adapter, so it holds weights; give the adapter that the client started "
+            "from with --before"
         )
     if before is not None and is_adapter(path) != is_adapter(before):
-        raise InputError(f"one of {before} and {path} is a PEFT adapter and the other is not; give two of a kind")
+        raise InputError(
+            f"one of {before} and {path} is a PEFT adapter and the other is not; give two adapters, "
+            "or two files of weights"
+        )
 
 
 def _read(

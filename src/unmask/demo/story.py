@@ -17,7 +17,7 @@ from unmask.channels import threat_of
 from unmask.terminal import printable
 from unmask.terminal.audit import OUTCOME_COLOURS
 
-_CAPTION = "A defence that stopped this attack is not 'safe'; 'inconclusive' says nothing about it."
+_CAPTION = "A defence that stopped this attack is not proven 'safe'; 'inconclusive' means that nothing is known."
 
 
 def print_channel(console: Console, channel: str, plan: Plan) -> None:

@@ -91,7 +91,7 @@ def refuse_weights(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor
     seen = [name for name in matrices or known if _is_weight(gradients[name], weights[name])]
     if seen and (matrices or len(seen) == len(known)):
         raise EvidenceError(
-            f"these are the model's weights, not gradients: '{seen[0]}' is all but equal to the parameter; pass the "
+            f"these are the model's weights, not gradients: '{seen[0]}' is almost equal to the parameter; pass the "
             "gradients (p.grad), or new − old with update='delta'"
         )
 

@@ -65,8 +65,9 @@ def _solve(head: TokenHead, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "
     left = (seen - states @ matrix.T).norm(dim=1) / seen.norm(dim=1).clamp_min(1e-30)
     if float(left.max()) > _LEFT_OVER:
         raise EvidenceError(
-            f"a share of {float(left.max()):.2g} of row {int(left.argmax())} is outside of what the output layer can "
-            f"give (at most {_LEFT_OVER:g} is rounding); the rows are of another model, or noise or a bias was added"
+            f"{100 * float(left.max()):.2g} % of row {int(left.argmax())} cannot come from this output layer, and "
+            "rounding "
+            f"explains at most {100 * _LEFT_OVER:g} %; the rows are from another model, or noise or a bias was added"
         )
     return states
 

@@ -121,14 +121,14 @@ class VectorEvidence(DisplayedFields):
         is_cut = width < model.final_width
         if is_cut and dimensions is None:
             warnings.warn(
-                f"the vectors have {width} numbers and this {model.family} model makes {model.final_width}, so they "
-                "are taken for cut ones; if another model made them, load that",
+                f"the vectors have {width} numbers and this {model.family} model makes {model.final_width}, so "
+                "unmask assumes that they were shortened; if another model made them, load that model",
                 stacklevel=2,
             )
         if (recipe.normalise if normalise is None else normalise) and bool((lengths == 0).any()):
             raise EvidenceError(
-                f"the vectors hold zeros alone in {_name_rows(lengths == 0)}, and no embedding of length 1 does; leave "
-                "such rows out, array[array.any(1)]"
+                f"the vectors are all zero in {_name_rows(lengths == 0)}, and no embedding of length 1 is; leave "
+                "such rows out: array[array.any(1)]"
             )
         if normalise is None:  # the cut of a vector of length 1 is shorter
             normalise = near_one or (is_cut and recipe.normalise and float(lengths.median()) < 1)

@@ -27,7 +27,7 @@ def fill_cache(model: Model, tokens: TokenBatch, mask: MaskBatch | None = None) 
     cache = getattr(returned, "past_key_values", None)
     if cache is None:
         raise InputError(
-            f"this {model.family} model keeps no cache of keys and values; load a decoder, as smollm2-135m"
+            f"this {model.family} model has no cache of keys and values; load a decoder, for example smollm2-135m"
         )
     return cache
 

@@ -6,7 +6,6 @@ imported (they would ask for programs that are not needed here); only the files 
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.util
 import os
@@ -26,6 +25,7 @@ from safetensors import SafetensorError
 
 from unmask.errors import InputError, UnknownModelError
 from unmask.models.gguf_cache import GgufSource, convert_once, find_converted, quiet_transformers
+from unmask.wording import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +120,7 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path | str:
         if not (folder / "config.json").is_file():
             held = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
             raise InputError(
-                f"The folder {folder} has no config.json; it holds: {held}. Give a folder that transformers' "
+                f"The folder {folder} has no config.json; it contains: {held}. Give a folder that transformers' "
                 "save_pretrained wrote."
             )
         return folder
@@ -264,9 +264,8 @@ def _refusal(source: Path | str, reason: str) -> InputError | UnknownModelError:
     reason = reason.rstrip(".")
     if isinstance(source, Path):
         return InputError(f"transformers cannot load the folder {source}: {reason}.")
-    close = difflib.get_close_matches(source.rsplit("/")[-1].lower(), CATALOG, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
     return UnknownModelError(
-        f"Cannot load the model '{source}': {reason}.{hint} The catalogue has {', '.join(CATALOG)}; "
-        "a local folder and, with a network, a Hugging Face name work too."
+        f"Cannot load the model '{source}'.{did_you_mean(source.rsplit('/')[-1], CATALOG)} The catalogue has "
+        f"{', '.join(CATALOG)}; a local folder and, with a network, a Hugging Face name work too. What failed: "
+        f"{reason}."
     )

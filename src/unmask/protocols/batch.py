@@ -18,6 +18,7 @@ from unmask.arguments import require_count
 from unmask.errors import InputError
 from unmask.models.adapter import Model
 from unmask.shapes import MaskBatch, TokenBatch
+from unmask.wording import count_noun
 
 TokenIds = Sequence[int]
 # A pair of texts, or of their tokens: the first part ends with [SEP], and the second one too.
@@ -79,7 +80,9 @@ def make_batch(
     if num_cut := sum(was_cut for _, _, was_cut in encoded):
         cause = "as asked" if limit == max_length else f"the longest that this {model.family} model takes"
         warnings.warn(
-            f"{num_cut} of {len(encoded)} texts were cut to {limit} tokens, {cause}", TruncationWarning, stacklevel=2
+            f"cut {num_cut} of {count_noun(len(encoded), 'text')} to {count_noun(limit, 'token')}, {cause}",
+            TruncationWarning,
+            stacklevel=2,
         )
     sequences = [(tokens, types) for tokens, types, _ in encoded]
     if not sequences:

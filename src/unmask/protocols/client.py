@@ -177,7 +177,7 @@ def require_next_token(model: Model, batch: Batch) -> None:
     """Refuse next-token training where nothing predicts, or nothing is to be predicted."""
     if model.unembedding is None or not model.causal:
         raise InputError(
-            f"next-token training needs a causal model with a language head, and this {model.family} model is none; "
+            f"next-token training needs a causal model with a language head, and this {model.family} model is not one; "
             "use task='classification', or load another model"
         )
     if batch.tokens.shape[1] < 2:

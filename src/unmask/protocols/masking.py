@@ -47,7 +47,7 @@ def mask_tokens(model: Model, batch: Batch, share: float, generator: torch.Gener
 def masked_token_loss(model: Model, batch: Batch, labels: TokenBatch) -> Tensor:
     """Mean cross-entropy of the labels that are not −100, as transformers computes it from them."""
     if model.causal or model.token_head is None:
-        raise InputError(f"masked-token training needs an encoder, and this {model.family} model is none")
+        raise InputError(f"masked-token training needs an encoder, and this {model.family} model is not one")
     states = model.body(**batch.inputs).last_hidden_state
     predicted = labels != _UNPREDICTED
     return functional.cross_entropy(precise(model.token_head.logits(states[predicted])), labels[predicted])

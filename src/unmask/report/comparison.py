@@ -27,12 +27,13 @@ from typing import Any
 
 from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.folder import Audit
-from unmask.audit.findings.verdict import CROSSED, INCONCLUSIVE, PASSED, count_noun
+from unmask.audit.findings.verdict import CROSSED, INCONCLUSIVE, PASSED
 from unmask.errors import InputError
 from unmask.metrics import METRICS
 from unmask.recovery import Status
 from unmask.report.numbers import format_value, leak_in_full, number
 from unmask.safe_text import make_safe, value_without_folders
+from unmask.wording import count_noun
 
 TOLERANCE = 0.005  # shares that people read as the same percentage
 # Numbers that are higher where more leaks. The rate of exact texts says the same as their number.
@@ -197,7 +198,7 @@ def _change(case: Mapping[str, Any], old: _Entry | None, new: _Entry | None, tol
 def judge_change(before: Finding, after: Finding, tolerance: float = TOLERANCE) -> tuple[Direction, str]:
     """What became of one case, and why. Only what is known on both sides can be better or the same."""
     if _texts_of(before) != _texts_of(after):
-        return Direction.OPEN, "its texts are others than before"
+        return Direction.OPEN, "its texts differ from before"
     if after.outcome is Outcome.LEAK and before.outcome is not Outcome.LEAK:
         return Direction.WORSE, f"before: {_state(before)}; now it leaks: {leak_in_full(after)}"
     if before.outcome not in _KNOWN or after.outcome not in _KNOWN:
@@ -212,7 +213,7 @@ def judge_change(before: Finding, after: Finding, tolerance: float = TOLERANCE) 
     if not steps:
         return Direction.SAME, f"as before: {leak_in_full(after)}"
     if doubt := _doubt(after, steps):
-        return Direction.OPEN, f"{_in_words(steps)}, but {doubt}, so that is no improvement"
+        return Direction.OPEN, f"{_in_words(steps)}, but {doubt}, so this is no improvement"
     return Direction.BETTER, _in_words(steps)
 
 
@@ -272,7 +273,7 @@ def _doubt(after: Finding, steps: Sequence[_Step]) -> str:
         if after.control is not None:
             plain = number(after.control["metrics"], step.name)
             if plain is None or plain <= step.after:
-                return "the same attack finds no more without protection this time"
+                return "this time the same attack finds no more without protection"
     return ""
 
 
@@ -296,11 +297,11 @@ def _notes(before: Audit, after: Audit, changes: Sequence[Change]) -> Iterator[s
     """What else differs, so that a change is not put down to the wrong cause."""
     versions = [make_safe(audit.manifest.get("unmask", "?"), 40) for audit in (before, after)]
     if versions[0] != versions[1]:
-        yield f"made by unmask {versions[0]} and {versions[1]}: a change may be the attack's"
+        yield f"made by unmask {versions[0]} and {versions[1]}: a change may come from the attack"
     pairs = [(change.before, change.after) for change in changes if change.before and change.after]
     fingerprints = [(old.model_fingerprint, new.model_fingerprint) for old, new in pairs]
     if others := sum(None not in two and two[0] != two[1] for two in fingerprints):
-        yield f"the weights of the model are others in {count_noun(others, 'case')}"
+        yield f"the weights of the model differ in {count_noun(others, 'case')}"
     for name, audit in (("first", before), ("second", after)):
         if audit.num_damaged:
             yield f"{count_noun(audit.num_damaged, 'line')} of the {name} audit's findings could not be read"

@@ -29,7 +29,7 @@ def render_junit(audit: Audit, verdict: Verdict, folder: Path) -> str:
         case = ElementTree.SubElement(
             suite, "testcase", classname="unmask.missing", name=f"{name} [{case_id}]", time="0"
         )
-        _add_unknown(case, "not run yet; run the same audit again to go on", case_id in gated)
+        _add_unknown(case, "not run yet; run the same audit again to continue", case_id in gated)
     for kind, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(kind, str(len(suite.findall(f"testcase/{tag}"))))
     suite.set("tests", str(len(suite)))
@@ -58,10 +58,10 @@ def _add(suite: ElementTree.Element, finding: Finding, judgement: Judgement | No
         node = ElementTree.SubElement(case, "failure", message=f"{gate} is crossed; {measured}", type="crossed")
         node.text = f"{full_name(finding.case)}\n{why}"
     elif judgement is not None and judgement.ruling is Ruling.INCONCLUSIVE:
-        open_point = f"{gate} is inconclusive, which is not 'safe' ({finding.status}): {make_safe(judgement.why)}"
+        open_point = f"{gate} is inconclusive; that does not mean 'safe' ({finding.status}): {make_safe(judgement.why)}"
         _add_unknown(case, f"{open_point}; {why}", is_gated=True)
     elif judgement is None and finding.outcome is Outcome.INCONCLUSIVE:
-        _add_unknown(case, f"inconclusive, which is not 'safe' ({finding.status}): {why}", is_gated=False)
+        _add_unknown(case, f"inconclusive; that does not mean 'safe' ({finding.status}): {why}", is_gated=False)
     else:
         held = "" if judgement is None else f"{gate} is held: {make_safe(judgement.why)}\n"
         ElementTree.SubElement(case, "system-out").text = f"{measured}\n{held}{why}"

@@ -41,12 +41,14 @@ def render_markdown(audit: Audit, verdict: Verdict, folder: Path) -> str:
         *_missing(audit),
     ]
     if audit.num_damaged:
-        parts.append(f"{audit.num_damaged} line(s) of the findings could not be read: a case in flight at a crash.")
+        parts.append(
+            f"{audit.num_damaged} damaged line(s) in the findings; the process was probably killed while it wrote."
+        )
     for version, count in page.other_versions(audit):
         parts.append(f"{count} finding(s) were made by unmask {code_span(version)}, not by the manifest's version.")
     parts.append(
-        "'Not leaked by this attack' and 'inconclusive' never mean 'safe'. What the words mean: "
-        "`docs/reading-the-report.md`; the details: `report.html`."
+        "'Not leaked by this attack' and 'inconclusive' never mean 'safe'. The words are explained in "
+        "`docs/reading-the-report.md`; details are in `report.html`."
     )
     return "\n\n".join(parts) + "\n"
 
@@ -120,7 +122,7 @@ def _look_at(audit: Audit, verdict: Verdict, folder: Path) -> list[str]:
     path = page.plan_of(audit.manifest).get("path")
     command = repeat_command(path, str(folder), chosen[0].id, show=False)
     where = " (folders are left out)" if is_shortened(path, str(folder)) else ""
-    again = [f"Run the first of them again{where}: {code_span(command, 4000)}"] if command else []
+    again = [f"To run the first of them again{where}: {code_span(command, 4000)}"] if command else []
     return ["### Look at these first", table, *_more(len(chosen)), *again]
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unmask.audit.findings.finding import Finding, Outcome, TextPair
-from unmask.audit.findings.verdict import count_noun
 from unmask.metrics import LEAKS, METRICS
 from unmask.recovery import Aim, AmbiguityKind
 from unmask.safe_text import make_safe
+from unmask.wording import count_noun
 
 CONFIDENCE = 0.95
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -63,7 +63,7 @@ def leak_in_full(finding: Finding) -> str:
         return leak_in_words(finding)
     words = [leak_in_words(finding), *_texts_in_words(finding.metrics)]
     if num_open := sum(_has_alternatives(pair) for pair in finding.texts):
-        words.append(f"{num_open} known up to alternatives")
+        words.append(f"{num_open} known except for alternatives")
     if number(finding.metrics, "hidden_size_found"):
         words.append("hidden size found")
     elif share := number(finding.metrics, "hidden_size_share"):
@@ -88,7 +88,7 @@ def looked_for_in_words(finding: Finding) -> str:
     if Aim.TEXTS.value in finding.looked_for:
         return "tokens and whole texts."
     if Aim.TOKENS.value in finding.looked_for:
-        return "tokens only. Their order was not tried, so nothing follows about texts."
+        return "tokens only. The attack did not test their order, so it says nothing about texts."
     others = (aim for aim in (Aim.WEIGHTS, Aim.INPUTS) if aim.value in finding.looked_for)
     return next((f"{aim.value}." for aim in others), "")
 

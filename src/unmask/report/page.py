@@ -16,6 +16,7 @@ from unmask.metrics import METRICS
 from unmask.report.numbers import leak, leak_in_full
 from unmask.report.secrets import reason
 from unmask.safe_text import command_without_folders, make_safe, value_without_folders
+from unmask.wording import count_noun
 
 MAX_NAMED = 50  # findings that are named beside a gate; the table has all of them
 NO_GATE = "no gate"
@@ -73,31 +74,30 @@ def hero(verdict: Verdict) -> Hero:
         case code if code == CROSSED:
             return Hero("crossed", "Gate crossed", "At least one case breaks a rule of the plan.")
         case code if code == FAILED:
-            return Hero("error", "Not whole", "Cases ended in an error. Nothing is known about them.")
+            return Hero("error", "Incomplete", "Some cases ended in an error. Nothing is known about them.")
         case code if code == INCONCLUSIVE:
-            return Hero("unclear", "Inconclusive", "The audit cannot say that the gates hold. That is not 'safe'.")
+            return Hero("unclear", "Inconclusive", "It is not known whether the gates hold. That does not mean 'safe'.")
     if not verdict.judgements:
-        note = "No gate was set, so there is nothing to pass. Read the findings below."
+        note = "The plan sets no gate, so nothing can fail. Read the findings below."
         return Hero("neutral", "No gate set", note)
     note = _why_held([METRICS[judgement.gate.metric].is_proven for judgement in verdict.judgements])
     if unknown := verdict.outcomes.get(Outcome.INCONCLUSIVE):
-        cases = f"{unknown} case{' is' if unknown == 1 else 's are'}"
-        return Hero("neutral", "No gate crossed", f"{note} {cases} inconclusive, which is not 'safe'.")
+        cases = f"{count_noun(unknown, 'case')} {'is' if unknown == 1 else 'are'}"
+        return Hero("neutral", "No gate crossed", f"{note} {cases} inconclusive; that does not mean 'safe'.")
     return Hero("held", "No gate crossed", note)
 
 
 def _why_held(of_the_protocol: Sequence[bool]) -> str:
     if all(of_the_protocol):
-        return "Every gate of the plan holds by the numbers of the protocol itself; what attacks found is below."
-    if any(of_the_protocol):
         return (
-            "Gates on ε or cosine hold by the numbers of the protocol itself, the others against these attacks. "
-            f"{_WORTH}"
+            "Every gate of the plan is about the protocol's own numbers, and they meet it. What attacks found is below."
         )
+    if any(of_the_protocol):
+        return f"Gates on ε or cosine hold by the protocol's own numbers, the others against these attacks. {_WORTH}"
     return f"Every gate of the plan held against these attacks. {_WORTH}"
 
 
-_WORTH = "They find what the gates forbid where nothing protects it; other attacks were not measured."
+_WORTH = "Without protection, these attacks find what the gates forbid. Other attacks were not tried."
 
 
 def gate_lines(verdict: Verdict, places: Mapping[str, int]) -> list[GateLine]:

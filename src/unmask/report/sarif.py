@@ -26,7 +26,7 @@ _HOME = "https://github.com/unmask-audit/unmask"
 LEAK, UNCLEAR, FAILURE, MISSING = "leak-without-gate", "inconclusive", "error", "not-run"
 _RULES: Mapping[str, str] = {
     LEAK: "A case leaks, and the plan sets no gate on it.",
-    UNCLEAR: "The attack did not apply or did not end, which is not 'safe'.",
+    UNCLEAR: "The attack did not apply or did not finish. That does not mean 'safe'.",
     FAILURE: "A case ended in an error, so nothing is known about it.",
     MISSING: "A planned case was not run yet.",
 }
@@ -81,7 +81,8 @@ def _results(finding: Finding, judgements: Sequence[Judgement]) -> list[tuple[st
         if judgement.ruling is Ruling.CROSSED:
             results.append((gate, "error", f"The gate '{gate}' is crossed. {measured}", case_id))
         elif judgement.ruling is Ruling.INCONCLUSIVE:
-            text = f"The gate '{gate}' is inconclusive, which is not 'safe': {make_safe(judgement.why)}. {name}: {why}"
+            open_point = f"The gate '{gate}' is inconclusive; that does not mean 'safe': {make_safe(judgement.why)}."
+            text = f"{open_point} {name}: {why}"
             results.append((gate, "warning", text, case_id))
     if judgements:
         return results
@@ -99,7 +100,7 @@ def _rule(name: str, text: str) -> dict[str, Any]:
         "name": "".join(part.capitalize() for part in name.replace("-", " ").split() if part.isalnum()) or "Gate",
         "shortDescription": {"text": text},
         "fullDescription": {"text": f"{text} See docs/reading-the-report.md."},
-        "help": {"text": "docs/reading-the-report.md says what this means; docs/defences.md what stops it."},
+        "help": {"text": "docs/reading-the-report.md says what this means; docs/defences.md says what stops it."},
         "properties": {"tags": ["privacy", "security"]},
     }
 

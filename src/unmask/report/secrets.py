@@ -17,15 +17,15 @@ MAX_TEXTS, MAX_TOKENS, LONGEST_PIECE = 64, 256, 80
 MAX_PIECES = 250_000  # in a whole report
 MAX_OPEN = 16  # points that are left open, of one text
 _OPEN: Mapping[str, str] = {
-    AmbiguityKind.EQUAL_TOKENS.value: "tokens that no forward pass tells apart may stand at a place.",
+    AmbiguityKind.EQUAL_TOKENS.value: "one token may be another one that no forward pass tells apart from it.",
     AmbiguityKind.LEADING_RUN.value: "how often the first token is repeated at the start.",
-    AmbiguityKind.OPEN_END.value: "the text may go on with tokens that leave no trace.",
-    AmbiguityKind.OPEN_BEGINNING.value: "tokens stand before the text that were not seen.",
+    AmbiguityKind.OPEN_END.value: "the text may continue with tokens that cannot be seen.",
+    AmbiguityKind.OPEN_BEGINNING.value: "there are tokens before the text that were not seen.",
     AmbiguityKind.COUNT.value: "how often the batch holds the text.",
 }
 _MARKS = {"place": "p", "bag": "b", "no": "n"}
 _OURS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type))
-HELD_BACK = "The message is held back, because it may quote a text; findings.jsonl has it."
+HELD_BACK = "The message is left out, because it may quote a text; it is in findings.jsonl."
 
 
 class Secrets:

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from unmask.audit.cases.case_names import full_name, is_live, model_name
 from unmask.audit.findings.finding import Finding, Outcome
-from unmask.audit.findings.verdict import count_noun
 from unmask.channels import threat_key, threat_of
 from unmask.report.counterparts import cell_of, is_protected, protection_name
 from unmask.report.numbers import leak, leak_in_full, number, scientific
 from unmask.report.severity import Severity, severity_of
 from unmask.safe_text import make_safe
+from unmask.wording import count_noun
 
 _KNOWN = (Outcome.LEAK, Outcome.NO_LEAK)
 
@@ -90,16 +90,15 @@ def _advise(worst: Finding, findings: Sequence[Finding]) -> tuple[str, str]:
         return f"{name}: not leaked by this attack in {cases}", _cost(stopped[name])
     known = {name: ones for name, ones in tried.items() if all(one.outcome in _KNOWN for one in ones)}
     num_open = len(tried) - len(known)
+    told = f"{len(tried)} tried{f', {num_open} inconclusive' if num_open else ''}"
+    none = f"no protection was shown to stop the leak ({told})"
     if not known:
-        return f"not known: {count_noun(num_open, 'protection')} tried, with no conclusive result", "–"
-    unknown = f" ({num_open} more inconclusive)" if num_open else ""
+        return f"{none}; how much still leaks is not known", "–"
     name = max(known, key=lambda one: min(map(_order, known[one])))
     left = min(known[name], key=_order)
-    failed = "the protection tried" if len(known) == 1 else f"none of the {len(known)} protections tried"
-    failed += f" {'did not stop' if len(known) == 1 else 'stopped'} the leak{unknown}"
     if _order(left)[:2] <= _order(worst)[:2]:
-        return f"{failed}, and as much leaked as without", "–"
-    return f"{failed}; least leaked with {name}: {severity_of(left).value}, {leak_in_full(left)}", _cost(known[name])
+        return f"{none}; with each of them as much leaked as without", "–"
+    return f"{none}; least leaked with {name}: {severity_of(left).value}, {leak_in_full(left)}", _cost(known[name])
 
 
 def _tried(findings: Sequence[Finding]) -> tuple[int, dict[str, list[Finding]]]:

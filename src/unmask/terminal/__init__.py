@@ -21,6 +21,7 @@ from rich.text import Text
 from unmask.attacks.run import Progress as Report
 from unmask.safe_text import make_safe as printable
 from unmask.safe_text import quote_word
+from unmask.wording import count_noun
 
 if TYPE_CHECKING:
     from unmask.attacks.outputs.layer_inputs.preimages import Preimages
@@ -94,30 +95,36 @@ def print_models(listings: Sequence[ModelListing], json: bool) -> None:
     if json:
         print_json([asdict(listing) for listing in listings])
         return
-    table = Table("name", "family", "parameters", "download", "licence", "here", title="Real weights, no model hub")
+    table = Table(
+        "name", "family", "parameters", "download", "licence", "installed", title="Models without a model hub"
+    )
     for listing in listings:
-        here = "yes" if listing.install_command is None else f"no: {listing.install_command}"
         table.add_row(
             listing.name,
             listing.family,
             f"{listing.num_parameters / 1e6:.0f} M",
             f"{listing.size_mb:.0f} MB",
             listing.licence,
-            Text(here),
+            "yes" if listing.install_command is None else "no",
         )
     console = Console()
     console.print(table)
-    console.print("Any local folder with safetensors and, with a network, any Hugging Face name works as well.")
+    for listing in listings:
+        if listing.install_command is not None:  # a line of its own, never cut, to copy
+            console.print(Text(f"install {listing.name}:"))
+            console.print(Text(f"  {listing.install_command}"), soft_wrap=True)
+    console.print("You can also use a local folder with safetensors or, with a network, a Hugging Face name.")
 
 
-def print_observation(path: Path, what: str, json: bool) -> None:
+def print_observation(path: Path, what: str, model: str, json: bool) -> None:
     """What was written, and the next step."""
     if json:
         print_json({"evidence": str(path), "holds": what})
         return
     console = Console()
-    console.print(Text(f"wrote {path}: {what}. It is as sensitive as the texts themselves."))
-    console.print(Text(f"next: unmask recover text {quote_word(path)} --model …", style="dim"))
+    console.print(Text(f"wrote {path}: {what}. Keep it as private as the texts."))
+    command = f"unmask recover text {quote_word(path)} --model {quote_word(model)}"
+    console.print(Text(f"next: {command}", style="dim"), soft_wrap=True)
 
 
 def text_recovery_document(recovery: Recovery[RecoveredTexts], model: Model) -> dict[str, Any]:
@@ -193,16 +200,16 @@ def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: 
         console.print(table)
     elif recovery.value.token_set:
         words = " · ".join(printable(model.decode([token])) for token in sorted(recovery.value.token_set)[:200])
-        console.print(Panel(Text(words), title=f"bag of words ({len(recovery.value.token_set)} tokens)"))
+        console.print(Panel(Text(words), title=f"bag of words ({count_noun(len(recovery.value.token_set), 'token')})"))
     print_proof_and_cost(console, recovery)
 
 
 def _render(text: RecoveredText) -> Text:
-    """The text, and under it, dim, what it may as well be."""
+    """The text, and under it, dim, what it could also be."""
     shown = Text(printable(text.text))
     for open_point in text.ambiguities:
         is_plain = open_point.kind.value in ("count", "open_beginning")
-        line = open_point.reason if is_plain else f"may as well be another text: {open_point.reason}"
+        line = open_point.reason if is_plain else f"could also be another text: {open_point.reason}"
         shown.append(f"\n{printable(line)}", style="dim")
     return shown
 
@@ -215,13 +222,13 @@ def print_inputs_recovery(recovery: Recovery[Preimages], out: Path | None, json:
     console = Console()
     print_summary(console, recovery)
     if recovery.value.preimages:
-        table = Table("pre-image", "residual", "an exact one lies within", "and no other within")
+        table = Table("pre-image", "residual", "distance to an exact one", "no other closer than")
         for number, preimage in enumerate(recovery.value.preimages, start=1):
             proved = (f"{preimage.radius:.1e}", f"{preimage.unique_within:.1e}") if preimage.certified else ("–", "–")
             table.add_row(str(number), f"{preimage.residual:.1e}", *proved)
         console.print(table)
     if out is not None and recovery.value.preimages:
-        console.print(Text(f"wrote {out}; it is as sensitive as the inputs themselves"))
+        console.print(Text(f"wrote {out}. Keep it as private as the inputs."))
     print_proof_and_cost(console, recovery)
 
 
@@ -258,12 +265,12 @@ def print_proof_and_cost(console: Console, recovery: Recovery[Any]) -> None:
 
 
 def describe_numbers(certificate: Certificate) -> str:
-    """The numbers behind a claim: numbers of things with what they count, else the worst accepted and best refused."""
+    """The numbers behind a claim: counts with their unit, else the largest error accepted and the smallest rejected."""
     residual, tolerance = certificate.residual, certificate.tolerance
     if certificate.unit:
         return f"stated: {residual:.2g} {certificate.unit}, tolerance: {tolerance:.2g} {certificate.unit}"
-    refused = "" if certificate.rejected is None else f", best refused {certificate.rejected:.1e}"
-    return f"worst accepted {residual:.1e}, tolerance {tolerance:.1e}{refused}"
+    refused = "" if certificate.rejected is None else f", smallest rejected error {certificate.rejected:.1e}"
+    return f"largest accepted error {residual:.1e}, tolerance {tolerance:.1e}{refused}"
 
 
 def finite(value: float) -> float | None:

@@ -28,6 +28,7 @@ from unmask.report.severity import Severity
 from unmask.report.worst_leaks import worst_leaks
 from unmask.safe_text import quote_word
 from unmask.terminal import note, print_json, printable
+from unmask.wording import count_noun
 
 OUTCOME_COLOURS = {
     Outcome.LEAK: "red",
@@ -111,7 +112,8 @@ def _minutes(seconds: float) -> str:
 def audit_progress(work: Work) -> Iterator[AuditTable]:
     """A live table on standard error; where that is no terminal, a line for each finding."""
     if work.done:
-        note(f"{len(work.done)} of {len(work.done) + len(work.todo)} cases have findings already and are skipped")
+        total = count_noun(len(work.done) + len(work.todo), "case")
+        note(f"skipping {len(work.done)} of {total}, which have a finding already")
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _LineByLine(work)
@@ -161,7 +163,7 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
     console.print(_worst(findings))
     where = printable(str(folder), longest=4000)
     command = f"unmask report {quote_word(folder)}"
-    console.print(Text(f"everything is in {where}, as sensitive as the secrets; next: {command}"))
+    console.print(Text(f"Results are in {where}. Keep them as private as your data. Next: {command}"))
 
 
 def _why(judgement: Judgement) -> str:
@@ -189,7 +191,7 @@ def _leaks(verdict: Verdict, findings: Sequence[Finding]) -> Table:
 
 
 def _worst(findings: Sequence[Finding]) -> Table:
-    """For each channel and model how bad it is, and what this audit would do about it."""
+    """The severity of each channel and model, and the protection that this audit recommends."""
     table = Table("channel", "model", "severity", "recommended by this audit", "what that costs", box=SIMPLE_HEAD)
     for line in worst_leaks(findings)[:_MOST_NAMED]:
         style = _SEVERITY_COLOURS[line.severity]

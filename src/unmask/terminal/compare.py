@@ -46,7 +46,7 @@ def print_comparison(
             word = Text(direction.value, style=_COLOURS.get(direction, ""))
             table.add_row(word, Text(printable(full_name(change.case))), Text(printable(change.why)))
         if len(changes) > _MOST_NAMED:
-            table.add_row(direction.value, f"… and {len(changes) - _MOST_NAMED} more", "--html and --json have them")
+            table.add_row(direction.value, f"… and {len(changes) - _MOST_NAMED} more", "see --html or --json")
     if table.row_count:
         console.print(table)
     if trend:

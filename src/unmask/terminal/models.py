@@ -1,4 +1,4 @@
-"""What was found in a model, and what each attack can do with it."""
+"""The layers of a model, and what each attack can recover."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def print_model_check(name: str, model: Model, json: bool) -> None:
         return
     console = Console()
     console.print(Text(printable(f"{name}: {model.family}, {_facts(model)}", longest=400)))
-    roles = Table("role", *(f"blocks {group['blocks']}" for group in found["roles"]), title="Layers that were found")
+    roles = Table("role", *(f"blocks {group['blocks']}" for group in found["roles"]), title="Layers found")
     for role in Role:
         roles.add_row(role.value, *(Text(printable(group["layers"].get(role.value, "—"))) for group in found["roles"]))
     console.print(roles)
-    reach = Table("from", "one gets", "why not more", title="What leaks, where the evidence is whole")
+    reach = Table("from", "recovered", "why not more", title="What leaks from complete evidence")
     for line in found["reach"]:
         reach.add_row(line["evidence"], line["gives"], Text(printable(line["why"], longest=1000)))
     console.print(reach)

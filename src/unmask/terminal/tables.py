@@ -32,7 +32,9 @@ def print_attacks(as_json: bool) -> None:
         }
         for name, kind in ATTACKS.items()
     ]
-    hint = "choose one by --attack NAME, or by `attacks` in a plan; --json has claims, limits, settings and sources"
+    hint = (
+        "choose one with --attack NAME, or with `attacks` in a plan; --json shows claims, limits, settings and sources"
+    )
     _print(rows, ("name", "channel", "recovers", "works_on", "is_baseline"), as_json, hint)
 
 
@@ -51,7 +53,7 @@ def print_defences(as_json: bool) -> None:
         for subject, table in tables
         for name, kind in table.items()
     ]
-    hint = "choose one by --defence, or by `defences` in a plan; docs/defences.md has what each leaves"
+    hint = "choose one with --defence, or with `defences` in a plan; docs/defences.md shows what still leaks with each"
     _print(rows, ("name", "protects", "does", "example"), as_json, hint)
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unmask.terminal import finite, print_json, print_proof_and_cost, print_summary, recovery_document
+from unmask.wording import count_noun
 
 if TYPE_CHECKING:
     from unmask.attacks.queries.profile import OracleProfile
@@ -51,26 +52,26 @@ def print_weights_recovery(
     console = Console()
     print_summary(console, recovery)
     if len(recovery.value):
-        table = Table("head", "norm of W", "rank of W", "norm of v", title=f"{len(recovery.value)} head(s)")
+        table = Table("head", "norm of W", "rank of W", "norm of v", title=count_noun(len(recovery.value), "head"))
         for number, head in enumerate(_heads(recovery), start=1):
             table.add_row(str(number), *("–" if value is None else f"{value:.4g}" for value in head.values()))
         console.print(table)
     if out is not None:
-        console.print(Text(f"wrote {out}; it is as sensitive as the weights themselves"))
+        console.print(Text(f"wrote {out}. Keep it as private as the weights."))
     print_proof_and_cost(console, recovery)
-    paid = f"{ledger.num_asked:,} asked, {ledger.num_paid:,} paid for now, {len(ledger):,} in the ledger"
+    paid = f"{ledger.num_asked:,} asked, {ledger.num_paid:,} paid in this run, {len(ledger):,} in the ledger"
     console.print(Text(f"queries: {paid}{_for_each_unknown(recovery)}"))
-    console.print(Text(f"no query can tell: {_NEVER_TOLD}", style="dim"))
+    console.print(Text(f"no query can show: {_NEVER_TOLD}", style="dim"))
     console.print(Text(f"what stops it: {_WHAT_STOPS_IT}", style="dim"))
 
 
 _NEVER_TOLD = (
-    "the order of heads; heads with equal W from one head with the sum of their v; heads with v = 0; where only signs "
-    "are answered, the norm of v"
+    "the order of heads; whether heads with equal W are one head with the sum of their v; heads with v = 0; from signs "
+    "alone, the norm of v"
 )
 _WHAT_STOPS_IT = (
     "a bound on the norms of tokens (refuse longer ones, or scale them down before the layer); rounding and noise "
-    "alone do not: docs/queries.md"
+    "alone do not stop it: docs/queries.md"
 )
 
 

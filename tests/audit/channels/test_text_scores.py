@@ -157,7 +157,7 @@ def test_a_text_up_to_what_nothing_tells_apart_is_near_exact_and_not_false(model
         for place in (1, 2)
     )
     open_end = Ambiguity(AmbiguityKind.OPEN_END, "it may go on")
-    open_beginning = Ambiguity(AmbiguityKind.OPEN_BEGINNING, "what stands before was not seen")
+    open_beginning = Ambiguity(AmbiguityKind.OPEN_BEGINNING, "and not what comes before")
     for ambiguities, num_near in ((points, 1), ((*points, open_end), 0), ((*points, open_beginning), 0)):
         text = RecoveredText(tuple(other), "", False, 0.0, ambiguities=ambiguities)
         found = Recovery(RecoveredTexts((text,)), Status.PARTIAL, "", Certificate("", 0.0, 1.0), Cost())
@@ -177,7 +177,7 @@ def test_a_false_text_is_counted(model):
 
 def test_a_part_of_a_text_is_neither_exact_nor_near_exact(model):
     tokens = tuple(model.encode(TEXTS[0]))[2:]
-    open_beginning = Ambiguity(AmbiguityKind.OPEN_BEGINNING, "what stands before was not seen")
+    open_beginning = Ambiguity(AmbiguityKind.OPEN_BEGINNING, "and not what comes before")
     text = RecoveredText(tokens, model.decode(tokens), False, 0.0, ambiguities=(open_beginning,))
     found = Recovery(RecoveredTexts((text,), frozenset(tokens)), Status.PARTIAL, "", Certificate("", 0.0, 1.0), Cost())
     metrics = text_result(found, TEXTS[:1], OTHERS, model)["metrics"]

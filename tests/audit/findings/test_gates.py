@@ -87,7 +87,7 @@ def test_texts_that_were_not_looked_for_hold_no_gate(text):
     """Bags of words under noise, int8, bf16: the order was never tried."""
     ruling, why = explain(text, looked_for=("tokens",))
     assert ruling is Ruling.INCONCLUSIVE
-    assert "the order of tokens was not tried" in why
+    assert "the attack did not test the order of the tokens" in why
     assert explain("token_recall < 0.5", looked_for=("tokens",))[0] is Ruling.HELD
     assert explain("token_recall < 0.5", looked_for=())[0] is Ruling.INCONCLUSIVE
 
@@ -129,7 +129,7 @@ def test_a_control_that_raised_shows_nothing():
 def test_nothing_found_where_nothing_protects_is_inconclusive():
     ruling, why = explain("no exact text", control=None)
     assert ruling is Ruling.INCONCLUSIVE
-    assert "nothing protects this case" in why
+    assert "this case has no protection" in why
 
 
 def test_gates_that_need_no_control():

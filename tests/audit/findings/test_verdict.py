@@ -50,7 +50,7 @@ def test_the_worst_comes_first(kinds):
 def test_what_a_crossed_gate_says():
     verdict = verdict_on("leak", "fine", "leak")
     assert "'no exact text' by 2 cases" in verdict.headline
-    assert "2 of 3 cases leak" in verdict.headline
+    assert "2 of 3 cases leaked" in verdict.headline
     assert [judgement.finding.case["seed"] for judgement in verdict.crossed] == [0, 2]
     assert not verdict.inconclusive
 
@@ -58,11 +58,11 @@ def test_what_a_crossed_gate_says():
 def test_what_is_not_known_is_not_called_safe():
     verdict = verdict_on("unknown")
     assert "Inconclusive" in verdict.headline
-    assert "safe" not in verdict.headline.replace("not 'safe'", "")
+    assert "safe" not in verdict.headline.replace("does not mean 'safe'", "")
     assert len(verdict.inconclusive) == 1
     assert "1 inconclusive" in verdict.headline
     assert "told" not in verdict.headline
-    assert verdict.inconclusive[0].why == "the attack did not apply or did not end (NOT_APPLICABLE)"
+    assert verdict.inconclusive[0].why == "the attack did not apply or did not finish (NOT_APPLICABLE)"
 
 
 def test_what_is_missing_is_counted():
@@ -78,7 +78,7 @@ def test_a_pass_says_what_it_rests_on():
 def test_without_gates_a_leak_is_told_and_passes():
     verdict = verdict_on("leak", "fine", gates=())
     assert verdict.exit_code == PASSED
-    assert "1 of 2 cases leak" in verdict.headline
+    assert "1 of 2 cases leaked" in verdict.headline
     assert "no gate" in verdict.headline
     assert verdict.outcomes == {Outcome.LEAK: 1, Outcome.NO_LEAK: 1, Outcome.INCONCLUSIVE: 0, Outcome.ERROR: 0}
 
@@ -100,7 +100,7 @@ def test_findings_that_were_not_planned_have_no_gates():
     verdict = reach_verdict(Audit({}, (finding("RECOVERED", {}),)))
     assert verdict.exit_code == PASSED
     assert not verdict.judgements
-    assert "1 of 1 cases leak" in verdict.headline
+    assert "1 of 1 case leaked" in verdict.headline
 
 
 def test_a_gate_of_another_channel_says_nothing():

@@ -304,7 +304,7 @@ def test_ctrl_c_ends_the_cluster_too(plan, tmp_path):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130
-        assert "stopped; nothing that was written is lost" in " ".join(err.split())
+        assert "stopped; everything written so far is kept" in " ".join(err.split())
         assert not psutil.wait_procs(actors, timeout=PATIENCE)[1]
     finally:
         end([*family_of(process.pid), *family])

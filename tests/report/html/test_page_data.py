@@ -51,7 +51,7 @@ def test_a_finding_has_everything_that_its_panel_shows():
 
 def test_what_could_not_tell_is_not_called_stopped():
     document = build([text_finding(text_case(), 1.0, 4), inconclusive(text_case(protocol="lora:rank=8"))])
-    assert document["findings"][0]["stops"] == [(1, "lora:rank=8", "inconclusive, which is not 'stopped'")]
+    assert document["findings"][0]["stops"] == [(1, "lora:rank=8", "inconclusive, which does not count as 'stopped'")]
 
 
 def test_stopped_in_some_seeds_is_not_stopped():
@@ -62,7 +62,7 @@ def test_stopped_in_some_seeds_is_not_stopped():
         text_finding(text_case(seed=1, defences=noise), 1.0),
     ]
     document = build(found)
-    words = "stopped in 1 of 2 seeds, which is not 'stopped'"
+    words = "stopped in 1 of 2 seeds, which does not count as 'stopped'"
     assert [one["stops"] for one in document["findings"][:2]] == [
         [(place, "noise:sigma=0.001", words)] for place in (2, 3)
     ]
@@ -74,7 +74,7 @@ def test_a_certificate_without_a_residual_certifies_nothing():
     for residual in (None, 0.5):
         one = replace(leak, certificate={**leak.certificate, "residual": residual, "holds": False})
         words.append(build([one])["findings"][0]["certificate"]["word"])
-    assert words == ["Nothing is certified.", "It does not hold."]
+    assert words == ["There is no certificate.", "It does not hold."]
 
 
 def test_a_leak_that_nothing_proves_is_called_a_guess():

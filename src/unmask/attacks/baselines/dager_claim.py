@@ -20,6 +20,7 @@ from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence, Task
 from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 from unmask.shapes import Rows, Tokens
+from unmask.wording import count_noun
 
 # Float32 leaves about 1e-6 of a gradient outside the span of all its rows; a missing text leaves its share of the loss.
 _UNEXPLAINED = 1e-4
@@ -161,12 +162,13 @@ def _status(evidence: GradientEvidence, judgement: CheckedSequences, is_whole: b
         problems.append(
             "the number of texts is not known"
             if evidence.num_texts is None
-            else f"the batch holds {evidence.num_texts} texts: others repeat these, are prefixes of them or were missed"
+            else f"the batch holds {count_noun(evidence.num_texts, 'text')}: the rest are copies, prefixes or missing"
         )
     if not problems:
-        return Status.RECOVERED, f"all {num_found} texts; their rows are all {rank} directions of block 1's gradient"
+        whole = "the only text" if num_found == 1 else f"all {num_found} texts"
+        return Status.RECOVERED, f"{whole}: their rows explain all {rank} directions of block 1's gradient"
     status = Status.BUDGET_EXHAUSTED if judgement.accepted.is_cut else Status.PARTIAL
-    return status, f"{num_found} texts passed{_describe(judgement.accepted)}; " + "; ".join(problems)
+    return status, f"{count_noun(num_found, 'text')} passed{_describe(judgement.accepted)}; " + "; ".join(problems)
 
 
 def _describe(accepted: AcceptedSequences) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from unmask.attacks.table import DEFAULT, Secret, parse_attack
 from unmask.defences.table import parse_defence
 from unmask.errors import InputError
+from unmask.wording import did_you_mean
 
 NO_DEFENCE = "none"
 MODEL_LENGTH = "model"  # texts are as long as the model takes
@@ -43,7 +44,7 @@ def one_of(*allowed: str) -> Callable[[Any], str]:
 
     def read(value: Any) -> str:
         if value not in allowed:
-            raise InputError(f"expected one of {', '.join(allowed)}, got {value!r}")
+            raise InputError(f"expected one of {', '.join(allowed)}, got {value!r}.{did_you_mean(value, allowed)}")
         return str(value)
 
     return read

@@ -38,10 +38,10 @@ def find_fault(spec: Spec) -> str | None:
 def find_model_fault(spec: Spec, model: Outline) -> str | None:
     """A block that the model lacks, or a model that keeps no cache."""
     if not model.causal:
-        return f"'{spec['model']}' keeps no cache: it is no causal model"
+        return f"'{spec['model']}' has no cache, because it is not a causal model"
     if spec["layer"] == "last" or int(spec["layer"]) < model.num_blocks:
         return None
-    return f"block {spec['layer']} is one that '{spec['model']}' lacks: it must lie in 0…{model.num_blocks - 1}"
+    return f"'{spec['model']}' has no block {spec['layer']}; use 0 to {model.num_blocks - 1}"
 
 
 CACHES = ChannelAudit(

@@ -43,8 +43,8 @@ def find_model_fault(spec: Spec, model: Outline) -> str | None:
     last = model.num_blocks - (site is Site.ATTENTION)
     if layer == "last" or (int(layer) <= last and site is not Site.FINAL_NORM) or layer == last:
         return None
-    allowed = f"be {last}" if site is Site.FINAL_NORM else f"lie in 0…{last}"
-    return f"layer {layer} at '{site.value}' is one that '{spec['model']}' lacks: it must {allowed}"
+    allowed = str(last) if site is Site.FINAL_NORM else f"0 to {last}"
+    return f"'{spec['model']}' has no layer {layer} at '{site.value}'; use {allowed}"
 
 
 OUTPUTS = ChannelAudit(

@@ -70,7 +70,9 @@ def find_model_fault(spec: Spec, model: Outline) -> str | None:
     if secret.name == "output-layer" and not model.has_language_head:
         return f"'{spec['model']}' predicts no tokens, so it has no output layer to hide"
     if secret.settings.get("layer", 0) >= model.num_blocks:
-        return f"'{secret}' is a layer that '{spec['model']}' lacks: it has {model.num_blocks} blocks, from 0 on"
+        return (
+            f"'{spec['model']}' has no layer '{secret}'; its {model.num_blocks} blocks are 0 to {model.num_blocks - 1}"
+        )
     return None
 
 

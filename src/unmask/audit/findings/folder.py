@@ -183,7 +183,7 @@ class FindingsFile:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise FullDiskError(
                     f"the disk is full, so the finding of case {finding.id} could not be kept; all earlier ones are in "
-                    f"{self.path}. Free some space and run the same command again: it goes on from there"
+                    f"{self.path}. Free some space and run the same command again: it continues from there"
                 ) from None
             raise
 

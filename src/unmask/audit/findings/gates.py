@@ -17,6 +17,7 @@ from unmask.audit.findings.finding import ERROR, Finding
 from unmask.errors import InputError
 from unmask.metrics import METRICS
 from unmask.recovery import Aim, Status
+from unmask.wording import did_you_mean
 
 PHRASES: Mapping[str, str] = {
     "no exact text": "exact_texts == 0",
@@ -35,14 +36,14 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 }
 _RULE = re.compile(r"\s*(\w+)\s*(<=|>=|==|<|>)\s*([-+.\w]+)\s*")
 _NO_TEXTS = (
-    "the order of tokens was not tried, or nothing confirms what was found, so nothing follows about texts; a gate on "
-    "tokens can be judged"
+    "the attack did not test the order of the tokens, or could not confirm its result, so it says nothing about texts; "
+    "use a gate on tokens"
 )
 _CONCLUSIVE = frozenset(status.name for status in Status if status.conclusive)
-_CHOSEN = "the plan chose the attack; only the default attack, which is the strongest that fits, holds a gate"
+_CHOSEN = "the plan chose this attack; only the default attack, the strongest that fits, can hold a gate"
 _UNPROTECTED = (
-    "nothing protects this case, so nothing shows that the attack would find here what the gate forbids: that it did "
-    "not is a fact about the attack"
+    "this case has no protection to take away, so nothing shows that the attack could find here what the gate forbids: "
+    "that it found nothing may be the attack's weakness"
 )
 
 
@@ -84,7 +85,7 @@ class Gate:
         if metric.is_proven:
             return Ruling.HELD, f"{self.metric} = {value:.3g}, which no attack changes"
         if not finding.ran_to_the_end:
-            return Ruling.INCONCLUSIVE, f"the attack did not apply or did not end ({finding.status})"
+            return Ruling.INCONCLUSIVE, f"the attack did not apply or did not finish ({finding.status})"
         if metric.is_mistake or not self._is_kept_by(metric.of_nothing):
             return Ruling.HELD, f"{self.metric} = {value:.3g}"  # an attack that finds nothing would cross it
         return self._explain_by_control(finding)
@@ -100,7 +101,7 @@ class Gate:
             return Ruling.INCONCLUSIVE, _UNPROTECTED
         value, status = self._value_of(finding.control["metrics"]), finding.control["status"]
         if value is None or status not in _CONCLUSIVE:  # what it has right by chance shows nothing
-            return Ruling.INCONCLUSIVE, f"the control, the same case without protection, ended as {status}"
+            return Ruling.INCONCLUSIVE, f"the control (the same case without protection) ended as {status}"
         seen = f"without protection the same attack has {self.metric} = {value:.3g}"
         if self._is_kept_by(value):
             return Ruling.INCONCLUSIVE, f"{seen}, so it would not have found what the gate forbids"
@@ -123,9 +124,12 @@ def parse_gate(text: str) -> Gate:
     """The gate that a text names: one of the phrases, or a metric, a sign and a number."""
     match = _RULE.fullmatch(PHRASES.get(text.strip().lower(), text))
     known = sorted(METRICS)
-    usage = f"write one of {', '.join(map(repr, PHRASES))}, or a rule as 'rouge2 < 0.1' with one of {', '.join(known)}"
+    usage = (
+        f"write one of {', '.join(map(repr, PHRASES))}, or a rule such as 'rouge2 < 0.1' with one of {', '.join(known)}"
+    )
     if match is None or match[1] not in known:
-        raise InputError(f"the gate {text!r} is not understood; {usage}")
+        meant = did_you_mean(match[1], known) if match else did_you_mean(text, PHRASES)
+        raise InputError(f"the gate {text!r} is not understood.{meant} Usage: {usage}")
     try:
         bound = float(match[3])
     except ValueError:

@@ -11,6 +11,7 @@ from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.folder import Audit
 from unmask.audit.findings.gates import Gate, Ruling, parse_gate
 from unmask.displays import Displayed, Row
+from unmask.wording import count_noun
 
 PASSED, CROSSED, FAILED, INCONCLUSIVE = 0, 1, 2, 3  # as exit codes
 _WORTH = "Measured against these attacks only."
@@ -87,7 +88,7 @@ def _sentence(
 ) -> tuple[int, str]:
     crossed = [judgement for judgement in judgements if judgement.ruling is Ruling.CROSSED]
     unknown = {judgement.finding.id for judgement in judgements if judgement.ruling is Ruling.INCONCLUSIVE}
-    leaks = f"{outcomes[Outcome.LEAK]} of {len(findings)} cases leak"
+    leaks = f"{outcomes[Outcome.LEAK]} of {count_noun(len(findings), 'case')} leaked"
     if outcomes[Outcome.INCONCLUSIVE]:
         leaks += f", {outcomes[Outcome.INCONCLUSIVE]} inconclusive"
     if crossed:
@@ -97,27 +98,23 @@ def _sentence(
     if outcomes[Outcome.ERROR]:
         return (
             FAILED,
-            f"{count_noun(outcomes[Outcome.ERROR], 'case')} ended in an error, so the audit is not whole; {leaks}.",
+            f"{count_noun(outcomes[Outcome.ERROR], 'case')} ended in an error, so the audit is incomplete; {leaks}.",
         )
     if num_missing:
         return INCONCLUSIVE, f"The audit is not finished: {count_noun(num_missing, 'case')} not run yet; {leaks}."
     if unknown:
         return (
             INCONCLUSIVE,
-            f"Inconclusive: {count_noun(len(unknown), 'case')} neither crossed nor held a gate, not 'safe'; {leaks}.",
+            f"Inconclusive: for {count_noun(len(unknown), 'case')} it is not known whether the gate holds; that "
+            f"does not mean 'safe'; {leaks}.",
         )
     if judgements:
         judged = len({judgement.finding.id for judgement in judgements})
         free = f", {len(findings) - judged} without a gate" if judged < len(findings) else ""
         return PASSED, f"No gate is crossed in {count_noun(judged, 'case')}{free}; {leaks}. {_WORTH}"
     if all(finding.outcome is Outcome.INCONCLUSIVE for finding in findings):
-        return INCONCLUSIVE, "Inconclusive: no attack could tell anything, which is not 'safe'."
+        return INCONCLUSIVE, "Inconclusive: every attack was inconclusive; that does not mean 'safe'."
     return PASSED, f"Done, and no gate was set; {leaks}."
-
-
-def count_noun(number: int, what: str) -> str:
-    """'1 case', '2 cases'."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _join_names(texts: Sequence[str]) -> str:

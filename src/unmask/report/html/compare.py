@@ -90,9 +90,11 @@ def _hero(comparison: Comparison) -> Hero:
             return Hero("crossed", "Regression", "At least one case leaks more than before.")
         case code if code == INCONCLUSIVE:
             return Hero(
-                "unclear", "Inconclusive", "What was known before is not known now. That is not an improvement."
+                "unclear",
+                "Inconclusive",
+                "Some cases had a result before and have none now. That is not an improvement.",
             )
-    note = "No case leaks more than before, to these attacks. It says nothing about whether what leaks is acceptable."
+    note = "With these attacks no case leaks more than before. This does not say whether the leaks are acceptable."
     return Hero("neutral", "No regression", note)
 
 

@@ -137,7 +137,7 @@ def _certificate(certificate: Mapping[str, Any], strings: Strings) -> dict[str, 
     holds, is_tested = certificate.get("holds") is True, certificate.get("residual") is not None
     return {
         "claim": strings.place(make_safe(certificate.get("claim", ""), 2000)),
-        "word": "It holds." if holds else "It does not hold." if is_tested else "Nothing is certified.",
+        "word": "It holds." if holds else "It does not hold." if is_tested else "There is no certificate.",
         "numbers": [
             *((name, _value(certificate.get(name))) for name in ("residual", "tolerance", "rejected")),
             *((make_safe(name).replace("_", " "), _value(value)) for name, value in details.items()),
@@ -161,11 +161,11 @@ def _effect(stop: Counterpart) -> str:
             seeds = f", in all {stop.num_seeds} seeds" if stop.num_seeds > 1 else ""
             return f"not leaked by this attack{seeds}"
         case Effect.SOMETIMES:
-            return f"stopped in {stop.num_stopped} of {stop.num_seeds} seeds, which is not 'stopped'"
+            return f"stopped in {stop.num_stopped} of {stop.num_seeds} seeds, which does not count as 'stopped'"
         case Effect.REDUCED:
             return f"reduced to {leak_in_full(stop.finding)}"
         case Effect.UNCLEAR:
-            return "inconclusive, which is not 'stopped'"
+            return "inconclusive, which does not count as 'stopped'"
 
 
 def attack_limit(case: Mapping[str, Any]) -> str | None:

@@ -96,12 +96,14 @@ def _figure(chart: Chart, number: int) -> dict[str, Any]:
     if any(point.chance is not None for point in points):
         sentences.append("Dashed: chance.")
     if any(point.is_open for point in points):
-        sentences.append("Hollow, dotted: a run is inconclusive, raised or was not run, so low is not 'safe'.")
+        sentences.append(
+            "Hollow, dotted: a run is inconclusive, failed or was not run, so a low value does not mean 'safe'."
+        )
     if num_empty := sum(len(line.empty) for line in chart.lines):
-        sentences.append(f"{num_empty} more {'place has' if num_empty == 1 else 'places have'} no value at all.")
+        sentences.append(f"{num_empty} more {'position has' if num_empty == 1 else 'positions have'} no value at all.")
     if num_ungated := sum(line.num_ungated for line in chart.lines):
         sentences.append(
-            f"Not drawn: {num_ungated} {'case' if num_ungated == 1 else 'cases'} under no gate (controls)."
+            f"Not drawn: {num_ungated} {'case' if num_ungated == 1 else 'cases'} without a gate (controls)."
         )
     if 0.0 in {point.x for point in points}:
         is_private = "DP-SGD" in chart.axis.name

@@ -162,7 +162,7 @@ def _path(places: Sequence[tuple[float, float]], scale: Scale) -> str:
 
 def _tooltip(line: Line, point: Point) -> str:
     unclear = f", {point.num_unclear} of {point.num_runs} inconclusive" if point.num_unclear else ""
-    lost = f", {point.num_lost} more raised or not run" if point.num_lost else ""
+    lost = f", {point.num_lost} more failed or not run" if point.num_lost else ""
     return f"{line.name}, {_x(point.x)}: {percent(point.mean)}{unclear}{lost}"
 
 

@@ -36,7 +36,7 @@ def test_a_statistical_bag_states_its_false_tokens_and_is_never_whole(tiny, seed
     assert certificate.holds
     assert certificate.residual == certificate.details["expected_false"] <= MOST_EXPECTED_FALSE
     assert any(name.startswith("noise of") for name in certificate.details)
-    assert "tokens stand out of what rounding and noise leave; on average 0." in recovery.reason
+    assert "clearly above rounding and noise (expected false ones: 0." in recovery.reason
     assert certificate.unit == "tokens"
     assert recovery.looked_for == {Aim.TOKENS}
     assert set(recovery.used) <= set(evidence.gradients)

@@ -362,7 +362,7 @@ def test_with_block_0_alone_a_classified_text_is_whole_unless_it_ends_inside_ano
     recovery = recover_text(evidence.only(*names_of(decoder, "qkv", "out")), decoder)
     assert recovery.status is Status.PARTIAL
     assert certain(recovery) == as_counter([A, B])
-    assert "ends inside longer texts are not visible" in recovery.reason
+    assert "ends inside longer texts cannot be seen" in recovery.reason
 
 
 def assert_checked_at(name: str, evidence: GradientEvidence, model: Model, recovery: Recovery[RecoveredTexts]) -> None:

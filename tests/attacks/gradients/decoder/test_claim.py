@@ -150,7 +150,7 @@ def test_a_narrow_gap_makes_nothing_certain(tiny_gpt2):
 def test_directions_that_are_not_explained_are_not_the_whole(tiny_gpt2, rank):
     recovery = judge(tiny_gpt2, rank=rank, confirmation=confirmed(Proof.DEEP_SPANS))
     assert recovery.status is Status.PARTIAL
-    assert f"explain 5 of {rank} directions" in recovery.reason
+    assert f"explain 5 of the gradient's {rank} directions" in recovery.reason
 
 
 def test_rows_that_are_as_many_as_the_rank_are_no_proof(tiny_gpt2):
@@ -215,7 +215,7 @@ def test_how_often_a_single_token_is_repeated_is_open_in_a_rotary_model(tiny_lla
 def test_another_number_of_texts_is_not_the_whole(tiny_gpt2, num_texts):
     recovery = judge(tiny_gpt2, evidence(num_texts=num_texts))
     assert recovery.status is Status.PARTIAL
-    expected = "2 of 3 texts were found" if num_texts == 3 else "the batch holds 1 texts, so these are too many"
+    expected = "found 2 of 3 texts" if num_texts == 3 else "the batch holds 1 text, so these are too many"
     assert expected in recovery.reason
     assert bool(recovery.value.certain) is (num_texts == 3)
 
@@ -272,6 +272,6 @@ def test_counts_beyond_the_stated_number_of_texts_are_open(tiny_gpt2):
     twice = [replace(ENDINGS[0], count=2), ENDINGS[1]]
     found = judge(tiny_gpt2, confirmation=confirmed(endings=twice))
     assert found.status is Status.PARTIAL
-    assert "for 3 texts, and 2 are stated" in found.reason
+    assert "for 3 texts, but 2 were stated" in found.reason
     both = [replace(ending, count=2) for ending in ENDINGS]  # a mean does not tell this from once each
     assert judge(tiny_gpt2, confirmation=confirmed(endings=both)).status is Status.RECOVERED

@@ -107,7 +107,7 @@ def test_a_text_ends_where_its_states_stop_making_sense(tiny_llama):
     assert read(recovery) == {tuple(TEXTS[0]), tuple(TEXTS[1])}
     (cut,) = [text for text in recovery.value.texts if not text.certain]
     assert cut.tokens == tuple(TEXTS[2][:4])
-    assert "text 3 ends after 4 of 8 tokens" in recovery.reason
+    assert "stopped after 4 of 8 tokens of text 3" in recovery.reason
 
 
 def test_a_budget_of_candidates_is_kept(tiny_llama):

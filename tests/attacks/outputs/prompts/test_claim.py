@@ -42,9 +42,9 @@ def test_certain_texts_come_first_and_a_part_is_partial(claim):
     assert recovery.status is Status.PARTIAL
     assert [text.certain for text in recovery.value.texts] == [True, False, False]
     assert recovery.value.token_set == {5}
-    assert "1 of 3 texts" in recovery.reason
-    assert "ends after 1 of 3 tokens" in recovery.reason
-    assert "1 tokens are the closest" in recovery.reason
+    assert "texts read to the end: 1 of 3;" in recovery.reason
+    assert "stopped after 1 of 3 tokens" in recovery.reason
+    assert "for 1 token the closest" in recovery.reason
 
 
 def test_a_class_of_equal_tokens_is_an_ambiguity_and_no_token(claim):
@@ -65,7 +65,7 @@ def test_a_part_of_a_text_is_no_text_and_its_tokens_are_certain(claim):
     assert recovery.status is Status.PARTIAL
     assert (whole.certain, part.certain) == (True, False)
     assert [one.kind for one in part.ambiguities] == [AmbiguityKind.OPEN_BEGINNING, AmbiguityKind.EQUAL_TOKENS]
-    assert "of 1 texts: it is seen from position 4 on; what stands before was not seen" in recovery.reason
+    assert "for 1 text: it is seen from position 4 on, and not what comes before" in recovery.reason
     (alone,) = claim(replace(page, tokens=(SURE, DOUBTFUL))).value.texts
     assert not alone.ambiguities  # what is in doubt stands for no class
 
@@ -79,7 +79,7 @@ def test_a_known_beginning_before_a_page_is_part_of_the_text(claim):
 
 def test_an_order_that_nothing_proves_is_the_dumps(claim):
     recovery = claim(replace(text_of(SURE), is_placed=False))
-    assert "order and positions of the tokens are those of the dump" in recovery.reason
+    assert "order and positions of the tokens are taken from the dump" in recovery.reason
     assert "are not proven" in recovery.certificate.claim
     assert "dump" not in claim(text_of(SURE)).reason
 
@@ -87,7 +87,7 @@ def test_an_order_that_nothing_proves_is_the_dumps(claim):
 def test_what_is_no_noise_names_what_may_be_another_one(claim):
     recovery = claim(replace(text_of(DOUBTFUL, noise=0.2), is_mismatch=True))
     assert recovery.status is Status.NOTHING_FOUND
-    assert "the position, the layer or the model may be another one" in recovery.reason
+    assert "the position, the layer or the model may be wrong" in recovery.reason
     assert "noisy" not in recovery.reason
 
 

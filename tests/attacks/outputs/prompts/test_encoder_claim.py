@@ -54,7 +54,7 @@ def test_only_what_is_proven_supports_the_bag(tiny_bert):
     assert recovery.value.texts[2].ambiguities == ()
     assert recovery.cost.forward_passes == 60
     assert recovery.certificate.rejected == 0.5
-    assert "1 of 3 texts" in recovery.reason
+    assert "when recomputed: 1 of 3" in recovery.reason
     assert "1 of 2 states agree" in recovery.reason
 
 

@@ -30,14 +30,14 @@ def test_what_was_known_is_part_of_the_text_and_not_recovered(request, observe, 
     assert (text.tokens, text.num_given) == (WHOLE, len(BEGINNING))
     assert recovery.status is Status.RECOVERED
     assert recovery.value.token_set == set(TEXT)
-    assert "4 of their tokens were given" in recovery.reason
+    assert "are not counted: 4" in recovery.reason
 
 
 def test_a_wrong_beginning_is_said_to_be_wrong_and_not_used(tiny_llama, observe):
     recovery = unmask.recover_text(observe(tiny_llama, [WHOLE], layer=2), tiny_llama, known_beginning=[1, 2, 3])
     (text,) = recovery.value.certain
     assert (text.tokens, text.num_given) == (WHOLE, 0)
-    assert "beginning is not that of the text" in recovery.reason
+    assert "does not start with the known beginning" in recovery.reason
 
 
 def test_the_last_token_of_a_beginning_may_have_merged(tiny_llama, observe):

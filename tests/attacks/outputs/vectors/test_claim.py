@@ -53,7 +53,7 @@ def test_a_text_that_may_have_been_cut_has_an_open_end(tiny_bert):
     assert not text.certain
     assert text.covers((5, 6, 7))
     assert recovery.value.token_set == {5, 6}
-    assert "may go on" in recovery.reason
+    assert "may continue" in recovery.reason
 
 
 def test_time_that_ran_out_is_said(tiny_bert):
@@ -65,4 +65,4 @@ def test_time_that_ran_out_is_said(tiny_bert):
 def test_what_the_tokenizer_does_not_know_is_said(minilm):
     unknown = replace(GOOD, tokens=(5, minilm.unknown_token))
     recovery = claim_texts([unknown], minilm, 100, Run(), not_read="it is far")
-    assert "1 hold [UNK], and what was written there is not in the vector" in recovery.reason
+    assert "texts with [UNK], which hides what was written there: 1" in recovery.reason

@@ -12,6 +12,7 @@ from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.wording import count_noun
 
 # One half by the decoys of the span, 1e-9 for each row of the embedding, 0.01 by all rows of a tied one, and 0.01 by
 # differences of weights after one step; and one of a hundred tokens after several steps of AdamW.
@@ -52,7 +53,7 @@ def claim_noisy_tokens(
     assert bag.candidates is not None  # only a bag with tokens has expected false ones
     assert bag.expected_false is not None
     certificate = Certificate(
-        claim="on average, no more than the stated number of the tokens listed do not occur",
+        claim="on average, at most the stated number of the listed tokens is false",
         residual=bag.expected_false,
         tolerance=MOST_EXPECTED_FALSE + MOST_FALSE_SHARE * len(bag.candidates.tokens),
         details={"expected_false": bag.expected_false, **bag.details},
@@ -60,8 +61,8 @@ def claim_noisy_tokens(
     )
     tokens = bag.candidates.tokens
     reason = (
-        f"{len(tokens)} tokens stand out of what rounding and noise leave; on average {bag.expected_false:.2g} of "
-        f"them do not occur; others may occur too, and {why}"
+        f"{count_noun(len(tokens), 'token')} {'is' if len(tokens) == 1 else 'are'} clearly above rounding and noise "
+        f"(expected false ones: {bag.expected_false:.2g}); there may be more tokens, and {why}"
     )
     cost = run.cost(candidates=bag.candidates.num_tested)
     looked_for = frozenset([Aim.TOKENS])
@@ -87,6 +88,8 @@ def claim_tokens(
         details={"token_gap_decades": candidates.gap.decades},
     )
     cost = run.cost(candidates=candidates.num_tested)
-    reason = f"the bag of words ({len(candidates.tokens)} tokens) was recovered, the texts were not: {reason}"
+    reason = (
+        f"the bag of words ({count_noun(len(candidates.tokens), 'token')}) was recovered, the texts were not: {reason}"
+    )
     value = RecoveredTexts(guesses, candidates.tokens, candidates.classes)
     return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), frozenset([Aim.TOKENS]))

@@ -72,24 +72,24 @@ def equal_tokens(model: Model, tokens: Sequence[int], equal: Mapping[int, tuple[
 
 def _equal_tokens(model: Model, place: int, members: Sequence[int]) -> Ambiguity:
     words = ", ".join(repr(model.decode([member])) for member in members)
-    reason = f"token {place + 1} is one of {words}: their embeddings are equal, and nothing in the update tells which"
+    reason = f"token {place + 1} is one of {words}: their embeddings are equal, and nothing in the update shows which"
     return Ambiguity(AmbiguityKind.EQUAL_TOKENS, reason, place, tuple(members))
 
 
 def leading_run(token: int) -> Ambiguity:
     """How often the first token is repeated."""
-    reason = "how often the first token is repeated at the start leaves no trace in a model of relative positions"
+    reason = "the first token may be repeated at the start: a model with relative positions does not show how often"
     return Ambiguity(AmbiguityKind.LEADING_RUN, reason, 0, (token,))
 
 
 def open_end(why: str) -> Ambiguity:
     """The text may go on."""
-    return Ambiguity(AmbiguityKind.OPEN_END, f"the text may go on behind its last token: {why}")
+    return Ambiguity(AmbiguityKind.OPEN_END, f"the text may continue after its last token: {why}")
 
 
 def open_count(why: str) -> Ambiguity:
     """How often the text occurs."""
-    return Ambiguity(AmbiguityKind.COUNT, f"it may occur more often than said: {why}")
+    return Ambiguity(AmbiguityKind.COUNT, f"it may occur more often: {why}")
 
 
 @torch.no_grad()

@@ -29,16 +29,17 @@ from unmask.recovery import (
     Recovery,
     Status,
 )
+from unmask.wording import count_noun
 
 _EXPLAINED_WHILE_MISSING = 1e-3  # of δ: rounding to few digits leaves more, and then a wrong label may explain the rest
 _NO_TASK = (
-    "the task is not stated, and tokens behind the last one with a gradient leave no trace; state "
+    "the task is not stated, and tokens after the last one with a gradient cannot be seen; state "
     "task='classification' if every text has one label"
 )
 _READS_INSIDE = (
-    "the loss reads most tokens, so its last label may stand behind the text; state pooling='mean' if it takes a mean"
+    "the loss reads most tokens, so its last label may come after the text; state pooling='mean' if it takes a mean"
 )
-_MASKED = "labels may be masked, and what they hide leaves no trace; state all_tokens_predicted=True if none are"
+_MASKED = "if labels are masked, the tokens under them cannot be seen; state all_tokens_predicted=True if none are"
 
 
 @dataclass(frozen=True)
@@ -190,11 +191,11 @@ def _open_points(
     elif findings.reads_inside:
         points.append(open_end(_READS_INSIDE))
     elif findings.labelled and not findings.has_ends:
-        points.append(open_end("its last token is only a label, and the update does not hold what tells labels"))
+        points.append(open_end("its last token is only a label, and the update lacks the tensors that show labels"))
     elif findings.has_masked_labels and not findings.is_replayed:
         points.append(open_end("some labels were masked"))
     elif ending.node in findings.confirmation.open_ends:
-        points.append(open_end("the model is sure of the next token, whose label would leave no trace"))
+        points.append(open_end("the model is sure of the next token, so its label could not be seen"))
     return points
 
 
@@ -215,22 +216,22 @@ def _why_counts_are_open(
     """
     num_found = len(findings.endings)
     if evidence.num_texts is None:
-        return "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
+        return "the number of texts is not known, and a mean loss is the same for a batch and for its repetition"
     runs = any(ending.has_open_run or ending.node in any_run for ending in findings.endings)
     everyone = all(_is_covered(findings, ending) for ending in findings.endings) and not runs
     counts = {ending.count for ending in findings.endings}
     if findings.confirmation.proof is Proof.CLIENT and evidence.num_clients == 1 and len(counts) > 1:
         total = sum(ending.count for ending in findings.endings)
         if total > evidence.num_texts:
-            return f"the client sends this update for {total} texts, and {evidence.num_texts} are stated"
+            return f"the client sends this update for {count_noun(total, 'text')}, but {evidence.num_texts} were stated"
     if num_found == evidence.num_texts and findings.explains_everything and everyone:
         return None  # each of them occurs, so each occurs once
     if not _counts_are_told(evidence, findings):
-        return f"{num_found} of {evidence.num_texts} texts were found, and the weights of texts need not be counts"
+        return f"found {num_found} of {count_noun(evidence.num_texts, 'text')}; a text's weight need not be its count"
     total = sum(ending.count for ending in findings.endings)
     if total == evidence.num_texts and not runs:
         return None
-    return f"{total} of {evidence.num_texts} texts were found, and the others repeat these or leave no trace"
+    return f"found {total} of {count_noun(evidence.num_texts, 'text')}; the rest are copies or cannot be seen"
 
 
 def _is_covered(findings: SearchResult, ending: TextEnding) -> bool:
@@ -281,37 +282,38 @@ def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[
             if findings.forest.overflow
             else f"distances at the {findings.site} {findings.forest.gap.describe()}"
         )
-        return Status.PARTIAL, f"the bag of words is certain, the {num_found} texts are a best effort: {why}"
+        return Status.PARTIAL, f"the bag of words is certain, but the texts ({num_found}) are a best effort: {why}"
     problems = []
     if not findings.has_ends:
         problems.append(_no_ends(findings))
     if not findings.explains_everything:
         problems.append(why_not_replayed(evidence, by_tensor=True) or _describe_unexplained(findings, rank))
     if findings.explains_everything and not findings.is_replayed and findings.num_other_rows:
-        problems.append(f"the update also holds {findings.num_other_rows} prefixes of other texts, which were not read")
+        prefixes = count_noun(findings.num_other_rows, "prefix", "prefixes")
+        problems.append(f"the update also holds {prefixes} of other texts, which were not read")
     if evidence.num_texts is not None and len(texts) > evidence.num_texts:
-        problems.append(f"the batch holds {evidence.num_texts} texts, so these are too many, and none is certain")
+        stated = count_noun(evidence.num_texts, "text")
+        problems.append(f"the batch holds {stated}, so these are too many, and none is certain")
     open_counts = {p.reason for text in texts for p in text.ambiguities if p.kind is AmbiguityKind.COUNT}
     problems += sorted(open_counts)
     points = [point for text in texts for point in text.ambiguities if point.kind is not AmbiguityKind.COUNT]
     problems += {point.kind: point.reason for point in points}.values()
     if num_certain < num_found and len(problems) == 0:
-        problems.append(f"{num_found - num_certain} others are a best effort: the replay does not cover them")
+        problems.append(f"the others ({num_found - num_certain}) are a best effort: the replay does not cover them")
     if problems:
-        return Status.PARTIAL, f"{num_certain} of {num_found} different texts are certain; " + "; ".join(problems)
-    return Status.RECOVERED, f"all {total} texts: {findings.confirmation.proof.value}"
+        found = count_noun(num_found, "different text")
+        return Status.PARTIAL, "; ".join([f"certain: {num_certain} of {found}", *problems])
+    whole = "the only text" if total == 1 else f"all {total} texts"
+    return Status.RECOVERED, f"{whole}: {findings.confirmation.proof.value}"
 
 
 def _no_ends(findings: SearchResult) -> str:
-    what = "last tokens are missing" if findings.labelled else "ends inside longer texts are not visible"
-    return f"no gradient of the last block tells ends (missing, too narrow, or not of one step), so {what}"
+    what = "last tokens are missing" if findings.labelled else "ends inside longer texts cannot be seen"
+    return f"no gradient of the last block shows ends (missing, too narrow, or not of one step), so {what}"
 
 
 def _describe_unexplained(findings: SearchResult, rank: int) -> str:
     explained = findings.num_distinct_rows
     if explained != rank:
-        return (
-            f"they explain {explained} of {rank} directions of the gradient: something else left a trace as well "
-            "(a text that was missed, or padding that predicts)"
-        )
-    return "no replay of them explains the whole update: texts are missing, or the client did what is not stated"
+        return f"they explain {explained} of the gradient's {rank} directions: a text is missing, or padding predicts"
+    return "no replay of them explains the whole update: texts are missing, or the client was not as stated"

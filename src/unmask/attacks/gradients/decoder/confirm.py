@@ -40,9 +40,9 @@ _TOLERANCES = 20  # what arrives at a text must be beyond so many tolerances of 
 class Proof(Enum):
     """What the certainty of texts rests on. The value is the claim that the certificate makes."""
 
-    CLIENT = "the client, run again on these texts, sends this very update: every tensor agrees"
+    CLIENT = "the client, run again on these texts, sends the same update: every tensor agrees"
     SCALED_CLIENT = "the client, run again on these texts, sends this update up to one factor: every tensor agrees"
-    ROUNDED_CLIENT = "the client, run again on these texts, sends this very update, up to the digits that were sent"
+    ROUNDED_CLIENT = "the client, run again on these texts, sends the same update, up to the digits that were sent"
     NOISY_CLIENT = "the client, run again on these texts, sends this update up to noise: what is left has no structure"
     ARRIVALS = "the texts' rows, and no others, explain every tensor of the update below the loss"
     DEEP_SPANS = "every row of a certain text lies in the gradients' spans in the first block and in later ones"
@@ -101,7 +101,7 @@ def confirm_next_token(
 
 
 def confirm_client(model: Model, done: ClientReplay) -> Confirmation:
-    """The client sends this very update. A label more changes a mean over N labels by 1/N, if that is seen at all."""
+    """The client sends the same update. A label more changes a mean over N labels by 1/N, if that is seen at all."""
     assert done.agreement is not None  # it holds
     num_labels = sum((len(ending.node[1]) - 1) * ending.count for ending in done.endings)
     is_blind = num_labels * done.agreement.tolerance > _SEEN

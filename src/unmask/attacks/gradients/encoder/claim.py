@@ -28,6 +28,7 @@ from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
 from unmask.protocols.replay import why_not_replayed
 from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.wording import count_noun
 
 _ALIKE = 0.7  # guesses that share more than this part of their tokens count as one
 
@@ -169,9 +170,7 @@ def _with_counts(evidence: GradientEvidence, texts: list[RecoveredText]) -> list
     if evidence.num_texts is not None and len(texts) > evidence.num_texts:
         return [replace(text, certain=False, count=1, ambiguities=()) for text in texts]
     why = (
-        "how many texts there are is not known"
-        if evidence.num_texts is None
-        else f"{total} of {evidence.num_texts} texts were found, and the others are missing or repeat these"
+        "the number of texts is not known" if evidence.num_texts is None else _how_many_found(total, evidence.num_texts)
     )
     return [replace(text, count=1, ambiguities=(*text.ambiguities, open_count(why))) for text in texts]
 
@@ -220,29 +219,32 @@ def _status(evidence: GradientEvidence, findings: EncoderResult, texts: Sequence
     num_certain = sum(text.count for text in texts if text.certain)
     if not num_certain and not findings.is_clear:
         return Status.PARTIAL, (
-            f"the bag of words is certain, the {num_found} texts are a best effort: accepted and refused texts lie "
-            f"only {findings.gap.decades:.1f} decades apart"
+            f"the bag of words is certain, but the texts ({num_found}) are a best effort: accepted and rejected texts "
+            f"are only {findings.gap.decades:.1f} decades apart"
         )
     problems = []
     if num_certain < num_found:
         why = findings.originals if isinstance(findings.originals, str) else _why_not_certain(findings)
-        problems.append(f"{num_found - num_certain} more are not certain: {why}")
+        problems.append(f"found, but not certain: {num_found - num_certain}, because {why}")
     if not findings.explains_everything:
         problems.append(why_not_replayed(evidence) or _describe_unexplained(findings))
     if evidence.num_texts is None:
         problems.append(
-            "how many texts there are is not known, and a mean loss does not tell a batch from its repetition"
+            "the number of texts is not known, and a mean loss is the same for a batch and for its repetition"
         )
     elif num_found != evidence.num_texts:
         unseen = "" if findings.originals is None else ", or nothing was masked in them"
-        problems.append(
-            f"{num_found} of {evidence.num_texts} texts were found; the others are missing or repeat these{unseen}"
-        )
+        problems.append(_how_many_found(num_found, evidence.num_texts) + unseen)
     if findings.is_cut:
-        return Status.BUDGET_EXHAUSTED, f"{num_certain} texts are certain; " + "; ".join(problems)
+        return Status.BUDGET_EXHAUSTED, "; ".join([f"certain texts: {num_certain}", *problems])
     if problems:
-        return Status.PARTIAL, f"{num_certain} texts are certain; " + "; ".join(problems)
-    return Status.RECOVERED, f"all {num_found} texts: {findings.confirmation.proof.value}"
+        return Status.PARTIAL, "; ".join([f"certain texts: {num_certain}", *problems])
+    whole = "the only text" if num_found == 1 else f"all {num_found} texts"
+    return Status.RECOVERED, f"{whole}: {findings.confirmation.proof.value}"
+
+
+def _how_many_found(found: int, stated: int) -> str:
+    return f"found {found} of {count_noun(stated, 'text')}; the rest are missing or are copies"
 
 
 def _why_not_certain(findings: EncoderResult) -> str:
@@ -258,5 +260,5 @@ def _describe_unexplained(findings: EncoderResult) -> str:
     if findings.search.problem.drifts:
         return "no replay of the stated client with these texts sends this update"
     if num_rows < rank:
-        return f"they explain {num_rows} of {rank} directions of the gradient: some text was missed"
-    return "no replay of them explains the whole update: texts are missing, or the client did what is not stated"
+        return f"they explain {num_rows} of the gradient's {rank} directions, so a text is missing"
+    return "no replay of them explains the whole update: texts are missing, or the client was not as stated"

@@ -99,11 +99,11 @@ def set_up(
     """The problem, or why it cannot be set up; a `noisy` one takes spans as far as they stand out of noise."""
     frame_tokens = frame_tokens or model.frame_tokens
     if model.causal or frame_tokens is None:
-        return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the tokens that frame a text"
+        return "texts of an encoder need a tokenizer with [CLS] and [SEP], or the start and end tokens of a text"
     if why := why_no_places(model):
         return why
     if not set(frame_tokens) <= candidates.searched:
-        return f"the tokens that frame a text, {frame_tokens}, are not in the bag of words"
+        return f"the start and end tokens {frame_tokens} were not found"
     drifts = evidence.update is Update.DELTA
     if drifts and evidence.optimizer == "adamw":
         return "an adaptive optimiser (Adam) made this weight delta, so that its columns are no combinations of inputs"

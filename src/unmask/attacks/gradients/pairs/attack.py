@@ -201,7 +201,7 @@ def _claim(
                 made = _text(model, side, text, not equal)
                 texts.append(replace(made, count=max(factor, 1) * count, ambiguities=(*equal, *open_count)))
         certificate = Certificate(
-            claim="the client, run again on these pairs, sends this very update: every tensor agrees",
+            claim="the client, run again on these pairs, sends the same update: every tensor agrees",
             residual=agreement.misfit_as_is,
             tolerance=agreement.tolerance,
         )

@@ -27,7 +27,7 @@ class ClientReplay:
 
     @property
     def holds(self) -> bool:
-        """Whether the client sends this very update."""
+        """Whether the client sends the same update."""
         return self.agreement is not None and self.agreement.holds
 
 

@@ -12,13 +12,14 @@ from unmask.attacks.run import Run
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
 from unmask.recovery import Ambiguity, AmbiguityKind, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.wording import count_noun
 
 _CLAIM = (
-    "The state of every certain token, recomputed from the recovered tokens alone, equals the one that was seen; the "
-    "closest other token that was tested is `rejected` away."
+    "The state of every certain token, recomputed from the recovered tokens alone, equals the observed one. The "
+    "smallest rejected error is that of the closest other token tested."
 )
-_CLAIM_OF_ORDER = "Their order and positions are those of the dump, and are not proven."
-_ANOTHER = "the position, the layer or the model may be another one"
+_CLAIM_OF_ORDER = "Their order and positions are taken from the dump and are not proven."
+_ANOTHER = "the position, the layer or the model may be wrong"
 
 
 def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...], run: Run) -> Recovery[RecoveredTexts]:
@@ -30,7 +31,7 @@ def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...]
     proven_tokens = [token for text in texts for token in text.tokens if token.proven]
     classes = tuple(dict.fromkeys(token.equals for token in proven_tokens if token.equals))
     status = _status(texts)
-    nothing = Certificate.none("no token is alone with its state")
+    nothing = Certificate.none("no token is the only one with its state")
     return Recovery(
         value=RecoveredTexts(tuple(recovered), frozenset(token.token for token in certain_tokens), classes),
         status=status,
@@ -65,8 +66,8 @@ def _as_recovered_text(text: ReadText, model: Model) -> RecoveredText:
 
 def _what_is_open(text: ReadText) -> str:
     """What is said of a text that is seen from a later position on."""
-    why = f"it is seen from position {text.first_position} on; what stands before was not seen"
-    known = ", and the known beginning could not be tested: nothing that is seen depends on it"
+    why = f"it is seen from position {text.first_position} on, and not what comes before"
+    known = "; the known beginning could not be tested, because nothing that is seen depends on it"
     return why + known if text.before else why
 
 
@@ -93,37 +94,38 @@ def _certificate(texts: Sequence[ReadText]) -> Certificate:
 def _reason(texts: Sequence[ReadText]) -> str:
     num_exact = sum(text.is_exact and bool(text.tokens) for text in texts)
     noise = max((text.noise for text in texts), default=0.0)
-    parts = [f"{num_exact} of {len(texts)} texts read to the end, every token proven by its own state"]
+    proven = ", every token proven by its own state" if num_exact == len(texts) else ""
+    parts = [f"texts read to the end: {num_exact} of {len(texts)}{proven}"]
     parts += _about_positions(texts)
     parts += _about_beginnings(texts)
     stopped = [(number, text) for number, text in enumerate(texts, start=1) if text.num_known < text.length]
     if stopped:
         number, text = stopped[0]
         parts.append(
-            f"text {number} ends after {text.num_known} of {text.length} tokens, as none of the tokens that "
-            f"were tested agrees with the next state{'' if text.num_known else f': {_ANOTHER}'}"
+            f"reading stopped after {text.num_known} of {count_noun(text.length, 'token')} of text {number}: none of "
+            f"the tested tokens agrees with the next state{'' if text.num_known else f'; {_ANOTHER}'}"
         )
     open_texts = sum(text.proven and not text.is_exact for text in texts)
     if open_texts:
         coarse = any(token.rivals for text in texts for token in text.tokens)
-        why = "that what is seen is too coarse for" if coarse else "with equal embeddings, which no state tells apart"
-        parts.append(f"{open_texts} more are proven up to tokens {why}")
+        why = "the evidence is too coarse" if coarse else "their embeddings are equal"
+        parts.append(f"texts proven except for tokens that no state tells apart: {open_texts}, because {why}")
     guessed = sum(token.is_guess for text in texts for token in text.tokens)
     if guessed:
         parts.append(
-            f"{guessed} tokens are guesses from their own state alone: the tokens before this page are not known, and "
-            "states depend on them, so that nothing could be recomputed; a known beginning that reaches to the page "
-            "would help"
+            f"tokens that are guesses from single states: {guessed}; states also depend on the tokens before this "
+            "page, which are not known, so nothing could be recomputed (a known beginning up to the page would help)"
         )
     if different := sum(text.is_mismatch for text in texts):
         parts.append(
-            f"in {different} texts what the closest tokens leave is no noise, so that none is proven: {_ANOTHER}"
+            f"in {count_noun(different, 'text')} the errors of the closest tokens are not noise, so none is proven: "
+            f"{_ANOTHER}"
         )
     doubtful = sum(
         not token.proven and not token.is_guess for text in texts if not text.is_mismatch for token in text.tokens
     )
     if doubtful:
-        parts.append(f"{doubtful} tokens are the closest that were tested, but noise leaves doubt")
+        parts.append(f"for {count_noun(doubtful, 'token')} the closest one tested is shown, but the noise leaves doubt")
     if noise > LOUDEST:
         parts.append(f"the states hold noise of {noise:.0%} of their norm, beyond which nothing can be claimed")
     elif noise > 0 and not different:
@@ -134,11 +136,11 @@ def _reason(texts: Sequence[ReadText]) -> str:
 def _about_positions(texts: Sequence[ReadText]) -> list[str]:
     """Where texts are seen from, and whether that is proven."""
     opened = [text for text in texts if text.is_open and text.tokens]
-    sentences = [f"of {len(opened)} texts: {_what_is_open(opened[0])}"] if opened else []
+    sentences = [f"for {count_noun(len(opened), 'text')}: {_what_is_open(opened[0])}"] if opened else []
     if any(text.tokens and not text.is_placed for text in texts):
         sentences.append(
-            "order and positions of the tokens are those of the dump and are not proven: what is seen of a token is "
-            "the same at another position, so that rows may be missing or stand in another order"
+            "the order and positions of the tokens are taken from the dump and are not proven: a token looks the "
+            "same at every position, so rows may be missing or in another order"
         )
     return sentences
 
@@ -146,11 +148,9 @@ def _about_positions(texts: Sequence[ReadText]) -> list[str]:
 def _about_beginnings(texts: Sequence[ReadText]) -> list[str]:
     """What became of the known beginning."""
     given = sum(len(text.given) for text in texts)
-    sentences = (
-        [f"{given} of their tokens were given and agree with their states, and are not counted"] if given else []
-    )
+    sentences = [f"tokens that were given, agree with their states and are not counted: {given}"] if given else []
     bad = (BeginningStatus.WRONG, BeginningStatus.DOUBTED, BeginningStatus.TOO_SHORT, BeginningStatus.UNSEEN)
     for status in bad:
         if number := sum(text.beginning is status for text in texts):
-            sentences.append(f"of {number} texts: {status.value[0].lower()}{status.value[1:-1]}")
+            sentences.append(f"for {count_noun(number, 'text')}: {status.value[0].lower()}{status.value[1:-1]}")
     return sentences

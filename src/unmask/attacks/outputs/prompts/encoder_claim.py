@@ -16,8 +16,8 @@ from unmask.shapes import Tokens
 
 _CLEAR = 3.0  # another token must be off by more than this many tolerances
 _CLAIM = (
-    "Every state of a certain text, recomputed from all of its recovered tokens, equals the one that was seen; with "
-    "any one token replaced by the likeliest other one, a state is at least `rejected` away."
+    "Every state of a certain text, recomputed from all of its recovered tokens, equals the observed one. The smallest "
+    "rejected error is that of a text with one token replaced by the likeliest other one."
 )
 
 
@@ -101,17 +101,18 @@ def _certificate(proven: Sequence[EncoderText]) -> Certificate:
 
 def _reason(texts: Sequence[EncoderText]) -> str:
     num_certain, num_proven = sum(text.certain for text in texts), sum(text.proven for text in texts)
-    parts = [f"{num_certain} of {len(texts)} texts, recomputed as a whole, give all of the states that were seen"]
+    parts = [f"texts that give all observed states when recomputed: {num_certain} of {len(texts)}"]
     if num_proven > num_certain:
         parts.append(
-            f"{num_proven - num_certain} more do, up to tokens with equal embeddings, which no state tells apart"
+            "texts proven except for tokens with equal embeddings, which no state tells apart: "
+            f"{num_proven - num_certain}"
         )
     rest = [text for text in texts if not text.proven]
     if rest:
         agreeing = sum(int((text.distances <= text.tolerances).sum()) for text in rest)
         total = sum(len(text.tokens) for text in rest)
         parts.append(
-            f"the others are guesses of which no token is certain ({agreeing} of {total} states agree): the budget "
-            "ended, noise was added, or they are pairs"
+            f"the others are guesses without any certain token ({agreeing} of {total} states agree): the budget ended, "
+            "noise was added, or they are pairs"
         )
     return "; ".join(parts) + "."

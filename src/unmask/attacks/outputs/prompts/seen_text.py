@@ -54,9 +54,11 @@ class BeginningStatus(Enum):
     NONE = "No beginning was given."
     FITS = "The rows of the known beginning agree with those that were seen."
     UNSEEN = "No row of the known beginning was seen; the rows behind it are read as if it were true."
-    WRONG = "The known beginning is not that of the text: its rows disagree with those that were seen."
-    DOUBTED = "The known beginning is probably not that of the text: behind it no token agrees with the first row seen."
-    TOO_SHORT = "The known beginning ends before the first row that was seen, and what lies between is unknown."
+    WRONG = "The text does not start with the known beginning: their rows disagree."
+    DOUBTED = (
+        "The text probably does not start with the known beginning: after it no token agrees with the first row seen."
+    )
+    TOO_SHORT = "The known beginning ends before the first row that was seen, and the tokens between are unknown."
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from unmask.recovery import Ambiguity, AmbiguityKind, Certificate, RecoveredText
 CLEAR = 3.0  # another text must be off by more than this many tolerances
 _NAMED = 4  # other texts that are listed
 _CLAIM = (
-    "The vector of every certain text, computed again, is the one stored, up to the digits that it is stored in; of "
-    "all neighbours that were tested, the closest is `rejected` away. Numbers are relative to a vector's length; of "
-    "product codes and signs they are shares of the parts that differ."
+    "The vector of every certain text, recomputed, equals the stored one, as far as its digits go. The smallest "
+    "rejected error is that of the closest neighbour tested. Errors are relative to a vector's length; for product "
+    "codes and signs they are the share of the parts that differ."
 )
 
 
@@ -58,7 +58,7 @@ def claim_texts(
     texts = [_as_recovered_text(each, row, model) for row, each in enumerate(read) if each.tokens or each.agrees]
     certain = [each for each in read if each.is_only]
     status = _status(read, stopped)
-    certificate = Certificate.none("no text gives a vector that was stored")
+    certificate = Certificate.none("no text gives a stored vector")
     if certain:
         worst = max(certain, key=lambda each: each.excess - each.tolerance)
         rejected = min((each.rejected for each in certain if each.rejected is not None), default=None)
@@ -82,13 +82,13 @@ def _as_recovered_text(read: ReadVector, row: int, model: Model) -> RecoveredTex
     ambiguities = tuple(
         Ambiguity(
             AmbiguityKind.OTHER_TEXT,
-            f"the vector is that of {model.decode(other)!r} as well",
+            f"{model.decode(other)!r} has the same vector",
             tokens=(*opening, *other, *closing),
         )
         for other in read.others[:_NAMED]
     )
     if read.agrees and read.may_go_on:
-        cut = f"texts are cut to {len(framed)} tokens before they are embedded, so that this one may go on"
+        cut = f"texts are cut to {len(framed)} tokens before they are embedded, so this one may continue"
         ambiguities += (Ambiguity(AmbiguityKind.OPEN_END, cut),)
     residual = read.excess if read.agrees else read.distance
     return RecoveredText(framed, model.decode(framed), read.certain, residual, ambiguities=ambiguities, row=row)
@@ -106,22 +106,22 @@ def _status(read: Sequence[ReadVector], stopped: bool) -> Status:
 
 def _reason(read: Sequence[ReadVector], model: Model, not_read: str) -> str:
     num_certain = sum(each.certain for each in read)
-    parts = [f"{num_certain} of {len(read)} vectors are those of a text, computed again, and of no neighbour of it"]
+    parts = [f"vectors that one text gives, and none of its neighbours: {num_certain} of {len(read)}"]
     several = sum(each.agrees and bool(each.others) for each in read)
     if several:
-        parts.append(f"{several} agree with several texts, which are listed")
+        parts.append(f"vectors that several texts give (listed): {several}")
     coarse = sum(each.agrees and not each.others and not each.tells_apart for each in read)
     if coarse:
-        parts.append(f"{coarse} agree with a text, but are stored in too few digits to exclude all others")
+        parts.append(f"vectors of a text, but with too few digits to exclude all others: {coarse}")
     open_ends = sum(each.is_only and each.may_go_on for each in read)
     if open_ends:
-        parts.append(f"{open_ends} are those of a text that may go on, as longer texts are cut before")
+        parts.append(f"vectors of a text that may continue, because longer texts are cut: {open_ends}")
     unknown = -1 if model.unknown_token is None else model.unknown_token
     num_unknown = sum(each.is_only and unknown in each.tokens for each in read)
     if num_unknown:
-        parts.append(f"{num_unknown} hold {model.decode([unknown])}, and what was written there is not in the vector")
+        parts.append(f"texts with {model.decode([unknown])}, which hides what was written there: {num_unknown}")
     rest = [each for each in read if not each.agrees]
     if rest:
         nearest = min(each.distance for each in rest)
-        parts.append(f"for {len(rest)} {not_read}; the closest that was tested is {nearest:.2g} away")
+        parts.append(f"for {len(rest)} {not_read}; the closest one tested is {nearest:.2g} away")
     return "; ".join(parts) + "."

@@ -41,8 +41,8 @@ _NEARLY_WHOLE = 0.2  # a count may be so far off before it is rounded and tested
 _CLEAR = 3.0  # another token must be off by more than this many tolerances
 _SHARE = 8  # rows taken at once: one, and one more for so many that were taken
 _CLAIM = (
-    "The mean over the embeddings of the tokens of `token_set`, with whole counts, is the state that was seen; with "
-    "any one token exchanged for the nearest other one it is at least `rejected` away. Their order is unknown."
+    "The mean of the embeddings of the recovered tokens, with whole counts, equals the observed state. The smallest "
+    "rejected error is that of a bag with one token replaced by the nearest other one. The order is unknown."
 )
 
 

@@ -38,10 +38,10 @@
 
   // Details of a finding
 
-  const marks = { p: "at its place", b: "known to occur, not here", n: "missed, or false in the recovered text" };
+  const marks = { p: "in place", b: "known to occur, but not here", n: "missed, or false in the recovered text" };
   const counted = (text) => {
     const count = (mark) => [...text.marks].filter((sign) => sign === mark).length;
-    return `${text.marks.length} tokens: ${count("p")} at their place, ${count("b")} known to occur, ${count("n")} missed or false`;
+    return `${text.marks.length} tokens: ${count("p")} in place, ${count("b")} known to occur, ${count("n")} missed or false`;
   };
   const tokens = (text, kind) => {
     const cut = text.cut ? make("p", "absent", `… (${text.cut} tokens)`) : null;
@@ -85,7 +85,7 @@
 
   const scores = (finding) => {
     if (!finding.metrics.length)
-      return card("Measured", "", make("p", "absent", "No score: the auditor does not know the secret. What is claimed rests on the certificate."));
+      return card("Measured", "", make("p", "absent", "No score, because the auditor does not know the secret. Only the certificate supports the claim."));
     const table = make("table", "scores");
     const head = make("tr", "");
     for (const word of ["Metric", "Measured", "Chance"]) { const th = make("th", "", word); th.scope = "col"; head.append(th); }
@@ -96,14 +96,14 @@
       lines.append(make("tr", "", th, make("td", "", value), make("td", "", chance || "–")));
     }
     table.append(lines);
-    const note = finding.outcome === "INCONCLUSIVE" ? make("p", "absent", "The attack is inconclusive, so a low number here is not 'safe'.") : null;
+    const note = finding.outcome === "INCONCLUSIVE" ? make("p", "absent", "The attack is inconclusive, so a low number here does not mean 'safe'.") : null;
     return card("Measured, beside chance", "", note, table);
   };
 
   const certificate = (finding) => {
     const proof = finding.certificate;
     if (!proof) return card("Certificate", "", make("p", "absent", "None: nothing was claimed."));
-    return card("Certificate: what the adversary can check alone", "",
+    return card("Certificate: what the adversary can check without the secret", "",
       make("p", "", make("strong", "", `${proof.word} `), `Claim: ${data.strings[proof.claim]}`), pairs(proof.numbers));
   };
 
@@ -119,7 +119,7 @@
   const stops = (finding) => {
     if (finding.outcome !== "LEAK" || !finding.stops) return null;
     if (!finding.stops.length)
-      return card("What stopped it, in this audit", "", make("p", "", "No other case of this audit differs in its protection alone and leaks less. docs/defences.md has what was measured elsewhere."));
+      return card("What stopped it, in this audit", "", make("p", "", "No other case of this audit differs only in its protection and leaks less. docs/defences.md has other measurements."));
     const list = make("ul", "");
     for (const [place, protection, effect] of finding.stops) {
       const link = make("a", "", protection);
@@ -131,7 +131,7 @@
 
   const command = (finding) => {
     if (!finding.command)
-      return card("Repeat it", "wide", make("p", "absent", "It comes from a live federation, so no command repeats it."));
+      return card("Repeat it", "wide", make("p", "absent", "This finding comes from a live federation, so no command can repeat it."));
     const text = make("pre", "", finding.command);
     const button = make("button", "plain-button copy", "Copy");
     button.type = "button";
@@ -144,7 +144,7 @@
       if (navigator.clipboard) navigator.clipboard.writeText(finding.command).then(() => tell("Copied"), selected);
       else selected();
     });
-    const note = data.shortened ? make("p", "absent", "Redacted: folders are left out, so run it where these names lie.") : null;
+    const note = data.shortened ? make("p", "absent", "Redacted: folders are left out. Run the command in the folder that contains these files.") : null;
     return card("Repeat it", "wide", make("div", "command", text, button, told), note);
   };
 
