@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from tests.tiny_models import NUM_POSITIONS, TINY, bert_config, gpt2_config, llama_sizes, random_model
+from tests.warm import warm_unmask
 
 import unmask
 from unmask.errors import UnknownModelError
@@ -91,3 +92,10 @@ def smollm2() -> Model:
 def minilm() -> Model:
     """MiniLM-L6, a BERT without a language head."""
     return _real("minilm-l6")
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Path]:
+    """A folder for `PATH`: its `unmask` runs commands in processes that have imported everything."""
+    with warm_unmask() as folder:
+        yield folder
