@@ -22,9 +22,17 @@ from unmask.errors import UnknownModelError
 from unmask.models import Model, adapt
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on SmolLM2 run in a row, so that one worker loads and calibrates it, once."""
+    """What shares most begins one half of the tests, so that one worker of two does it, once: others take from ends.
+
+    Tests on SmolLM2, which is loaded and calibrated; contracts, whose recoveries many tests look at.
+    """
     items.sort(key=lambda item: "smollm2" not in getattr(item, "fixturenames", ()))
+    contracts = [item for item in items if item.path.name == "test_every_attack.py"]
+    others = [item for item in items if item.path.name != "test_every_attack.py"]
+    half = len(items) // 2
+    items[:] = [*others[:half], *contracts, *others[half:]]
 
 
 # Tests share these models: whoever changes a weight or a mode does it on a copy (`model.to()`).

@@ -23,10 +23,16 @@ def model() -> Model:
     return adapt(hf, word_tokenizer())
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The effects of the model's tokens are fitted once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch, model: Model, tmp_path: Path) -> ModuleType:
+def benchmark(monkeypatch: pytest.MonkeyPatch, model: Model, cache: Path) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
+    monkeypatch.setenv("UNMASK_CACHE", str(cache))
     module = importlib.import_module("outputs.vectors")
     monkeypatch.setattr(module, "load_model", lambda name, device: model)
     return module
