@@ -42,7 +42,7 @@ def run(benchmark: ModuleType, tmp_path: Path, mode: str, *arguments: str) -> li
     numbers = torch.randint(5, 500, (2, 3), generator=torch.Generator().manual_seed(1)).tolist()
     data, out = tmp_path / "texts.tsv", tmp_path / "out.json"
     data.write_text("\n".join(" ".join(f"w{number}" for number in row) + "\t1" for row in numbers) + "\n")
-    attack = "embedding:max_texts=1500,max_attempts=2,language=none"
+    attack = "embedding:max_texts=300,max_attempts=1,language=none"
     shared = ["--data", str(data), "--texts", "2", "--lengths", "3-3", "--attack", attack, "--out", str(out)]
     benchmark.main([mode, *arguments, *shared])
     return json.loads(out.read_text())["rows"]
