@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.sampling import sample
 
 from unmask.attacks.outputs.vectors.known_texts import KnownTextsAttack, likeness_of
 from unmask.attacks.recover import recover_text
@@ -41,7 +42,7 @@ def test_prefixes_stand_in_front(minilm):
     assert recover_text(seen, minilm, attack=KnownTextsAttack(texts=CODES)).status is Status.RECOVERED
 
 
-@pytest.mark.parametrize("log_probabilities", [False, True])
+@sample("log_probabilities", [False, True], [True])
 def test_a_row_of_logits_tells_which_prompt(smollm2, log_probabilities):
     prompts = tuple(f"Customer {name} asks:" for name in ("Ada", "Bo", "Cy", "Dee"))
     seen = observe_next_token(smollm2, [prompts[2]], log_probabilities=log_probabilities)
