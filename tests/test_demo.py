@@ -24,7 +24,7 @@ gates = ["no exact text", "no weights"]
 [[gradients]]
 models = ["minilm-l6"]
 batch_sizes = [1]
-defences = ["none", "noise:sigma=1e-3"]
+defences = ["none", "noise:sigma=1e-5"]
 
 [[gradients]]
 models = ["minilm-l6"]

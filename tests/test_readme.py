@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,12 @@ def test_its_plan_loads(tmp_path):
     assert len(load_plan(tmp_path / "plan.toml").cases) == 12
 
 
-def test_its_two_commands_print_what_it_shows(smollm2, tmp_path):
+def test_its_two_commands_print_what_it_shows(smollm2, tmp_path, commands):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    (commands,) = (block for block in blocks("bash") if "unmask recover" in block)
+    (block,) = (block for block in blocks("bash") if "unmask recover" in block)
     (shown,) = blocks("text")
-    environment = {**os.environ, "COLUMNS": "80", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(commands, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    environment = {**os.environ, "COLUMNS": "80", "PATH": f"{commands}:{os.environ['PATH']}"}
+    done = subprocess.run(block, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not [line for line in shown.splitlines() if line not in done.stdout]
 

@@ -23,10 +23,16 @@ def model() -> Model:
     return adapt(hf, word_tokenizer())
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The effects of the model's tokens are fitted once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch, model: Model, tmp_path: Path) -> ModuleType:
+def benchmark(monkeypatch: pytest.MonkeyPatch, model: Model, cache: Path) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
+    monkeypatch.setenv("UNMASK_CACHE", str(cache))
     module = importlib.import_module("outputs.vectors")
     monkeypatch.setattr(module, "load_model", lambda name, device: model)
     return module
@@ -36,7 +42,7 @@ def run(benchmark: ModuleType, tmp_path: Path, mode: str, *arguments: str) -> li
     numbers = torch.randint(5, 500, (2, 3), generator=torch.Generator().manual_seed(1)).tolist()
     data, out = tmp_path / "texts.tsv", tmp_path / "out.json"
     data.write_text("\n".join(" ".join(f"w{number}" for number in row) + "\t1" for row in numbers) + "\n")
-    attack = "embedding:max_texts=1500,max_attempts=2,language=none"
+    attack = "embedding:max_texts=300,max_attempts=1,language=none"
     shared = ["--data", str(data), "--texts", "2", "--lengths", "3-3", "--attack", attack, "--out", str(out)]
     benchmark.main([mode, *arguments, *shared])
     return json.loads(out.read_text())["rows"]

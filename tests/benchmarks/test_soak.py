@@ -209,7 +209,7 @@ def test_damage_is_done_where_the_recipe_says(soak):
 # ---- a slice of the campaign; `make soak` runs all of it
 
 KILLS = pytest.param("kills", marks=pytest.mark.slow)
-SLICE = {"gradients": 20, "encoders": 3, "states": 10, "controls": 8, "files": 20, "oracles": 8, "kills": 1}
+SLICE = {"gradients": 8, "encoders": 2, "states": 5, "controls": 4, "files": 10, "oracles": 5, "kills": 1}
 
 
 @pytest.mark.parametrize("name", ["gradients", "encoders", "states", "controls", "files", "oracles", KILLS])

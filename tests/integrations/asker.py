@@ -1,4 +1,4 @@
-"""An asker that can be killed: a few thousand questions, each step's depending on the answers of the one before."""
+"""An asker that can be killed: many questions, each step's depending on the answers of the one before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unmask.evidence.ledger import Ledger
 from unmask.evidence.oracles import OracleEvidence
 from unmask.integrations.http import HttpOracle
 
-WIDTH, CONCURRENCY, PER_REQUEST, NUM_STEPS, NUM_EACH = 8, 4, 16, 20, 150
+WIDTH, CONCURRENCY, PER_REQUEST, NUM_STEPS, NUM_EACH = 8, 4, 16, 15, 100
 
 
 def asked(url: str, path: str | None) -> tuple[list[float], int]:

@@ -20,7 +20,7 @@ from unmask.evidence.ledger import Ledger
 from unmask.linalg.heads import HeadWeights
 from unmask.scores.weights import score_heads
 
-WIDTH, NUM_HEADS = 16, 3
+WIDTH, NUM_HEADS = 12, 3
 LAYER = ("--heads", str(NUM_HEADS), "--width", str(WIDTH), "--seed", "2")
 HEADS = true_heads(example.DrawnLayer(NUM_HEADS, WIDTH, WIDTH // NUM_HEADS, 2).heads(), 0)
 SCRIPT = Path(sys.executable).parent / "unmask"

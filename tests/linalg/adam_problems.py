@@ -10,7 +10,7 @@ from unmask.linalg.adam_channel import AdamSteps
 from unmask.linalg.decoys import make_decoys
 from unmask.linalg.sparse_posterior import SparsePosterior
 
-NUM_ATOMS, WIDTH, NUM_COLUMNS = 300, 96, 16
+NUM_ATOMS, WIDTH, NUM_COLUMNS = 200, 64, 16
 EPSILON, BETAS = 1e-8, (0.9, 0.999)
 
 

@@ -34,7 +34,7 @@ def destroy(problem, kind, draw):
     return problem.steps.top * sizes * torch.randn(measured.shape, generator=draw).sign()
 
 
-@pytest.mark.parametrize("num_seeds", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_seeds", [1, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["shuffled rows", "shuffled columns", "random signs", "noise"])
 def test_destroyed_steps_are_not_explained(kind, num_seeds):
     for seed in range(num_seeds):
@@ -45,7 +45,7 @@ def test_destroyed_steps_are_not_explained(kind, num_seeds):
         assert not found.is_sharp
 
 
-@pytest.mark.parametrize("num_seeds", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_seeds", [1, pytest.param(40, marks=pytest.mark.slow)])
 def test_another_dictionary_does_not_explain_the_steps(num_seeds):
     for seed in range(num_seeds):
         problem = make_problem(2 + seed % 3, seed=seed)

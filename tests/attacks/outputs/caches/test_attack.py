@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from tests.contracts.models import stranger
 from tests.models.families import DECODERS, build
+from tests.sampling import sample
 
 import unmask
 from unmask.attacks.outputs.caches.attack import CacheAttack
@@ -176,14 +178,17 @@ def spoiled(evidence: CacheEvidence, model: Model) -> dict[str, CacheEvidence]:
     }
 
 
-@pytest.mark.parametrize("storage", [None, "int8"])
-def test_caches_that_say_nothing_yield_nothing(model, storage):
+@sample(
+    "name, storage", product(("tiny_gpt2", "tiny_llama"), (None, "int8")), [("tiny_gpt2", None), ("tiny_llama", "int8")]
+)
+def test_caches_that_say_nothing_yield_nothing(name, storage, request):
+    model = request.getfixturevalue(name)
     evidence = observe_cache(model, [text[:4] for text in TEXTS], layer=1, dtype=storage)
-    for name, other in spoiled(evidence, model).items():
+    for control, other in spoiled(evidence, model).items():
         recovery = CacheAttack()(other, model)
-        assert recovery.status is not Status.RECOVERED, name
-        assert not recovery.value.certain, name
-        assert not recovery.value.token_set, name
+        assert recovery.status is not Status.RECOVERED, control
+        assert not recovery.value.certain, control
+        assert not recovery.value.token_set, control
 
 
 def test_keys_of_another_position_are_no_noise(tiny_llama):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.sampling import sample
 
 from unmask.attacks.outputs.vectors.known_texts import KnownTextsAttack, likeness_of
 from unmask.attacks.recover import recover_text
@@ -30,7 +31,7 @@ def test_a_template_with_every_value(minilm, tmp_path):
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_few_digits_still_tell_texts_apart(minilm, dtype):
     recovery = recover_text(
-        observe_vectors(minilm, CODES[:3], dtype=dtype), minilm, attack=KnownTextsAttack(texts=CODES)
+        observe_vectors(minilm, CODES[:2], dtype=dtype), minilm, attack=KnownTextsAttack(texts=CODES)
     )
     assert recovery.status is Status.RECOVERED
     assert [text.text[-15:-7] for text in sorted(recovery.value.texts, key=lambda text: text.row)]
@@ -41,7 +42,7 @@ def test_prefixes_stand_in_front(minilm):
     assert recover_text(seen, minilm, attack=KnownTextsAttack(texts=CODES)).status is Status.RECOVERED
 
 
-@pytest.mark.parametrize("log_probabilities", [False, True])
+@sample("log_probabilities", [False, True], [True])
 def test_a_row_of_logits_tells_which_prompt(smollm2, log_probabilities):
     prompts = tuple(f"Customer {name} asks:" for name in ("Ada", "Bo", "Cy", "Dee"))
     seen = observe_next_token(smollm2, [prompts[2]], log_probabilities=log_probabilities)
