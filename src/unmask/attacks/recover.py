@@ -70,9 +70,7 @@ def recover_text(
 ) -> Recovery[RecoveredTexts]:
     """Recover the texts behind an update, hidden states, a cache or embeddings.
 
-    Models are decoders, encoders and (updates) both in one.
-
-    The model must be the one that the client started from, or that the service runs; evidence of another one is
+    Models are decoders, encoders and (updates) both in one. The model must be the one that the client started from, or that the service runs; evidence of another one is
     refused. `attack`: a name of the table of attacks, with settings if it has any ('dager:rank_margin=0'), or an
     attack; by default the one that fits. `known_beginning`: what every text begins with, as text or token ids (a chat
     template, a system prompt), where states or caches of decoders, or vectors, are read. `effort`: so many times
@@ -116,11 +114,7 @@ def _with_beginning(evidence: TextEvidence, model: Model, beginning: str | Seque
 
 
 def _recover_pairs(
-    evidence: TextEvidence,
-    model: EncoderDecoder,
-    attack: AttackChoice,
-    progress: Progress,
-    seed: int,
+    evidence: TextEvidence, model: EncoderDecoder, attack: AttackChoice, progress: Progress, seed: int
 ) -> Recovery[RecoveredTexts]:
     """Pairs of texts, from an update of an encoder–decoder."""
     if not isinstance(evidence, GradientEvidence):

@@ -32,10 +32,11 @@ from unmask.attacks.gradients.encoder.masked_tokens import find_originals
 from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_texts
 from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
+from unmask.attacks.gradients.noisy.attack import is_blurred
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
-from unmask.recovery import RecoveredTexts, Recovery
+from unmask.recovery import RecoveredTexts, Recovery, Status
 
 _MOST_UNDER_NOISE = 96  # equations a row: noise drowns the others
 _MAY_BE_MASKED = (
@@ -82,6 +83,19 @@ class EncoderAttack:
             return self._read_noisy(run, evidence, model, bag)  # noise fills spans before it hides tokens
         if isinstance(search, str):
             return claim_tokens(run, candidates, used, search)
+        exact = self._claim(run, evidence, bag, search)
+        if exact.status is Status.RECOVERED or not (_can_be_noisy(evidence) and is_blurred(evidence, model)):
+            return exact
+        noisy = self._read_noisy(run, evidence, model, bag)  # spans have room, but noise that hides rows in them
+        is_better = len(noisy.value.certain) > len(exact.value.certain) or noisy.status is Status.RECOVERED
+        return noisy if is_better else exact
+
+    def _claim(
+        self, run: Run, evidence: GradientEvidence, bag: BagOfWords, search: EncoderSearch
+    ) -> Recovery[RecoveredTexts]:
+        """What a search without noise has found, once the client was run again on it."""
+        assert bag.candidates is not None  # it was searched
+        candidates, used, model = bag.candidates, bag.used, search.problem.model
         problem = search.problem
         if problem.drifts and len(search.found) != evidence.num_texts:
             correct_texts(run, evidence, search)
@@ -89,7 +103,7 @@ class EncoderAttack:
         told = [last_down_projection(evidence, model)[1]] if isinstance(originals, dict) else []
         confirmation = EncoderConfirmation(Proof.NONE)
         if search.found:
-            progress("running the client again", 0, 1)
+            run.progress("running the client again", 0, 1)
             confirmation = confirm_encoder(evidence, problem, list(search.found), list(candidates.equal.values()))
             is_whole = _can_be_noisy(evidence) and len(search.found) == evidence.num_texts
             if confirmation.proof is Proof.NONE and is_whole:  # a little noise leaves spans as they are
