@@ -216,7 +216,7 @@ def test_names_tell_defended_answers_from_plain_ones():
         ("round:decimals", "'round'.*decimals"),
         ("round:decimals=2.5", "'decimals' must be a whole number from 0 to 15, got '2.5'"),
         ("round:decimals=-1", "'decimals' must be a whole number from 0 to 15, got '-1'"),
-        ("round:digits=2", "has no setting 'digits'; its settings are decimals"),
+        ("round:digits=2", "has no setting 'digits'. Usage: its settings are decimals"),
         ("round:decimals=2,decimals=3", "given twice"),
         ("noise:sigma=nan", "'sigma' must be a finite number from 0 on, got 'nan'"),
         ("norm:max_norm=0", "'max_norm' must be a finite number above 0"),
@@ -224,7 +224,7 @@ def test_names_tell_defended_answers_from_plain_ones():
         ("rate:queries=0,seconds=1", "'queries' must be a whole number from 1 on"),
         ("rate:queries=1,seconds=inf", "'seconds' must be a finite number above 0"),
         ("rate:queries=1,seconds=1,wait=perhaps", "'wait' must be true or false, got 'perhaps'"),
-        ("sign:sigma=1", "has no setting 'sigma'; it has no settings"),
+        ("sign:sigma=1", "has no setting 'sigma'. Usage: it has no settings"),
     ],
 )
 def test_a_mistake_is_answered_with_the_settings(text, message):

@@ -168,7 +168,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(text):
     [
         ("noise", "'noise' needs 'sigma'; its settings are sigma (a finite number from 0 on), relative (true or false"),
         ("noise:relative=true", "needs 'sigma'"),
-        ("noise:sigm=1", "has no setting 'sigm'; its settings are sigma"),
+        ("noise:sigm=1", "has no setting 'sigm'. Did you mean 'sigma'? Usage: its settings are sigma"),
         ("noise:sigma", "expected key=value, got 'sigma'"),
         ("noise:", "expected key=value, got ''"),
         ("noise:sigma=1,", "expected key=value, got ''"),
@@ -183,7 +183,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(text):
         ("topk:share=1.5", "'share' must be a number from 0 to 1, got '1.5'"),
         ("random:share=-0.5", "'share' must be a number from 0 to 1, got '-0.5'"),
         ("int8:stochastic=2", "'stochastic' must be true or false, got '2'"),
-        ("fp8:scale=2", "has no setting 'scale'; it has no settings"),
+        ("fp8:scale=2", "has no setting 'scale'. Usage: it has no settings"),
         ("withhold", "needs 'pattern'"),
         ("withhold:pattern=wte++wpe", "'pattern' must be parts of names, joined by +, got 'wte++wpe'"),
     ],

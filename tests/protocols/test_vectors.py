@@ -55,7 +55,7 @@ def test_prefixes_and_cuts_are_those_of_sentence_transformers(minilm, encoder):
 
 def test_long_texts_are_cut_as_sentence_transformers_cut_them(minilm, encoder):
     long = "word " * 400
-    with pytest.warns(UserWarning, match="cut to 256 tokens"):
+    with pytest.warns(UserWarning, match="cut 1 of 1 text to 256 tokens"):
         ours = observe_vectors(minilm, [long])
     assert float((ours.vectors[0] - encoder.encode(long, convert_to_tensor=True)).norm()) < FLOAT32_PARITY
 

@@ -70,11 +70,11 @@ def recover_text(
 ) -> Recovery[RecoveredTexts]:
     """Recover the texts behind an update, hidden states, a cache or embeddings.
 
-    Models are decoders, encoders and (updates) both in one. The model must be the one that the client started from,
-    or that the service runs; evidence of another one is refused. `attack`: a name of the table of attacks, with
-    settings if it has any ('dager:rank_margin=0'), or an attack; by default the one that fits. `known_beginning`:
-    what every text begins with, text or token ids (a chat template, a system prompt), where states or caches of
-    decoders, or vectors, are read. `effort`: so many times as many attempts for vectors and updates of encoders.
+    The model must be the one that the client started from, or that the service runs; no other is taken. `attack`: a
+    name of the table of attacks, with settings if it has any ('dager:rank_margin=0'), or an attack; by default the
+    one that fits. `known_beginning`: what every text begins with, text or token ids (a chat template, a system
+    prompt), where states or caches of decoders, or vectors, are read. `effort`: so many times as many attempts,
+    while texts are missing, where updates of encoders, or vectors, are read.
     """
     if isinstance(model, EncoderDecoder):
         return _recover_pairs(evidence, model, attack, progress, seed)

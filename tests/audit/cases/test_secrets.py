@@ -27,7 +27,7 @@ def test_every_example_comes_back(example):
         ("attention:layer=1.5", "whole number"),
         ("attention:layer=x", "whole number"),
         ("attention:layer=²", "whole number"),
-        ("attention:layer=1,head=2", "no setting 'head'; its settings are layer"),
+        ("attention:layer=1,head=2", "no setting 'head'. Usage: its settings are layer"),
         ("attention:layer=1,layer=2", "given twice"),
         ("output-layer:layer=1", "it has no settings"),
         ("random:heads=0,width=4", "from 1 on, got '0'"),

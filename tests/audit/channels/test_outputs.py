@@ -45,11 +45,11 @@ def test_states_that_were_destroyed_never_leak(tmp_path, folder):
     [
         ("stream", "last", None),
         ("stream", 3, None),
-        ("stream", 4, "lie in 0…3"),
+        ("stream", 4, "use 0 to 3"),
         ("attention", 2, None),
-        ("attention", 3, "lie in 0…2"),  # a module stands behind each layer but the last
+        ("attention", 3, "use 0 to 2"),  # a module stands behind each layer but the last
         ("final_norm", 3, None),
-        ("final_norm", 2, "be 3"),
+        ("final_norm", 2, "use 3"),
     ],
 )
 def test_layers_that_a_model_of_three_blocks_has(tiny_gpt2, site, layer, fault):

@@ -57,7 +57,7 @@ def test_whatever_tells_labels_is_used(name, targets, request):
 def test_without_labels_texts_are_guesses_without_their_last_token(tiny_llama):
     recovery = recover_text(observe(tiny_llama, [FIRST], targets=("value",)), tiny_llama)
     assert recovery.status is Status.PARTIAL
-    assert "tensors that show labels" in recovery.reason
+    assert "tells labels" in recovery.reason
     assert not recovery.value.certain
     assert [text.tokens for text in recovery.value.texts] == [FIRST[:-1]]
 
