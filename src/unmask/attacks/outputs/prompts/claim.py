@@ -108,7 +108,7 @@ def _reason(texts: Sequence[ReadText]) -> str:
     open_texts = sum(text.proven and not text.is_exact for text in texts)
     if open_texts:
         coarse = any(token.rivals for text in texts for token in text.tokens)
-        why = "the evidence is too coarse" if coarse else "their embeddings are equal"
+        why = "the evidence is too coarse" if coarse else "they have equal embeddings"
         parts.append(f"texts proven except for tokens that no state tells apart: {open_texts}, because {why}")
     guessed = sum(token.is_guess for text in texts for token in text.tokens)
     if guessed:
