@@ -86,7 +86,7 @@ class EncoderAttack:
         exact = self._claim(run, evidence, bag, search)
         if exact.status is Status.RECOVERED or not (_can_be_noisy(evidence) and is_blurred(evidence, model)):
             return exact
-        noisy = self._read_noisy(run, evidence, model, bag)  # spans have room, but noise that hides rows in them
+        noisy = self._read_noisy(run, evidence, model, bag)  # spans have room, but noise hides rows in them
         is_better = len(noisy.value.certain) > len(exact.value.certain) or noisy.status is Status.RECOVERED
         return noisy if is_better else exact
 
