@@ -6,8 +6,8 @@ entries are about 0.05, BERT's, and are scaled to the model's. Places that are k
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from baselines.gradient_matching import Client
@@ -15,6 +15,7 @@ from torch import Tensor
 
 BERT_ENTRY = 0.05
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
+_STEPS_BEFORE_CAPTURE = 3  # libraries allocate and choose their kernels in the first calls
 
 
 def entry_size(client: Client) -> float:
@@ -34,39 +35,65 @@ def fill_known(client: Client, x: Tensor) -> Tensor:
     return torch.where(client.unknown[..., None], x, fixed)
 
 
-@dataclass
 class Descent:
-    """Adam on x (starts, texts, length, d); `rates` (starts,) shrink by `decay` every 50 steps of `num_steps`."""
+    """Adam on x (starts, texts, length, d); `rates` (starts,) shrink by `decay` every 50 steps.
 
-    client: Client
-    x: Tensor
-    rates: Tensor
-    decay: float
+    On a GPU a step is thousands of small kernels, so that launching them takes ten times as long as they do: after a
+    few steps one is captured as a graph, and the others replay it. So `loss_of` must read what it needs in place.
+    """
 
-    def __post_init__(self) -> None:
-        self.first, self.second = torch.zeros_like(self.x), torch.zeros_like(self.x)
+    def __init__(
+        self, client: Client, start: Tensor, rates: Tensor, decay: float, loss_of: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.client, self.rates, self.decay, self.loss_of = client, rates, decay, loss_of
+        self.x, self.best = start.clone(), start.clone()
+        self.first, self.second = torch.zeros_like(start), torch.zeros_like(start)
+        self.losses, self.best_loss = torch.full_like(rates, torch.inf), torch.full_like(rates, torch.inf)
+        self.age = torch.zeros((), device=start.device)  # steps that were made
         self.num_steps = 0
-        self.best_loss = torch.full_like(self.rates, torch.inf)
-        self.best = self.x.clone()
+        self.graph: torch.cuda.CUDAGraph | None = None
 
-    def step(self, loss_of: Callable[[Tensor], Tensor]) -> Tensor:
+    def step(self) -> Tensor:
         """One step of every start; the losses before it. The best embeddings so far are kept."""
-        x = self.x.detach().requires_grad_()
-        losses = loss_of(x)
-        (slope,) = torch.autograd.grad(losses.sum(), x)
-        losses = losses.detach()
-        better = losses < self.best_loss
-        self.best_loss = torch.where(better, losses, self.best_loss)
-        self.best = torch.where(better[:, None, None, None], self.x, self.best)
-        slope = torch.nan_to_num(slope) * self.client.unknown[..., None]
+        if self.x.is_cuda and self.num_steps == _STEPS_BEFORE_CAPTURE:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._update()
         self.num_steps += 1
-        self.first = torch.lerp(slope, self.first, _BETAS[0])
-        self.second = torch.lerp(slope.square(), self.second, _BETAS[1])
-        mean = self.first / (1 - _BETAS[0] ** self.num_steps)
-        size = (self.second / (1 - _BETAS[1] ** self.num_steps)).sqrt() + _EPSILON
-        rates = self.rates * self.decay ** (self.num_steps // 50)
-        self.x = self.x - rates[:, None, None, None] * mean / size
-        return losses
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.x.is_cuda:
+            with _side_stream(self.x.device):  # autograd must have seen the stream that it is captured on
+                self._update()
+        else:
+            self._update()
+        return self.losses.clone()
+
+    def _update(self) -> None:
+        x = self.x.detach().clone().requires_grad_()
+        losses = self.loss_of(x)
+        (slope,) = torch.autograd.grad(losses.sum(), x)
+        self.losses.copy_(losses.detach())
+        better = self.losses < self.best_loss
+        self.best_loss.copy_(torch.where(better, self.losses, self.best_loss))
+        self.best.copy_(torch.where(better[:, None, None, None], self.x, self.best))
+        slope = torch.nan_to_num(slope) * self.client.unknown[..., None]
+        rates = self.rates * self.decay ** ((self.age + 1) / 50).floor()
+        self.age += 1
+        self.first.lerp_(slope, 1 - _BETAS[0])
+        self.second.lerp_(slope.square(), 1 - _BETAS[1])
+        mean = self.first / (1 - _BETAS[0] ** self.age)
+        size = (self.second / (1 - _BETAS[1] ** self.age)).sqrt() + _EPSILON
+        self.x -= rates[:, None, None, None] * mean / size
+
+
+@contextmanager
+def _side_stream(device: torch.device) -> Iterator[None]:
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def nearest_tokens(client: Client, x: Tensor) -> Tensor:

@@ -57,18 +57,18 @@ class Lamp:
         update = drop_rounding(update)
         generator = torch.Generator().manual_seed(self.seed)
         rates = torch.tensor(self.rates, device=client.model.device) * entry_size(client) / BERT_ENTRY
-        # Fewer steps end at the same rate as the paper's 2000.
-        descent = Descent(client, self._starts(client, update, generator), rates, self.decay ** (2000 / self.num_steps))
         usual = client.embeddings.norm(dim=-1).mean()
 
         def loss_of(x: Tensor) -> Tensor:
             distance = cosine_distance(terms(client, update, x, differentiable=True))
             return distance + self.norm_weight * (x.norm(dim=-1).mean((1, 2)) - usual).square()
 
+        decay = self.decay ** (2000 / self.num_steps)  # fewer steps end at the same rate as the paper's 2000
+        descent = Descent(client, self._starts(client, update, generator), rates, decay, loss_of)
         for step in range(self.num_steps):
-            descent.step(loss_of)
+            descent.step()
             if step >= self.burn_in * self.num_steps and step % self.move_every == 1:
-                descent.x = self._move(client, update, prior, descent.x, generator)
+                descent.x.copy_(self._move(client, update, prior, descent.x, generator))
         tokens = nearest_tokens(client, descent.best)
         distance = self._distances(client, update, rounded(client, descent.best, tokens))
         nats = torch.tensor([_nats(client, prior, one) for one in tokens], device=distance.device)

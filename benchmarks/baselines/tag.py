@@ -42,13 +42,13 @@ class Tag:
         rates, weights = (torch.tensor(each, device=device) for each in zip(*self.starts, strict=True))
         scale = self.update_norm / float(torch.stack([one.norm() for one in update.values()]).norm())
         start = random_starts(client, len(self.starts), generator)
-        descent = Descent(client, start, rates * entry_size(client) / BERT_ENTRY, self.decay)
 
         def loss_of(x: torch.Tensor) -> torch.Tensor:
             return absolute_distance(terms(client, update, x, differentiable=True), weights, scale)
 
+        descent = Descent(client, start, rates * entry_size(client) / BERT_ENTRY, self.decay, loss_of)
         for _ in range(self.num_steps):
-            descent.step(loss_of)
+            descent.step()
         tokens = nearest_tokens(client, descent.best)
         explained = cosine_distance(terms(client, update, client.embeddings[tokens])).detach()
         return read_texts(client, tokens[int(explained.argmin())])

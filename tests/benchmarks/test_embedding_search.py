@@ -38,11 +38,12 @@ def test_the_frame_stays_and_rounding_is_exact_on_embeddings(search, client):
 
 def test_steps_are_adams_and_every_start_has_its_own_rate(search, client):
     start = search.random_starts(client, 2, torch.Generator().manual_seed(0))
-    descent = search.Descent(client, start, torch.tensor([0.1, 0.01]), decay=1.0)
     wanted = start + 1
 
     def loss_of(x):
         return (x - wanted).square().mean((1, 2, 3))
+
+    descent = search.Descent(client, start, torch.tensor([0.1, 0.01]), decay=1.0, loss_of=loss_of)
 
     plain = start.clone()
     for row, rate in enumerate((0.1, 0.01)):
@@ -54,7 +55,7 @@ def test_steps_are_adams_and_every_start_has_its_own_rate(search, client):
             one.grad *= client.unknown[..., None]
             optimizer.step()
         plain[row] = one.detach()
-    losses = [descent.step(loss_of) for _ in range(5)]
+    losses = [descent.step() for _ in range(5)]
     torch.testing.assert_close(descent.x, plain, rtol=1e-4, atol=1e-6)
     assert (losses[-1] < losses[0]).all()
     torch.testing.assert_close(descent.best_loss, losses[-1])

@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from unmask.models import Model, adapt
 from unmask.models.attention_calls import (
     Arguments,
+    KnownRows,
     block_arguments,
     finish_attention,
     module_arguments,
@@ -51,6 +52,28 @@ def test_heads_are_those_of_a_llama_by_hand(kernel):
     elsewhere = read_heads(*ask_attention(model, POSITIONS + 1), ROWS)
     assert not torch.allclose(elsewhere[0], q, **FLOAT32)
     assert torch.allclose(elsewhere[2], v)
+
+
+@torch.no_grad()
+def test_products_of_known_rows_are_kept_unless_something_changed_them():
+    model = adapt(build("Llama"))
+    known = KnownRows(ROWS)
+    for positions in (POSITIONS, POSITIONS + 1, POSITIONS):
+        asked = ask_attention(model, positions)
+        expected = read_heads(*asked, ROWS)
+        for found, wanted in zip(read_heads(*asked, ROWS, known), expected, strict=True):
+            assert torch.equal(found, wanted)
+        assert len(known.outputs) == 3
+        for output, _ in known.outputs.values():
+            output.zero_()  # as a module that scales its queries in place
+    other = KnownRows(ROWS)
+    attention, where, arguments = ask_attention(model, POSITIONS)
+    read_heads(attention, where, arguments, ROWS, other)
+    calls = []
+    handle = attention.q_proj.register_forward_hook(lambda *call: calls.append(call[2]))
+    read_heads(attention, where, arguments, ROWS, other)
+    handle.remove()
+    assert calls[0] is other.outputs[id(attention.q_proj.weight)][0]
 
 
 @torch.no_grad()

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from unmask.models.record import KINDS, Kind, first_tensor, hook_before
@@ -23,17 +25,37 @@ class _Told(Exception):  # noqa: N818 — not an error: the pass has told what w
     """What was wanted is known; the rest of the pass is left out."""
 
 
+@dataclass(frozen=True)
+class KnownRows:
+    """Rows that are asked for at many positions, and what linear layers made of them: that is the same at all."""
+
+    rows: Tensor
+    outputs: dict[int, tuple[Tensor, int]] = field(default_factory=dict)  # by weight, with the version that was kept
+
+    def multiply(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """What a layer makes of the rows; again only where it was changed in place since."""
+        weight = args[1]
+        output, version = self.outputs.get(id(weight), (None, 0))
+        if output is None or output._version != version:
+            output = func(*args, **kwargs)
+            self.outputs[id(weight)] = output, output._version
+        return output
+
+
 class _StopAtSoftmax(TorchFunctionMode):
     """Keeps the operands of the products around the next softmax, then ends the pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Tensor, known: KnownRows | None) -> None:
         super().__init__()
+        self.given, self.known = given, known
         self.products: list[tuple[Tensor, ...]] = []
         self.is_behind = False
         self.heads: tuple[Tensor, Tensor, Tensor] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, or end the pass where values are mixed."""
+        if self.known is not None and func is functional.linear and len(args) > 1 and args[0] is self.given:
+            return self.known.multiply(func, args, kwargs or {})
         kind = KINDS.get(func)
         if kind is None:
             return func(*args, **(kwargs or {}))
@@ -53,11 +75,15 @@ class _StopAtSoftmax(TorchFunctionMode):
 
 
 def read_heads(
-    attention: nn.Module, where: int | str, arguments: Arguments, rows: Tensor
+    attention: nn.Module, where: int | str, arguments: Arguments, rows: Tensor, known: KnownRows | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (N, h, e) that an attention module makes of rows (N, d), each a text of its own."""
-    mode = _StopAtSoftmax()
-    given, options = replace_rows(arguments, where, rows[:, None])
+    """Queries, keys and values (N, h, e) that an attention module makes of rows (N, d), each a text of its own.
+
+    `known`: of the same rows, asked for before.
+    """
+    texts = rows[:, None]
+    mode = _StopAtSoftmax(texts, known)
+    given, options = replace_rows(arguments, where, texts)
     try:
         with mode:
             attention(*given, **options)

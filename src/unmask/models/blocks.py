@@ -14,6 +14,7 @@ from torch import Tensor
 from unmask.models.attention import Scores, attend, attend_behind
 from unmask.models.attention_calls import (
     Arguments,
+    KnownRows,
     block_arguments,
     finish_attention,
     module_arguments,
@@ -53,9 +54,12 @@ class Blocks(FirstInputs):
     # ---- attention
 
     def queries_keys_values(
-        self, block: int, rows: Float[Tensor, "*n d"], positions: Int[Tensor, "*n"]
+        self, block: int, rows: Float[Tensor, "*n d"], positions: Int[Tensor, "*n"], known: KnownRows | None = None
     ) -> tuple[Float[Tensor, "*n h e"], Float[Tensor, "*n g e"], Float[Tensor, "*n g e"]]:
-        """Heads of queries, keys and values, with whatever the model does to them before its softmax."""
+        """Heads of queries, keys and values, with whatever the model does to them before its softmax.
+
+        `known`: of the same rows, if they are asked for at several positions.
+        """
         place = self._place(block)
         assert place.layout.attention is not None
         name, where = place.layout.attention
@@ -68,7 +72,7 @@ class Blocks(FirstInputs):
         if len(set(asked)) == 1 and not self.scores(block).has_bias:
             asked = asked[:1]  # one text's arguments fit all of them
         arguments = self._attention_arguments(block, asked)
-        q, k, v = read_heads(self._module(block, name), where, arguments, rows.flatten(0, -2))
+        q, k, v = read_heads(self._module(block, name), where, arguments, rows.flatten(0, -2), known)
         repeats = k.shape[1] // place.layout.num_key_value_heads
         return tuple(part.unflatten(0, rows.shape[:-1]) for part in (q, k[:, ::repeats], v[:, ::repeats]))
 

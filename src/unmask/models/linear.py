@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -66,8 +65,10 @@ class TokenHead:
         logits = outputs if self.scale == 1 else outputs * self.scale
         return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
 
-    def slopes(self, logits: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
-        """How fast logits grow with what the output layer puts out."""
+    def times_slopes(self, rows: Float[Tensor, "*n k"], logits: Float[Tensor, "*n #k"] | None) -> Float[Tensor, "*n k"]:
+        """Rows times how fast logits grow with what the output layer puts out; only capped ones must be known."""
+        rows = rows if self.scale == 1 else rows * self.scale
         if self.softcap is None:
-            return torch.full_like(logits, self.scale)
-        return self.scale * (1 - (logits / self.softcap).square())
+            return rows
+        assert logits is not None
+        return rows * (1 - (logits / self.softcap).square())

@@ -110,7 +110,10 @@ class GradientSketches:
         ways = self._ways_of(weight)
         value = self._values.setdefault(name, weight.new_zeros(len(weight), ways.shape[1]))
         if isinstance(module, nn.Embedding):
-            value.index_add_(0, given.flatten(), delta @ ways)
+            tokens = given.flatten()
+            if module.padding_idx is not None:  # whose row gets no gradient
+                tokens, delta = tokens[tokens != module.padding_idx], delta[tokens != module.padding_idx]
+            value.index_add_(0, tokens, delta @ ways)
         else:
             rows = given.flatten(0, -2)
             left, right = (rows, delta) if _is_conv1d(module) else (delta, rows)
@@ -144,7 +147,7 @@ def _sum_of_bits(tensor: Tensor) -> int:
 def _can_sketch(module: nn.Module) -> bool:
     """Whether the gradient of a module's matrix is what its inputs and outputs tell."""
     if type(module) is nn.Embedding:
-        return module.padding_idx is None and module.max_norm is None and not module.scale_grad_by_freq
+        return module.max_norm is None and not module.scale_grad_by_freq
     return type(module) is nn.Linear or _is_conv1d(module)
 
 

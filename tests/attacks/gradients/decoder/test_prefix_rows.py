@@ -73,6 +73,17 @@ def test_a_small_budget_gives_the_same_rows_in_chunks(decoder):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("tokens", [FIRST, SECOND])
+def test_what_is_known_of_another_position_changes_nothing(decoder, tokens):
+    growth, _ = growth_of(decoder, "output")
+    before = growth.at(1, FIRST)
+    again, anew = growth.at(4, tokens, before), growth.at(4, tokens)
+    for name in ("states", "queries", "keys", "values"):
+        assert torch.equal(getattr(again, name), getattr(anew, name))
+    assert (again.known is before.known) == (tokens is FIRST and not decoder.learned_positions)
+
+
+@torch.no_grad()
 def test_prefixes_may_begin_later(tiny_gpt2):
     """Learned positions: the same tokens, begun at 4, have other rows."""
     growth, _ = growth_of(tiny_gpt2, "output")

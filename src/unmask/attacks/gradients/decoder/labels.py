@@ -29,7 +29,6 @@ EXPLAINED = 1e-2  # float32 gradients leave about 1e-5 of δ unexplained, a wron
 _UNEXPLAINED = 1e-3  # of the whole gradient: more than this is a row that is not among the known ones
 _SILENT = 1e-3  # of a typical δ: less arrives only by rounding, so the prefix is not in the batch or predicts nothing
 _NEGLIGIBLE = 1e-3  # of the largest weight behind a prefix: a label that least squares did not need
-_STEP = 1e-3  # of a row: the step of differences, between rounding and curvature
 _SURE = 10.0  # times that: a label expected to be weaker than this may be what a silent prefix predicts
 
 
@@ -126,7 +125,7 @@ class LabelReader:
         means = []
         for chunk in _chunks(list(range(len(self.added))), step):
             logits = self._logits(chunk)
-            means.append((logits.softmax(-1) * self.head.slopes(logits)) @ self.embedding)
+            means.append(self.head.times_slopes(logits.softmax(-1), logits) @ self.embedding)
         return torch.cat(means)
 
     def _logits(self, nodes: list[int]) -> Float[Tensor, "u vocab"]:
@@ -143,7 +142,7 @@ class LabelReader:
         named = self.embedding[labels]
         outputs = (features * named).sum(-1, keepdim=True)
         outputs = outputs if self.head.bias is None else outputs + self.head.bias[labels][:, None]
-        pull = self.means[nodes] - self.head.slopes(self.head.bounded(outputs)) * named
+        pull = self.means[nodes] - self.head.times_slopes(named, self.head.bounded(outputs))
         return self._without_foreign(backward(pull)[0])
 
     def _read(self, u: int) -> Labels:
@@ -178,8 +177,9 @@ class LabelReader:
         """
         pushed = self._push_forward(nodes)
         means = torch.einsum("ud,usd->us", self.means[nodes], pushed)
-        slopes = self.head.slopes(self._logits(nodes))[..., None]
-        candidates = means[:, None] - slopes * torch.einsum("vd,usd->uvs", self.embedding, pushed)
+        named = torch.einsum("vd,usd->uvs", self.embedding, pushed)
+        logits = None if self.head.softcap is None else self._logits(nodes)[..., None]
+        candidates = means[:, None] - self.head.times_slopes(named, logits)
         wanted = rests.to(self.sketch) @ self.sketch.T
         if known is not None and 0 < len(known) < self.sketch.shape[0]:
             frame = torch.linalg.qr(self.sketch @ known.T)[0]
@@ -195,14 +195,13 @@ class LabelReader:
     def push(self, nodes: list[int], ways: Float[Tensor, "u d"]) -> Float[Tensor, "u d"]:
         """J_u·s of one way s for each prefix: how the head's features move when what is added moves along s.
 
-        Kernels of experts have no forward derivatives: there differences do, as labels are only ranked by them.
+        Jᵀu is linear in u, so its slope is J. Forward derivatives would take most of a second to load, and kernels of
+        experts have none.
         """
-        features, added = self.features(nodes), self.added[nodes]
-        try:
-            return torch.func.jvp(features, (added,), (ways,))[1]
-        except NotImplementedError:
-            steps = _STEP * added.norm(dim=1, keepdim=True) / ways.norm(dim=1, keepdim=True)
-            return (features(added + steps * ways) - features(added - steps * ways)) / (2 * steps)
+        arrived, backward = torch.func.vjp(self.features(nodes), self.added[nodes])  # type: ignore[misc]
+        _, forward = torch.func.vjp(lambda pull: backward(pull)[0], torch.zeros_like(arrived))  # type: ignore[misc]
+        pushed: Tensor = forward(ways)[0]
+        return pushed
 
 
 def _fit(directions: Float[Tensor, "e d"], delta: Float[Tensor, " d"]) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unmask.attacks.gradients.sites import RowsOf, attention_output
 from unmask.models.adapter import Model
+from unmask.models.attention_calls import KnownRows
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class NextTokens:
     queries: Float[Tensor, "c h e"]
     keys: Float[Tensor, "c g e"]
     values: Float[Tensor, "c g e"]
+    known: KnownRows
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -55,12 +57,19 @@ class Growth:
     row_width: int
     memory_budget_bytes: int
 
-    def at(self, position: int, tokens: Int[Tensor, " c"]) -> NextTokens:
-        """What block 0 makes of tokens at a position."""
+    def at(self, position: int, tokens: Int[Tensor, " c"], before: NextTokens | None = None) -> NextTokens:
+        """What block 0 makes of tokens at a position; `before` is the same at another one.
+
+        Without learned positions only the last step depends on them.
+        """
         positions = torch.full_like(tokens, position)
-        states = self.model.embed(tokens, positions)
-        rows = self.model.attention_input(0, states)
-        return NextTokens(position, tokens, states, *self.model.queries_keys_values(0, rows, positions))
+        if before is not None and not self.model.learned_positions and torch.equal(before.tokens, tokens):
+            states, known = before.states, before.known
+        else:
+            states = self.model.embed(tokens, positions)
+            known = KnownRows(self.model.attention_input(0, states))
+        heads = self.model.queries_keys_values(0, known.rows, positions, known)
+        return NextTokens(position, tokens, states, *heads, known)
 
     def begin(self, first: NextTokens, columns: Int[Tensor, " s"]) -> Prefixes:
         """One-token prefixes."""

@@ -86,7 +86,9 @@ class Forest:
 def is_repetition(model: Model, node: Node) -> bool:
     """Whether a prefix 't t … t' of a model without absolute positions has the very rows of 't', at every layer."""
     tokens = node[1]
-    return not model.learned_positions and len(tokens) > 1 and len(set(tokens)) == 1
+    if len(tokens) < 2 or tokens[0] != tokens[-1]:  # asked for every prefix: most are told by two tokens
+        return False
+    return not model.learned_positions and len(set(tokens)) == 1
 
 
 @dataclass
@@ -103,6 +105,7 @@ class PrefixSearch:
     num_tested: int = 0
     nodes: dict[Node, float] = field(default_factory=dict)
     leaves: list[Node] = field(default_factory=list)
+    following: NextTokens | None = None  # of the position before
 
     @torch.no_grad()
     def search(self) -> Forest:
@@ -204,7 +207,9 @@ class PrefixSearch:
     def _following(self, alive: Prefixes) -> NextTokens:
         tokens = self.candidates.at(alive.next_position).to(self.model.device)
         fits = alive.next_position < self.model.max_positions
-        return self.growth.at(alive.next_position if fits else 0, tokens if fits else tokens[:0])
+        position, tokens = (alive.next_position, tokens) if fits else (0, tokens[:0])
+        self.following = self.growth.at(position, tokens, self.following)
+        return self.following
 
     def _extensions(self, alive: Prefixes, following: NextTokens) -> tuple[Tensor, Prefixes, list[float]]:
         """Accepted extensions with the places of their parents and their float64 distances."""

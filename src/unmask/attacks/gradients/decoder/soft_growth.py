@@ -65,12 +65,13 @@ class SoftGrowth:
         """All rows taken as known after each level, starting from those that are known already."""
         taken = dict(known)
         alive: Prefixes | None = None
+        following: NextTokens | None = None
         scores = torch.zeros(1)
         for level in range(self.growth.model.max_positions):
             tokens = self.candidates.at(level).to(self.growth.model.device)
             if len(tokens) == 0 or (alive is not None and len(alive) == 0):
                 return
-            following = self.growth.at(level, tokens)
+            following = self.growth.at(level, tokens, following)
             test = self._test_matrix(taken)
             with multiply_quickly():
                 ratios = self._ratios(alive, following, test)
