@@ -9,9 +9,6 @@ random rows; where it differs, there is none.
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -19,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from unmask.models.adapter import Model
 from unmask.models.blocks import Attended
+from unmask.models.fused import copy_sharing_weights
 from unmask.models.linear import Role
 
 _NUM_ROWS = 4  # that are compared
@@ -31,8 +29,7 @@ def keep_hidden_units(model: Model, units: Int[Tensor, " u"]) -> Model | None:
 
     All other weights are shared with the model.
     """
-    shared: dict[int, Any] = {id(weights): weights for weights in model.hf.parameters()}
-    kept = Model(copy.deepcopy(model.hf, shared), model.tokenizer, model.adapters, layout=model.layout)
+    kept = copy_sharing_weights(model)
     for role in (Role.MLP_IN, Role.MLP_GATE):
         layer = model.linear(role, 0)
         if layer is None:

@@ -72,7 +72,7 @@ def complete(
     run: Run, site: SpanSite, model: Model, candidates: Candidates, num_texts: int, memory_budget_bytes: int
 ) -> CompletedSpan:
     """Grow, verify and complete; what could not be verified is kept as hypotheses."""
-    growth = Growth(model, site.rows, site.span.width, memory_budget_bytes)
+    growth = Growth.at_site(site, model, memory_budget_bytes)
     soft = SoftGrowth(growth, site.span.basis, candidates, num_texts, run.generator)
     room = site.span.width - site.span.rank - _MIN_DEPENDENCIES
     known: dict[tuple[int, ...], Tensor] = {}

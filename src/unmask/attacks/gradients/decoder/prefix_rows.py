@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.sites import RowsOf, attention_output
+from unmask.attacks.gradients.sites import RowsOf, SpanSite, attention_output
 from unmask.models.adapter import Model
 from unmask.models.attention_calls import KnownRows
+from unmask.models.fused import fuse_activations
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ class Growth:
     rows_of: RowsOf
     row_width: int
     memory_budget_bytes: int
+
+    @classmethod
+    def at_site(cls, site: SpanSite, model: Model, memory_budget_bytes: int) -> Growth:
+        """Rows of a site; those that pass through activations are made with quick ones."""
+        quick = model if site.rows is attention_output else fuse_activations(model)
+        return cls(quick, site.rows, site.span.width, memory_budget_bytes)
 
     def at(self, position: int, tokens: Int[Tensor, " c"], before: NextTokens | None = None) -> NextTokens:
         """What block 0 makes of tokens at a position; `before` is the same at another one.

@@ -111,7 +111,7 @@ class PrefixSearch:
     def search(self) -> Forest:
         """Grow from every position at which a text starts: 0, or later ones under left padding."""
         span = self.site.span
-        self.growth = self.screening = Growth(self.model, self.site.rows, span.width, self.memory_budget_bytes)
+        self.growth = self.screening = Growth.at_site(self.site, self.model, self.memory_budget_bytes)
         seen = self._screen_by_units() or span
         share = (span.width - span.rank) * seen.width / max(1, (seen.width - span.rank) * span.width)
         probes = seen.probes(self.num_probes, self.run.generator) * share**0.5  # of a row of length 1 in all units
@@ -137,7 +137,7 @@ class PrefixSearch:
         if self.site.layers != ((Role.MLP_OUT, 0),) or num_units > _MOST_UNITS * span.width:
             return None
         units = torch.randperm(span.width, generator=self.run.generator)[:num_units].to(self.model.device)
-        part = keep_hidden_units(self.model, units)
+        part = keep_hidden_units(self.growth.model, units)
         if part is None:
             return None
         self.screening = Growth(part, self.site.rows, num_units, self.memory_budget_bytes)
