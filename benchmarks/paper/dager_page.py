@@ -11,7 +11,7 @@ from pathlib import Path
 from paper.dager_cells import Cell, all_cells, why_not_run
 from paper.dager_models import ENTRIES, FINETUNE_STEPS
 from paper.dager_plots import FIGURES, draw_figures
-from paper.dager_summary import Summary, best, read_results, summarise
+from paper.dager_summary import Summary, best, every_batch, read_results, summarise
 from published import published, published_cells, published_hours
 from text_sets import SETS
 
@@ -43,6 +43,9 @@ def make_page(summaries: Sequence[Summary], drawn: dict[str, str]) -> str:
     """The page in Markdown."""
 
     def lookup(model: str, data: str, texts: int, attack: str) -> Summary | None:
+        return every_batch(summaries, Cell(model, data, texts, attack))
+
+    def lookup_times(model: str, data: str, texts: int, attack: str) -> Summary | None:
         return best(summaries, Cell(model, data, texts, attack))
 
     figures = [f"### {title}\n\n{text}\n\n{drawn.get(name, NOT_DRAWN)}" for name, (title, text) in FIGURES.items()]
@@ -53,7 +56,7 @@ def make_page(summaries: Sequence[Summary], drawn: dict[str, str]) -> str:
         table_2=dager_table(2, lookup),
         table_3=dager_table(3, lookup),
         real=real_table(lookup),
-        hours=hours_table(lookup),
+        hours=hours_table(lookup_times),
         cut=cut_table(lookup),
         figures="\n\n".join(figures),
         details=details(summaries),

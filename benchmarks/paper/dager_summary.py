@@ -69,7 +69,25 @@ def summarise(results: Iterable[Result]) -> list[Summary]:
     return [Summary(*key, tuple(batches.values())) for key, batches in groups.items()]
 
 
+def every_batch(summaries: Sequence[Summary], cell: Cell) -> Summary | None:
+    """What stands in the tables of texts: all batches with one budget, on whatever machine each of them ran.
+
+    Of a batch that ran twice, the run that found less.
+    """
+    chosen = best(summaries, cell)
+    if chosen is None:
+        return None
+    alike = [one for one in summaries if one.cell == cell and one.settings == chosen.settings]
+    batches: dict[int, Result] = {}
+    for result in (result for one in alike for result in one.results):
+        batch = result["spec"]["batch"]
+        held = batches.get(batch, result)
+        batches[batch] = min(held, result, key=lambda run: (run["exact"], run["rouge2"]))
+    machines = dict.fromkeys(one.machine for one in alike)
+    return Summary(cell, chosen.settings, "; ".join(machines), tuple(batches.values()))
+
+
 def best(summaries: Sequence[Summary], cell: Cell) -> Summary | None:
-    """What stands in the tables: of rivals the larger budget, which the GPU has; else the most batches."""
+    """Batches of one machine, for times: of rivals the larger budget, which the GPU has; else the most batches."""
     found = [one for one in summaries if one.cell == cell]
     return max(found, key=lambda one: (cell.attack in RIVALS and one.on_gpu, one.num_batches), default=None)

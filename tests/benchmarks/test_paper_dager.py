@@ -206,7 +206,7 @@ def test_rivals_figures_and_the_page(room, monkeypatch):
     assert (room.data / "paper_dager_fig4.svg").is_file()
     assert "](paper_dager_fig2.svg)" in text
     row = next(line for line in text.splitlines() if line.startswith("| GPT-2 | CoLA | 1 |"))
-    assert "| 73.3 / 43.3 | not run: 5 to 9 minutes a batch on a GPU | 100.0 / 100.0 |" in row
+    assert "| 73.3 / 43.3 | not run: no time left on a GPU | 100.0 / 100.0 |" in row
     assert row.count("100.0 / 100.0 (1)") >= 1
     assert text.count("not run: ") > 100
     assert "0 falsely certain" in text
@@ -221,6 +221,21 @@ def test_without_the_cut_large_batches_count_nothing(room):
     summary = room.dager_summary.Summary(cell, "", "core", ({**one, "tokens": 8}, {**one, "tokens": 9}))
     assert summary.rouge() == (100, 50)
     assert summary.rouge_without_cut() == (50, 25)
+
+
+def test_tables_of_texts_count_every_batch_and_of_two_runs_the_worse(room):
+    cell = room.dager_cells.Cell("bert", "cola", 4, "ours")
+
+    def run(batch: int, exact: int):
+        return {"spec": {"batch": batch}, "exact": exact, "rouge2": exact / 4}
+
+    core = room.dager_summary.Summary(cell, "", "core", (run(0, 3),))
+    gpu = room.dager_summary.Summary(cell, "", "NVIDIA H200", (run(0, 4), run(1, 4)))
+    less = room.dager_summary.Summary(cell, "a smaller budget", "core", (run(2, 1),))
+    both = room.dager_summary.every_batch([core, gpu, less], cell)
+    assert [one["exact"] for one in both.results] == [3, 4]
+    assert both.machine == "core; NVIDIA H200"
+    assert room.dager_summary.every_batch([gpu], room.dager_cells.Cell("bert", "cola", 2, "ours")) is None
 
 
 def test_rivals_on_a_gpu_stand_in_the_table(room):
