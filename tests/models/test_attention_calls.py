@@ -111,3 +111,11 @@ def test_blocks_are_as_before_even_after_an_error():
     with pytest.raises(TypeError):
         module_arguments(blocks[0], blocks[0].mlp, ((), {}))
     assert not blocks[0].mlp._forward_pre_hooks
+
+
+@torch.no_grad()
+def test_products_with_a_part_of_a_weight_are_not_kept():
+    known, weight = KnownRows(ROWS), torch.nn.Parameter(torch.randn(6, ROWS.shape[1]))
+    for part in (slice(0, 3), slice(3, 6)):
+        assert torch.equal(known.multiply(torch.nn.functional.linear, (ROWS, weight[part]), {}), ROWS @ weight[part].T)
+    assert known.outputs == {}

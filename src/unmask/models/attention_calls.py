@@ -35,6 +35,8 @@ class KnownRows:
     def multiply(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """What a layer makes of the rows; again only where it was changed in place since."""
         weight = args[1]
+        if not isinstance(weight, nn.Parameter):  # a part that was cut out for this call: another may get its id
+            return func(*args, **kwargs)
         output, version = self.outputs.get(id(weight), (None, 0))
         if output is None or output._version != version:
             output = func(*args, **kwargs)

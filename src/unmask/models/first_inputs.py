@@ -15,10 +15,8 @@ from unmask.models.parts import Parts
 from unmask.models.roles import STREAM
 from unmask.models.wiring import Sum
 
-_ROWS_AT_ONCE, _ROWS_IN_CACHE = (
-    16384,
-    1024,
-)  # of a vocabulary; on a processor norms are quick while rows stay in its cache
+_ROWS_AT_ONCE = 16384  # of a vocabulary
+_ROWS_IN_CACHE = 1024  # the same on a processor, where norms are quick while rows stay in its cache
 
 
 class FirstInputs(Parts):
