@@ -2,8 +2,7 @@
 
 python benchmarks/run.py gradients decoders_cuda [--texts 1 8 32 128 160] [--blocks 2] [--repeats 3] [--out …]
 
-Beside them the seconds of one forward and one backward pass over the same texts, by transformers in float32, to the
-inputs alone: whoever confirms texts by running the client again cannot be quicker.
+Beside them the seconds of the client's own passes over the same texts (`passes.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from gradients.passes import run_both_ways
 from synthetic import llama_2_7b_shape, zipf_batch
 
 from unmask.attacks.gradients.decoder.attack import DecoderAttack
@@ -84,23 +84,6 @@ def timed(work, repeats: int, on_gpu: bool) -> tuple:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds[1:]), result
-
-
-def run_both_ways(model, texts: list[list[int]]) -> None:
-    """A forward and a backward pass over right-padded texts, in float32 and to the inputs alone."""
-    rows = [torch.tensor(text) for text in texts]
-    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(model.device)
-    lengths = torch.tensor([len(row) for row in rows], device=model.device)
-    mask = (torch.arange(tokens.shape[1], device=model.device) < lengths[:, None]).long()
-    inputs = model.hf.get_input_embeddings()(tokens).detach().requires_grad_()
-    trained = [p for p in model.hf.parameters() if p.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    labels = tokens.masked_fill(mask == 0, -100)
-    loss = model.hf(inputs_embeds=inputs, attention_mask=mask, labels=labels).loss
-    torch.autograd.grad(loss, inputs)
-    for parameter in trained:
-        parameter.requires_grad_(True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def run_of(edition: str, seconds: float, size: int = 8) -> dict:
 
 def test_the_table_has_rates_and_ratios(speed: ModuleType) -> None:
     table = speed.report([run_of("before", 60.0), run_of("now", 16.0)])
-    assert "| prompts | 8 | 1 | 60.0 | 16.0 | 3.2 | 12.0 | 3.8× | 8 of 8 | 8 of 8 | 0 |" in table
+    assert "| prompts | 8 | 1 | 60.0 | 16.0 | 3.2 | 12.0 | 3.8× | – | 8 of 8 | 8 of 8 | 0 |" in table
+    with_passes = [run_of("before", 60.0), {**run_of("now", 16.0), "passes": 2.04}]
+    assert "| 3.8× | 2.0 | 8 of 8 |" in speed.report(with_passes)
     sizes = [run_of(edition, float(size), size) for size in (4, 8) for edition in ("before", "now")]
     assert "slope of the seconds in the number of texts before 1.00, now 1.00" in speed.report(sizes)
 

@@ -43,11 +43,15 @@ def is_quantised(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _plain(module: Any, float_type: torch.dtype) -> nn.Linear:
-    """y = x·Wᵀ + b of a layer that computes it in its own way."""
+    """y = x·Wᵀ + b of a layer that computes it in its own way, as it does in training.
+
+    Without gradients bitsandbytes repacks weights for some CPUs, for good, and rounds what comes out to bfloat16.
+    """
     device = next((each.device for each in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     unit = torch.eye(module.in_features, dtype=float_type, device=device)
     bias = getattr(module, "bias", None)
-    with_bias = module(unit).to(float_type)
+    with torch.enable_grad():
+        with_bias = module(unit.requires_grad_()).detach().to(float_type)
     layer = nn.Linear(module.in_features, module.out_features, bias is not None, device=device, dtype=float_type)
     if bias is not None:
         with_bias = with_bias - bias.to(with_bias)
