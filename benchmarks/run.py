@@ -110,6 +110,8 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Pass everything on to the script of the mode."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if len(arguments) == 1 and arguments[0] not in ("-h", "--help", *ROOMS):
+        raise SystemExit(f"there is no room '{arguments[0]}'; choose one of these benchmarks:\n\n{listing()}")
     if len(arguments) < 2:
         print(listing())
         return

@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.data and not options.data.is_file():
+        parser.error(f"{options.data} is no file; give a file of lines with --data")
     where = machine() if options.device == "cpu" else torch.cuda.get_device_name()
     print(f"GPT-2 shape (12 blocks, width 768), classification; {where}")
     print(f"{'texts':>6} {'prefixes':>9} {'b/d':>6} {'exact':>9} {'false':>6} {'seconds':>8}  status")

@@ -34,6 +34,7 @@ from unmask.audit.running.time_limit import time_limit
 from unmask.errors import UnmaskError
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "paper-dager.md"
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -63,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.only_page:
         run_jobs(options)
     if options.page or options.only_page:
-        write_page(options.results, options.page or ROOT / "docs" / "paper-dager.md")
+        write_page(options.results, options.page or PAGE)
+        print(f"wrote {options.page or PAGE}")
     return None
 
 
@@ -93,6 +95,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"{options.data} has no {missing[0]}.tsv; give the folder that holds it with --data")
     if options.batches < 1:
         parser.error("--batches must be at least 1")
+    page = options.page or PAGE
+    if not page.parent.is_dir():
+        parser.error(f"{page.parent} is no folder; make it first, or write the page somewhere else")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("this machine has no GPU that torch can use; leave --device out")
     return options
@@ -102,6 +107,8 @@ def run_jobs(options: argparse.Namespace) -> None:
     """One job after the other; a line each on standard output."""
     ends = time.monotonic() + (options.seconds or float("inf"))
     jobs = plan(options)
+    if not jobs:
+        raise SystemExit(f"no cell that this device can do fits {' '.join(options.cells)}; --list prints all cells")
     if options.list:
         print("\n".join(dict.fromkeys(job.name for job in jobs)))
         return

@@ -58,6 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
     options = parser.parse_args(arguments)
+    if not options.docs.is_dir():
+        parser.error(f"{options.docs} is no folder; make it first, or name another one with --docs")
+    if options.only_page and not options.results.is_file():
+        parser.error(f"{options.results} does not exist; measure some parts first, without --only-page")
     torch.set_num_threads(1)
     stored = json.loads(options.results.read_text()) if options.results.exists() else {}
     for part in [] if options.only_page else options.parts:

@@ -42,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "paper_unmasking.json")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the page and its plots")
     options = parser.parse_args(arguments)
+    if not options.docs.is_dir():
+        parser.error(f"{options.docs} is no folder; make it first, or name another one with --docs")
+    if options.only_page and not options.out.is_file():
+        parser.error(f"{options.out} does not exist; measure some parts first, without --only-page")
     torch.set_num_threads(1)
     results = json.loads(options.out.read_text()) if options.out.exists() else {"parts": {}}
     for part in () if options.only_page else options.parts:

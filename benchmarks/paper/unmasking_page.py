@@ -22,7 +22,10 @@ def write_page(results: dict, folder: Path) -> None:
     sections = [_SECTIONS[name](rows) if rows else _missing(name) for name, rows in parts.items()]
     machine = results.get("machine", "no machine")
     (folder / PAGE).write_text("\n\n".join([_head(machine, parts), *sections, _TAIL]) + "\n", encoding="utf-8")
-    print(f"wrote {folder / PAGE}" + (f" and {', '.join(drawn)}" if drawn else "; matplotlib is missing: no plots"))
+    print(
+        f"wrote {folder / PAGE}"
+        + (f" and {', '.join(drawn)}" if drawn else "; no plots, for want of matplotlib or results")
+    )
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -42,3 +42,23 @@ def test_every_script_of_a_room_is_in_the_list_or_imported_by_one(run: ModuleTyp
         for path in (BENCHMARKS / room).glob("*.py"):
             name = f"{room}.{path.stem}"
             assert name in listed or f"from {name} import" in sources or f"from {room} import {path.stem}" in sources
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], ""),
+        (["paper", "queries", "--only-page", "--results", "nosuch.json"], "nosuch.json does not exist"),
+        (["paper", "unmasking", "--only-page", "--out", "nosuch.json"], "nosuch.json does not exist"),
+        (["paper", "unmasking", "--docs", "nofolder"], "nofolder is no folder"),
+        (["paper", "dager", "--only-page", "--page", "nofolder/x.md"], "nofolder is no folder"),
+        (["gradients", "beyond", "--data", "nosuch.tsv"], "nosuch.tsv is no file"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_written(
+    run: ModuleType, arguments: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit) as ending:
+        run.main(arguments)
+    assert ending.value.code not in (0, None)
+    assert message in capsys.readouterr().err

@@ -48,7 +48,8 @@ def attend(
 ) -> Float[Tensor, "*batch q o"]:
     """What every query reads from the keys that it may see."""
     repeats = queries.shape[-2] // keys.shape[-2]
-    keys, values = (part.repeat_interleave(repeats, dim=-2) for part in (keys, values))
+    if repeats > 1:
+        keys, values = (part.repeat_interleave(repeats, dim=-2) for part in (keys, values))
     scores = rule.bound(torch.einsum("...qhe,...jhe->...hqj", queries, keys) * rule.scale)
     scores = scores if bias is None else scores + bias
     scores = scores.masked_fill(~visible[..., None, :, :], torch.finfo(scores.dtype).min)

@@ -217,7 +217,7 @@ def labels_and_head(
 
     Those that are drawn have the size of transformers' own.
     """
-    own = _own_head(model)
+    own = model.classifier
     if weights is not None and not (isinstance(weights, Tensor) and weights.ndim == 2):
         raise InputError(f"the head must be a matrix of torch (labels, width), got {type(weights).__name__}")
     if weights is not None and weights.shape[1] != model.width:
@@ -243,8 +243,8 @@ def class_logits(
     model: Model, inputs: dict[str, Any], batch: Batch, pooling: Pooling, fresh_head: nn.Module | None
 ) -> Float[Tensor, "texts labels"]:
     """What the model's own head says of each text, else the fresh one, in float32 at least."""
-    head = _own_head(model) or fresh_head
-    if head is not fresh_head and not model.causal:
+    head = model.classifier or fresh_head
+    if head is not fresh_head and (not model.causal or (pooling == "last" and model.unread_end is not None)):
         return precise(model.hf(**inputs).logits)
     assert head is not None  # `labels_and_head` makes one where the model has none
     return precise(head(_pool(model.body(**inputs).last_hidden_state, batch, pooling)))
@@ -253,11 +253,6 @@ def class_logits(
 def precise(logits: Tensor) -> Tensor:
     """Logits as a loss takes them: half precision becomes float32."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-
-
-def _own_head(model: Model) -> nn.Module | None:
-    """The classification head that the model has itself."""
-    return getattr(model.hf, "score", None) or getattr(model.hf, "classifier", None)
 
 
 def _pool(states: Float[Tensor, "texts n d"], batch: Batch, pooling: Pooling) -> Float[Tensor, "texts d"]:

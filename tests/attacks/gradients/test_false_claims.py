@@ -347,6 +347,77 @@ def test_a_language_model_that_is_called_a_classifier(small_llama, seed):
     assert recovery.status is Status.PARTIAL
 
 
+@pytest.mark.parametrize("num_texts", [None, 2])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("model", ["small_llama", "tiny_gpt2"])
+def test_whatever_pooling_is_stated_beside_it(model, pooling, num_texts, request):
+    """With an output layer of its own, and with one that is tied to the embedding: every prefix was a certain text."""
+    model, texts = request.getfixturevalue(model), [(471, 312, 245, 323), (36, 313, 9, 468, 431, 243)]
+    said = {"task": "classification", "pooling": pooling, "num_texts": num_texts}
+    recovery = recover_text(GradientEvidence.of(model, observe_gradients(model, texts).gradients, **said), model)
+    assert_nothing_false(recovery, texts)
+    assert "this is next-token training" in recovery.reason
+    assert all_covered(recovery, texts)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_classifiers_of_transformers_do_not_read_padding_tokens_at_the_end(family, side):
+    """A text may end in the very token that is also padding, as GPT-2's often do."""
+    if family == "gpt2":
+        hf_class, config = transformers.GPT2ForSequenceClassification, gpt2_config()
+    else:
+        hf_class, config = transformers.LlamaForSequenceClassification, transformers.LlamaConfig(**llama_sizes())
+    model = adapt(random_model(hf_class, config, 3))
+    padding = model.unread_end
+    assert padding == model.hf.config.pad_token_id
+    texts = [(5, 6, 7, padding), (8, 9, 10, 11, 12, padding), (30, 31)]
+    evidence = observe_gradients(model, texts, task="classification", labels=[0, 1, 1], padding_side=side)
+    recovery = recover_text(evidence, model)
+    assert_nothing_false(recovery, texts)
+    assert all_covered(recovery, texts)
+    assert f"takes token {padding} at the end of a text for padding" in recovery.reason
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_client_that_predicts_its_padding(family, seed):
+    """labels=input_ids on a padded batch: what follows the shorter texts is padding, and no part of them."""
+    model = wide_model(family, 128, vocab=500)
+    generator = torch.Generator().manual_seed(seed)
+    texts = [tuple(torch.randint(5, 498, (size,), generator=generator).tolist()) for size in (4, 6, 3)]
+    ids = torch.full((3, 6), model.pad_token)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)], mask[row, : len(text)] = torch.tensor(text), 1
+    loss = model.hf(input_ids=ids, attention_mask=mask, labels=ids).loss
+    names, parameters = zip(*model.hf.named_parameters(), strict=True)
+    gradients = dict(zip(names, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True))
+    known = {name: g.detach() for name, g in gradients.items() if g is not None}
+    stated = GradientEvidence.of(model, known, num_texts=3, all_tokens_predicted=True)
+    recovery = recover_text(stated, model)
+    assert certain(recovery) <= as_counter(texts), recovery.reason
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_of_a_teacher_are_not_read_as_many_labels(seed):
+    """Distillation sends every probability: nearly as many labels as dimensions explain that, or anything."""
+    model, teacher = (
+        adapt(random_model(transformers.GPT2LMHeadModel, gpt2_config(n_embd=32, n_layer=2), one))
+        for one in (seed, seed + 100)
+    )
+    texts = [(471, 312, 245, 323), (36, 313, 9, 468, 431, 243)]
+    gradients: dict[str, Tensor] = {}
+    for text in texts:
+        ids = torch.tensor([text])
+        wanted = teacher.hf(input_ids=ids).logits.softmax(-1).detach()
+        loss = functional.cross_entropy(model.hf(input_ids=ids).logits[0], wanted[0])
+        names, parameters = zip(*model.hf.named_parameters(), strict=True)
+        for name, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
+            gradients[name] = gradients.get(name, torch.zeros(())) + gradient.detach()
+    assert_nothing_false(recover_text(GradientEvidence.of(model, gradients), model), texts)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_packed_texts_whose_positions_start_anew(family):
     """The first token of the next text is a label of this one, and no end of it."""

@@ -74,6 +74,7 @@ def test_files_and_lists(tmp_path: Path):
             ({"file": "a", "lines": 3}, "not understood"),
             ({"file": 3}, "must be a path"),
             ({"file": "none"}, "no file"),
+            ({"file": "."}, "is a folder"),
         ),
         *(({"texts": []}, "none empty"), ({"texts": "abc"}, "none empty"), ({"texts": ["a", " "]}, "none empty")),
         *(({"texts": ["a"], "limit": 0}, "limit"), ({"texts": ["a"], "limit": True}, "limit")),

@@ -126,5 +126,7 @@ def _lines(path: Path) -> list[str]:
         return [line.removesuffix("\r") for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except FileNotFoundError:
         raise InputError(f"there is no file {path}; give a UTF-8 file with one text a line") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder; give a UTF-8 file with one text a line") from None
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} cannot be read as UTF-8 text ({error}); give one text a line") from None

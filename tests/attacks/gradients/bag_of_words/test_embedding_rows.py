@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.models.families import build
 from tests.sampling import sample
 from torch import Tensor
 from torch.nn import functional
@@ -24,7 +25,7 @@ from unmask.attacks.gradients.bag_of_words.embedding_rows import (
 )
 from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence, Task, Update
-from unmask.models import Model
+from unmask.models import Model, adapt
 from unmask.protocols import observe_fedavg, observe_gradients
 from unmask.protocols.batch import make_batch
 from unmask.recovery import Status
@@ -128,6 +129,15 @@ def test_positions_that_were_filled(tiny_gpt2, tiny_bert, tiny_llama):
         assert positions is not None
         assert positions.tolist() == list(range(max(map(len, TEXTS))))
     assert positions_from_rows(observe_gradients(tiny_llama, TEXTS), tiny_llama) is None
+
+
+def test_rows_in_front_of_position_0_are_no_positions():
+    """OPT's table has two of them."""
+    model = adapt(build("OPT"))
+    assert model.layout.embedding.offset == 2
+    positions = positions_from_rows(observe_gradients(model, TEXTS, task="classification"), model)
+    assert positions is not None
+    assert positions.tolist() == list(range(max(map(len, TEXTS))))
 
 
 def test_a_tied_output_layer_moves_every_row_and_tells_nothing(tiny_gpt2, tiny_qwen2, tiny_llama):

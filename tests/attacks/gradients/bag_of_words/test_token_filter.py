@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.tiny_models import VOCAB
 
-from unmask.attacks.gradients.bag_of_words.token_filter import Candidates, filter_tokens
+from unmask.attacks.gradients.bag_of_words.token_filter import Candidates, filter_tokens, merge_equal
 from unmask.linalg.gap import Gap
 from unmask.linalg.subspace import Span, column_span
-from unmask.models import Model
+from unmask.models import Model, adapt
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49]]
 # Rows in float32 are 1e-7 to 1e-6 outside their own span. Tokens that do not occur are 0.1 away; where positions are
@@ -102,3 +103,24 @@ def test_candidates_at_a_position_that_nobody_filled_are_none():
     assert candidates.at(0).tolist() == [3, 5]
     assert candidates.at(7).tolist() == []
     assert candidates.tokens == {3, 5}
+
+
+def test_a_token_that_passes_beside_one_of_the_batch_is_of_its_class(tiny_llama):
+    """Of a difference of two rows only a part lies outside of a nearly full span: so far apart they may both pass."""
+    rows = tiny_llama.parameter(tiny_llama.token_embedding).detach()
+    other = rows[17] + 0.02 * rows[17].norm() * torch.nn.functional.normalize(rows[99], dim=0)
+    near = adapt(tiny_llama.to().hf)
+    with torch.no_grad():
+        near.parameter(near.token_embedding)[250] = other
+    everyone = {-1: torch.tensor([5, 17, 250])}
+    alone = Candidates(everyone, Gap(1e-3, 1e-2), 500)
+    assert merge_equal(alone, near, told_apart=False).classes == ()
+    assert merge_equal(replace(alone, reach=0.05), near, told_apart=False).classes == ((17, 250),)
+    assert merge_equal(replace(alone, reach=0.05), near, told_apart=True).equal == {}
+
+
+@pytest.mark.parametrize("rank", [10, 60, 63])
+def test_the_fuller_the_span_the_farther_it_reaches(tiny_llama, rank):
+    basis = torch.linalg.qr(torch.randn(64, rank, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
+    candidates = run(tiny_llama, Span(basis, torch.ones(rank), 64, 9.0, 0.0))
+    assert candidates.reach == pytest.approx(4 * candidates.gap.threshold * (64 / (64 - rank)) ** 0.5)

@@ -8,6 +8,7 @@ from tests.reference.layer_inputs import layer_inputs
 
 from unmask.attacks.gradients.decoder.prefix_rows import Growth
 from unmask.attacks.gradients.sites import down_site, output_site
+from unmask.linalg import quick_products
 from unmask.models import Model, Role
 from unmask.protocols import observe_gradients
 
@@ -22,6 +23,14 @@ def decoder(request: pytest.FixtureRequest) -> Model:
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(params=[False, True], ids=["all digits", "quick"])
+def tolerance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Of rows that are screened, relative: on some CPUs they have two digits or three."""
+    if not request.param:
+        monkeypatch.setattr(quick_products, "_has_tiles", lambda: False)
+    return 1e-2 if request.param and quick_products._has_tiles() else PARITY
+
+
 def growth_of(model: Model, site: str, budget: int = 2**30) -> tuple[Growth, str]:
     make, role = SITES[site]
     found = make(observe_gradients(model, [[5, 17, 99]], task="classification"), model)
@@ -32,13 +41,13 @@ def expected(model: Model, parameter: str, *tokens: int) -> torch.Tensor:
     return layer_inputs(model, torch.tensor([tokens]), parameter)[0, -1]
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, atol=PARITY, rtol=PARITY)
+def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = PARITY) -> None:
+    torch.testing.assert_close(ours, theirs, atol=max(PARITY, tolerance * float(theirs.norm())), rtol=PARITY)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("site", SITES)
-def test_rows_are_those_of_the_forward_pass(decoder, site):
+def test_rows_are_those_of_the_forward_pass(decoder, site, tolerance):
     growth, parameter = growth_of(decoder, site)
     first, second, third = (growth.at(place, tokens) for place, tokens in enumerate((FIRST, SECOND, THIRD)))
     for row, token in zip(growth.first_rows(first), FIRST.tolist(), strict=True):
@@ -51,16 +60,16 @@ def test_rows_are_those_of_the_forward_pass(decoder, site):
     assert begin == 0
     matrix = torch.randn(rows.shape[-1], 7, generator=torch.Generator().manual_seed(0))
     ((_, products),) = growth.extension_products(twos, third, matrix)
-    close(products, rows @ matrix)
+    close(products, rows @ matrix, tolerance)
     for prefix, extended in zip(twos.tokens.tolist(), rows, strict=True):
         for token, row in zip(THIRD.tolist(), extended, strict=True):
-            close(row, expected(decoder, parameter, *prefix, token))
+            close(row, expected(decoder, parameter, *prefix, token), tolerance)
     for prefix, row in zip(twos.tokens.tolist(), growth.rows_of_prefixes(twos), strict=True):
         close(row, expected(decoder, parameter, *prefix))
 
 
 @torch.no_grad()
-def test_a_small_budget_gives_the_same_rows_in_chunks(decoder):
+def test_a_small_budget_gives_the_same_rows_in_chunks(decoder, tolerance):
     pieces = {}
     for budget in (1, 2**30):
         growth, _ = growth_of(decoder, "down", budget)
@@ -69,7 +78,7 @@ def test_a_small_budget_gives_the_same_rows_in_chunks(decoder):
         pieces[budget] = [begin for begin, _ in chunks], torch.cat([rows for _, rows in chunks])
     assert pieces[1][0] == [0, 1, 2]
     assert pieces[2**30][0] == [0]
-    close(pieces[1][1], pieces[2**30][1])
+    close(pieces[1][1], pieces[2**30][1], tolerance)
 
 
 @torch.no_grad()

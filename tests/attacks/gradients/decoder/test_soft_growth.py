@@ -11,6 +11,7 @@ from unmask.attacks.gradients.decoder import soft_growth
 from unmask.attacks.gradients.decoder.beyond_width import wide_site
 from unmask.attacks.gradients.decoder.prefix_rows import Growth
 from unmask.attacks.gradients.decoder.soft_growth import SoftGrowth
+from unmask.linalg import quick_products
 from unmask.linalg.gap import Gap
 from unmask.models import Model
 from unmask.protocols import observe_gradients
@@ -100,6 +101,7 @@ def test_few_prefixes_do_not_tell_what_is_usual_of_a_token():
 @torch.no_grad()
 def test_a_sketch_rules_out_only_tokens_that_are_far(soft, texts, monkeypatch):
     """The best tokens behind a prefix, and what is usual, are those that every token measured in full gives."""
+    monkeypatch.setattr(quick_products, "_has_tiles", lambda: False)
     prefixes = soft.growth.begin(soft.growth.at(0, soft.candidates.at(0)), torch.arange(4))
     following = soft.growth.at(1, soft.candidates.at(1))
     matrix = soft._test_matrix({})

@@ -67,7 +67,11 @@ def find_doubtful_tokens(evidence: GradientEvidence, model: Model) -> frozenset[
 def positions_from_rows(evidence: GradientEvidence, model: Model) -> Tensor | None:
     """Positions that were filled, where positions are learned and their embedding is shared."""
     name = model.position_embedding
-    return None if name is None else _moved_rows(evidence, model, name)
+    moved = None if name is None else _moved_rows(evidence, model, name)
+    if moved is None:
+        return None
+    offset = model.layout.embedding.offset  # rows in front of that of position 0 belong to no token
+    return moved[moved >= offset] - offset
 
 
 def _moved_rows(evidence: GradientEvidence, model: Model, name: str) -> Tensor | None:

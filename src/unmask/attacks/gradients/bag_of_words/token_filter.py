@@ -17,6 +17,8 @@ from unmask.models.adapter import Model
 _SHORTLIST = 0.5
 # Embeddings that differ by less leave rows that differ by less, which noise and rounding may hide.
 EQUAL = 1e-2
+# Differences of which less than usual lies outside the span, and inputs that are longer than embeddings.
+_REACH = 4.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Candidates:
     unseen: frozenset[int] = frozenset()  # candidates that may occur or not: this evidence does not show it
     equal: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     told_apart: bool = False
+    reach: float = 0.0  # how far from a token that occurs another one may be and seem to occur as well
 
     def at(self, position: int) -> Tensor:
         """Tokens that may stand at a position; none beyond the longest text."""
@@ -62,8 +65,8 @@ def merge_equal(candidates: Candidates, model: Model, told_apart: bool) -> Candi
     """The candidates with one token for each class of nearly equal embeddings."""
     tokens = torch.tensor(sorted(candidates.searched | candidates.unseen), dtype=torch.long)
     rows = model.parameter(model.token_embedding).detach()[tokens.to(model.device)]
-    # What the span test lets pass, it would let pass at this distance from a token of the batch.
-    near = near_rows(rows, range(len(tokens)), EQUAL if told_apart else max(EQUAL, candidates.gap.threshold))
+    reach = max(EQUAL, candidates.reach, candidates.gap.threshold)
+    near = near_rows(rows, range(len(tokens)), EQUAL if told_apart else reach)
     first = {int(tokens[place]): int(tokens[min(others)]) for place, others in near.items()}
     equal: dict[int, list[int]] = {}
     for token, representative in first.items():
@@ -107,7 +110,9 @@ def filter_tokens(
     assert gap is not None  # a model has at least one position
     passing = {p: tokens[distances <= gap.threshold] for p, (tokens, distances) in shortlists.items()}
     by_position = passing if model.learned_positions else {-1: passing.get(0, torch.zeros(0, dtype=torch.long))}
-    return Candidates(by_position, gap, model.vocab_size * (position + 1))
+    hidden = ((span.width - span.rank) / span.width) ** 0.5  # how much of a random difference lies outside the span
+    reach = _REACH * gap.threshold / max(hidden, 1e-9)
+    return Candidates(by_position, gap, model.vocab_size * (position + 1), reach=reach)
 
 
 def _shortlist(model: Model, span: Span, projected: Tensor, position: int) -> tuple[Tensor, Tensor, float]:

@@ -39,6 +39,7 @@ _NO_TASK = (
 _READS_INSIDE = (
     "the loss reads most tokens, so its last label may come after the text; state pooling='mean' if it takes a mean"
 )
+_UNREAD = "the model's own classifier takes token {} at the end of a text for padding and does not read it"
 _MASKED = "if labels are masked, the tokens under them cannot be seen; state all_tokens_predicted=True if none are"
 
 
@@ -190,6 +191,8 @@ def _open_points(
         points.append(open_end(_NO_TASK))
     elif findings.reads_inside:
         points.append(open_end(_READS_INSIDE))
+    elif not findings.labelled and evidence.head is None and (skipped := findings.model.unread_end) is not None:
+        points.append(open_end(_UNREAD.format(skipped)))
     elif findings.labelled and not findings.has_ends:
         points.append(open_end("its last token is only a label, and the update lacks the tensors that show labels"))
     elif findings.has_masked_labels and not findings.is_replayed:
@@ -222,8 +225,8 @@ def _why_counts_are_open(
     counts = {ending.count for ending in findings.endings}
     if findings.confirmation.proof is Proof.CLIENT and evidence.num_clients == 1 and len(counts) > 1:
         total = sum(ending.count for ending in findings.endings)
-        if total > evidence.num_texts:
-            return f"the client sends this update for {count_noun(total, 'text')}, but {evidence.num_texts} were stated"
+        if total > (stated := evidence.num_texts):
+            return f"the client sends this update for {count_noun(total, 'text')}, but {stated} were stated"
     if num_found == evidence.num_texts and findings.explains_everything and everyone:
         return None  # each of them occurs, so each occurs once
     if not _counts_are_told(evidence, findings):
@@ -241,13 +244,13 @@ def _is_covered(findings: SearchResult, ending: TextEnding) -> bool:
     if findings.is_replayed:
         return True
     start, tokens = ending.node
-    prefixes = {(start, tokens[:length]) for length in range(1, len(tokens) + 1)}
-    # In front of a text that is padded on the left, padding predicts its first token, and seems to be a text.
-    is_padding = tokens[0] == findings.model.pad_token and findings.labelled
+    # Padding whose labels count seems to be a part of the text: in front of it, and behind it.
+    is_padding = findings.model.pad_token in (tokens[0], tokens[-1]) and findings.labelled
     if ending.is_traceless or is_padding:
         return False
     explained = EXPLAINED if findings.explains_everything else _EXPLAINED_WHILE_MISSING
-    return findings.is_clear and ending.residual <= explained and not prefixes & findings.doubtful
+    is_doubtful = any((start, tokens[:length]) in findings.doubtful for length in range(1, len(tokens) + 1))
+    return findings.is_clear and ending.residual <= explained and not is_doubtful
 
 
 def _is_part_of_another(evidence: GradientEvidence, findings: SearchResult, ending: TextEnding) -> bool:
@@ -273,9 +276,8 @@ def _worst(forest: Forest, node: Node) -> float:
 
 
 def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
-    rank = findings.rank
+    rank, total = findings.rank, sum(text.count for text in texts)
     num_found, num_certain = len(texts), sum(text.certain for text in texts)
-    total = sum(text.count for text in texts)
     if not findings.is_clear and not findings.is_replayed:
         why = (
             f"more prefixes pass at the {findings.site} than its rank {rank} allows"
@@ -313,7 +315,6 @@ def _no_ends(findings: SearchResult) -> str:
 
 
 def _describe_unexplained(findings: SearchResult, rank: int) -> str:
-    explained = findings.num_distinct_rows
-    if explained != rank:
+    if (explained := findings.num_distinct_rows) != rank:
         return f"they explain {explained} of the gradient's {rank} directions: a text is missing, or padding predicts"
     return "no replay of them explains the whole update: texts are missing, or the client was not as stated"

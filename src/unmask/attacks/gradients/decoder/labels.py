@@ -23,7 +23,9 @@ from unmask.models.linear import TokenHead
 
 _SKETCH = 32  # random directions that rank all labels of the vocabulary before a few are tested exactly
 _FINALISTS = 8
-_MAX_LABELS = 64  # different labels behind one prefix
+# Different labels behind one prefix, and no more than an eighth of the width: many labels in few dimensions explain
+# anything. What low-rank adapters show of δ is too narrow for that: there the replay alone decides.
+_MAX_LABELS, _FEW_LABELS, _LABELS_OF_WIDTH = 64, 8, 8
 _USEFUL = 0.9  # a label that leaves more of the rest than this is not one
 EXPLAINED = 1e-2  # float32 gradients leave about 1e-5 of δ unexplained, a wrong label 0.3 and more
 _UNEXPLAINED = 1e-3  # of the whole gradient: more than this is a row that is not among the known ones
@@ -153,7 +155,8 @@ class LabelReader:
         delta = self.arrived[u].double()
         directions = self.directions(torch.full((len(labels),), u), torch.tensor(labels, dtype=torch.long))
         weights, rest = _fit(directions.double(), delta)
-        while float(rest.norm()) > EXPLAINED * float(delta.norm()) and len(labels) < _MAX_LABELS:
+        most = min(_MAX_LABELS, max(_FEW_LABELS, len(delta) // _LABELS_OF_WIDTH))
+        while float(rest.norm()) > EXPLAINED * float(delta.norm()) and len(labels) < most:
             ranked = self._rank([u], rest[None], _FINALISTS + len(labels), directions)[0].tolist()
             finalists = [y for y in ranked if y not in labels][:_FINALISTS]
             extra = self.directions(torch.full((len(finalists),), u), torch.tensor(finalists))

@@ -10,9 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.gradients.sites import RowsOf, SpanSite, attention_output
+from unmask.linalg.quick_products import multiply_quickly
 from unmask.models.adapter import Model
 from unmask.models.attention_calls import KnownRows
 from unmask.models.fused import fuse_activations
+
+_NEAR_CACHE_BYTES = 2**27  # of hidden rows on a processor: more is asked of the system anew for each activation
 
 
 @dataclass(frozen=True)
@@ -92,17 +95,22 @@ class Growth:
         )
 
     def extension_rows(self, prefixes: Prefixes, following: NextTokens) -> Iterator[tuple[int, Float[Tensor, "s c f"]]]:
-        """Rows of every prefix extended by every token, as (index of the first prefix, rows) chunk by chunk."""
+        """Rows of every prefix extended by every token, as (index of the first prefix, rows) chunk by chunk.
+
+        They are there to be screened: what follows attention, whose scores want all digits, is made of fewer.
+        """
         own = following.queries, following.keys, following.values
         for begin, chunk in self._chunks(prefixes, following, self.row_width):
             mixed = self.model.mix_behind(0, *own, prefixes.keys[chunk], prefixes.values[chunk])
-            yield begin, self.rows_of(self.model, following.states.expand(len(mixed), -1, -1), mixed)
+            with multiply_quickly(large=True):
+                rows = self.rows_of(self.model, following.states.expand(len(mixed), -1, -1), mixed)
+            yield begin, rows
 
     def extension_products(
         self, prefixes: Prefixes, following: NextTokens, matrix: Float[Tensor, "f k"]
     ) -> Iterator[tuple[int, Float[Tensor, "s c k"]]]:
         """The same rows multiplied by a matrix; rows of attention are never formed for that."""
-        if self.rows_of is not attention_output:
+        if self.has_hidden_rows:
             yield from ((begin, rows @ matrix) for begin, rows in self.extension_rows(prefixes, following))
             return
         own = following.queries, following.keys, following.values
@@ -136,6 +144,11 @@ class Growth:
         return self.rows_of_prefixes(self.extend(prefixes, following, parents, columns))
 
     @property
+    def has_hidden_rows(self) -> bool:
+        """Whether rows are made by more than attention, as products of large matrices."""
+        return self.rows_of is not attention_output
+
+    @property
     def rows_at_once(self) -> int:
         """How many rows of prefixes fit the budget, keys and values beside them."""
         floats = 4 * self.model.width + 3 * self.row_width
@@ -144,7 +157,10 @@ class Growth:
     def _chunks(self, prefixes: Prefixes, following: NextTokens, row_width: int) -> Iterator[tuple[int, slice]]:
         """As many prefixes at once as fit the budget, with rows of this width for each of the tokens."""
         floats = 3 * self.model.num_heads * (prefixes.tokens.shape[1] + 1) + 3 * row_width
-        floats += 4 * self.model.width if self.rows_of is not attention_output else 0
-        step = max(1, self.memory_budget_bytes // (4 * len(following) * floats))
+        budget = self.memory_budget_bytes
+        if self.has_hidden_rows:
+            floats += 4 * self.model.width
+            budget = min(budget, _NEAR_CACHE_BYTES) if self.model.device.type == "cpu" else budget
+        step = max(1, budget // (4 * len(following) * floats))
         for begin in range(0, len(prefixes), step):
             yield begin, slice(begin, begin + step)

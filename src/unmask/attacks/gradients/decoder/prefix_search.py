@@ -37,8 +37,8 @@ from unmask.models.linear import Role
 _SHORTLIST = 0.1
 # Probes estimate a distance up to this factor.
 _ESTIMATE_MARGIN = 2.0
-# No cut is finer than this: screening has few digits, and on GPUs fewer.
-_FINEST, _FINEST_ON_GPU = 1e-3, 1e-2
+# No cut is finer than this: screening has few digits, and on some machines fewer.
+_FINEST, _FINEST_OF_FEW_DIGITS = 1e-3, 1e-2
 # Random directions that tell the length of a row, to about an eighth.
 _NUM_LENGTHS = 32
 # Hidden units beyond the rank of their span, and the share of all from which on they are not told apart.
@@ -118,7 +118,8 @@ class PrefixSearch:
         lengths = torch.randn(seen.width, _NUM_LENGTHS, generator=self.run.generator).to(probes) / _NUM_LENGTHS**0.5
         screen = torch.cat([probes, seen.scale(lengths.T).T], dim=1)
         self.screen = screen.to(self.model.device, self.model.dtype)
-        self.finest = _FINEST_ON_GPU if screens_in_few_digits(self.screen) else _FINEST
+        few_digits = screens_in_few_digits(self.screen, self.growth.has_hidden_rows)
+        self.finest = _FINEST_OF_FEW_DIGITS if few_digits else _FINEST
         for position in sorted(max(position, 0) for position in self.candidates.by_position):
             starts = self._starts(position)
             if len(starts) and not self._grow(starts):
