@@ -99,6 +99,15 @@ def test_logs_get_a_line_for_each_finding(capsys):
     assert err.strip().isprintable()
 
 
+@pytest.mark.parametrize(("num_others", "said"), [(0, ""), (1, "1 finding of"), (7, "7 findings of another plan")])
+def test_findings_of_another_plan_are_said(capsys, num_others, said):
+    with audit_progress(Work((), (), num_others)):
+        pass
+    err = " ".join(capsys.readouterr().err.split())
+    assert said in err
+    assert bool(err) == bool(num_others)
+
+
 # ---- the verdict
 
 

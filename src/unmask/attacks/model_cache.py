@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 def compute_once(model: Model, key: Hashable, make: Callable[[], Value]) -> Value:
     """The value of a key, made when it is first asked for; `make` must not hold on to more than it needs."""
-    identity = _identity(model)
+    identity = identity_of(model)
     kept = _KEPT.setdefault(identity, {})
     _KEPT.move_to_end(identity)
     while len(_KEPT) > _MOST_MODELS:
@@ -32,7 +32,7 @@ def compute_once(model: Model, key: Hashable, make: Callable[[], Value]) -> Valu
     return kept[key]
 
 
-def _identity(model: Model) -> Hashable:
+def identity_of(model: Model) -> Hashable:
     """Equal for the same weights, in one precision, on one device, with the same head.
 
     A sample of each tensor, to the last digit, and every row of the token embedding: which of them are equal is kept.

@@ -114,6 +114,9 @@ def audit_progress(work: Work) -> Iterator[AuditTable]:
     if work.done:
         total = count_noun(len(work.done) + len(work.todo), "case")
         note(f"skipping {len(work.done)} of {total}, which have a finding already")
+    if work.num_others:
+        others = count_noun(work.num_others, "finding")
+        note(f"the folder also holds {others} of another plan; its files keep them, and this verdict leaves them out")
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _LineByLine(work)

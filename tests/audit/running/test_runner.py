@@ -73,6 +73,15 @@ def test_an_interrupted_run_goes_on(plan, tmp_path):
     assert not read_audit(folder).missing
 
 
+def test_findings_of_another_plan_are_counted(plan, tmp_path):
+    folder = ready(plan, tmp_path / "out")
+    run_cases(outline(plan, folder), folder, Engine(), EngineSettings({}))
+    (tmp_path / "less").mkdir()
+    less = make_plan(tmp_path / "less", random_group(range(2)))
+    assert outline(plan, folder).num_others == outline(plan, folder, shard=(1, 3)).num_others == 0
+    assert outline(less, folder).num_others == 4
+
+
 def test_nothing_is_told_before_it_is_kept(plan, tmp_path):
     folder = ready(plan, tmp_path / "out")
 

@@ -33,6 +33,7 @@ class Work:
 
     todo: tuple[Case, ...]
     done: tuple[Finding, ...]
+    num_others: int = 0  # findings of the folder that are of no case of the plan
 
 
 def prepare(plan: Plan, folder: Path, *, engine: str, threads: int, command: str) -> dict[str, Any]:
@@ -60,7 +61,8 @@ def outline(plan: Plan, folder: Path, shard: Shard | None = None, retry_errors: 
     again = {id for id, finding in found.items() if retry_errors and finding.status == ERROR}
     todo = tuple(case for case in cases if case.id not in found or case.id in again or may_go_on(found[case.id], case))
     left = {case.id for case in todo}
-    return Work(todo, tuple(found[case.id] for case in cases if case.id not in left))
+    num_others = len(found.keys() - {case.id for case in plan.cases})
+    return Work(todo, tuple(found[case.id] for case in cases if case.id not in left), num_others)
 
 
 def run_cases(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from unmask.attacks.outputs.prompts import templates
 from unmask.attacks.outputs.prompts.ranking import direct_metric
+from unmask.attacks.outputs.prompts.readouts import STREAM, CacheReadout, NormReadout
 from unmask.attacks.outputs.prompts.templates import TokenStates, measure_templates, middle_layer_of, templates_for
+from unmask.attacks.run import silent
 
 
 def test_a_linear_layer_is_found_again(monkeypatch):
@@ -60,3 +63,24 @@ def test_a_state_in_context_names_its_token(tiny_llama):
     scores = metric.scores(states[2:] @ metric.whiten.T)
     ranks = (scores > scores.gather(1, text[0, 2:, None])).sum(1)
     assert float(ranks.float().median()) < tiny_llama.vocab_size / 4
+
+
+@pytest.mark.parametrize("readout", [STREAM, NormReadout(), CacheReadout(1, (0,))])
+def test_templates_from_the_disk_are_those_that_were_measured(tiny_llama, monkeypatch, tmp_path, readout):
+    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
+    monkeypatch.setattr(templates, "_WORTH_KEEPING", 0)
+    measured = templates._fit_once(tiny_llama, 1, readout, silent)
+    assert len(list((tmp_path / "templates").iterdir())) == 1
+    monkeypatch.setattr(templates, "measure_templates", None)  # nothing is measured again
+    read = templates._fit_once(tiny_llama, 1, readout, silent)
+    for place in ("in_context", "alone"):
+        for name in ("seen", "middle"):
+            ours, theirs = (getattr(getattr(each, place), name) for each in (read, measured))
+            assert all(torch.equal(getattr(ours, part), getattr(theirs, part)) for part in vars(theirs))
+    assert (read.layer, read.middle_layer) == (measured.layer, measured.middle_layer)
+
+
+def test_small_models_leave_nothing_on_the_disk(tiny_llama, monkeypatch, tmp_path):
+    monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
+    templates._fit_once(tiny_llama, 1, STREAM, silent)
+    assert not list(tmp_path.iterdir())

@@ -1,23 +1,18 @@
-"""Fitted effects are kept on disk, so that a model is fitted once: safetensors beside the converted models."""
+"""Fitted effects are kept on disk, so that a model is fitted once, on sentences that are the same for all."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from importlib.resources import files
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from unmask.attacks.kept_fits import fit_once
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.attacks.outputs.vectors.insertion_effects import FitSettings, InsertionEffects, fit_insertion_effects
 from unmask.attacks.run import Progress
 from unmask.models.adapter import Model
-from unmask.models.gguf_cache import cache_folder
 from unmask.models.pooling import special_frame
-from unmask.whole_files import written_whole
 
 _VERSION = 1  # raise it when the fit changes
 _LENGTHS = range(3, 49)  # tokens of sentences that are used
@@ -29,13 +24,13 @@ def load_effects(embedder: Embedder, progress: Progress) -> InsertionEffects:
     """The effects of a model and a recipe; fitted if they are not on the disk yet."""
     device = embedder.model.device
     settings = FitSettings(contexts=_CONTEXTS.get(device.type, 8_000))
-    path = _path(embedder, settings)
-    with contextlib.suppress(OSError, SafetensorError, TypeError):
-        return InsertionEffects(**load_file(path, device=str(device)))
-    effects = fit_insertion_effects(embedder, read_sentences(embedder.model), settings, progress=progress)
-    with contextlib.suppress(OSError):  # a disk that is full or read-only costs the next fit, not this result
-        _write(path, effects)
-    return effects
+    name = f"{embedder.model.fingerprint()} {embedder.recipe} {settings} {_VERSION} {_sentences()}"
+
+    def fit() -> dict[str, Tensor]:
+        sentences = read_sentences(embedder.model)
+        return vars(fit_insertion_effects(embedder, sentences, settings, progress=progress))
+
+    return InsertionEffects(**fit_once("effects", name, fit, device))
 
 
 def read_sentences(model: Model) -> list[tuple[int, ...]]:
@@ -55,14 +50,3 @@ def read_sentences(model: Model) -> list[tuple[int, ...]]:
 
 def _sentences() -> str:
     return files("unmask.attacks.outputs.vectors").joinpath("sentences.txt").read_text(encoding="utf-8")
-
-
-def _path(embedder: Embedder, settings: FitSettings) -> Path:
-    named = f"{embedder.model.fingerprint()} {embedder.recipe} {settings} {_VERSION} {_sentences()}"
-    return cache_folder().parent / "effects" / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.safetensors"
-
-
-def _write(path: Path, effects: InsertionEffects) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as temporary:
-        save_file({key: value.detach().cpu().contiguous() for key, value in vars(effects).items()}, temporary)
