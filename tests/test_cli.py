@@ -661,7 +661,7 @@ def test_a_missing_text_file(call, folder, tmp_path):
 
 def test_a_folder_as_text_file(call, folder, tmp_path):
     answer = call("observe", "gradients", "-m", folder, "-t", tmp_path, "-o", tmp_path / "out.safetensors")
-    assert_complaint(answer, "cannot be read")
+    assert_complaint(answer, "is a folder")
 
 
 @pytest.mark.parametrize("out", ["none/out.safetensors", "."])

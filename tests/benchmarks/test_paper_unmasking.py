@@ -48,6 +48,7 @@ def test_the_page_in_the_docs_is_that_of_the_stored_results(benchmark, tmp_path,
 
 
 def test_a_page_of_nothing_names_what_is_missing(benchmark, tmp_path, capsys):
+    (tmp_path / "none.json").write_text('{"parts": {}}')
     benchmark.main(["--only-page", "--out", str(tmp_path / "none.json"), "--docs", str(tmp_path)])
     assert (tmp_path / "paper-unmasking.md").read_text().count("Not measured yet") == len(benchmark.PARTS)
 

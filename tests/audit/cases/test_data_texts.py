@@ -35,7 +35,7 @@ def test_pairs(tmp_path):
 def test_files_that_hold_none(tmp_path, read):
     with pytest.raises(InputError, match="there is no file"):
         read(tmp_path / "none.txt", None)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="is a folder"):
         read(tmp_path, None)
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(InputError, match="holds no"):
