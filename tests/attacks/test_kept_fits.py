@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from unmask.attacks.kept_fits import fit_once
 
@@ -41,6 +43,27 @@ def test_a_damaged_file_is_fitted_again(asked, tmp_path):
     assert len(made) == 2
     assert found["slope"].shape == (4, 3)
     assert len(asked("weights")[1]) == 2
+
+
+@pytest.mark.parametrize("numbers", [0.0, float("nan")])
+def test_other_numbers_are_not_taken(asked, tmp_path, numbers):
+    asked("weights")
+    (path,) = (tmp_path / "cache" / "fits").iterdir()
+    with safe_open(path, "pt") as file:
+        said = file.metadata()
+    save_file({"slope": torch.full((4, 3), numbers)}, path, metadata=said)
+    found, made = asked("weights")
+    assert len(made) == 2
+    assert float(found["slope"].sum()) == 66
+
+
+def test_a_file_under_another_name_is_not_taken(asked, tmp_path):
+    asked("weights")
+    (path,) = (tmp_path / "cache" / "fits").iterdir()
+    asked("other weights")
+    (other,) = set((tmp_path / "cache" / "fits").iterdir()) - {path}
+    other.write_bytes(path.read_bytes())
+    assert len(asked("other weights")[1]) == 3
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(asked, monkeypatch, tmp_path):
