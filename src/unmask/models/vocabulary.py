@@ -43,11 +43,11 @@ class Vocabulary:
 
     @property
     def unread_end(self) -> int | None:
-        """The token that the model's own classifier takes for padding at the end of a text, though it is not masked.
+        """The token that transformers' classifiers take for padding at the end of a text, though it is not masked.
 
-        transformers' decoders read the last token that is not this one. None where there is no such head or token.
+        Those of decoders read the last token that is not this one.
         """
-        if self.classifier is None or not self.causal:
+        if not self.causal:
             return None
         token = self.config.get_text_config().pad_token_id
         return token if isinstance(token, int) and 0 <= token < self.vocab_size else None

@@ -356,8 +356,40 @@ def test_whatever_pooling_is_stated_beside_it(model, pooling, num_texts, request
     said = {"task": "classification", "pooling": pooling, "num_texts": num_texts}
     recovery = recover_text(GradientEvidence.of(model, observe_gradients(model, texts).gradients, **said), model)
     assert_nothing_false(recovery, texts)
-    assert "this is next-token training" in recovery.reason
+    assert "learned to predict tokens: read as a language model" in recovery.reason
     assert all_covered(recovery, texts)
+
+
+@pytest.mark.parametrize("kept", ["", "embeddings", "no embeddings"])
+@pytest.mark.parametrize("seed", [1, 2, 3])  # with 0, a token was exchanged for another one, which the model did read
+def test_masked_token_training_that_is_called_a_classification(kept, seed):
+    """[MASK] was a certain token of a certain text, and rows of a tied output layer were tokens."""
+    tokenizer = word_tokenizer()
+    model = adapt(
+        random_model(transformers.BertForMaskedLM, bert_config(hidden_size=48, num_hidden_layers=2), seed), tokenizer
+    )
+    texts = [(1, 398, 77, 200, 2)]
+    evidence = observe_gradients(model, texts, task="masked_token", seed=seed)
+    gradients = {
+        n: g for n, g in evidence.gradients.items() if ("embeddings" in n) != (kept == "no embeddings") or not kept
+    }
+    stated = GradientEvidence.of(model, gradients, task="classification", num_texts=1)
+    recovery = recover_text(stated, model)
+    assert_nothing_false(recovery, texts, also=(tokenizer.mask_token_id,))
+    assert "learned to predict tokens" in recovery.reason
+
+
+@pytest.mark.parametrize("sigma", [1e-5, 3e-5])
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_does_not_hide_the_wrong_statement(seed, sigma):
+    sizes = llama_sizes(hidden_size=48, num_hidden_layers=2, tie_word_embeddings=True)
+    model = adapt(random_model(transformers.LlamaForCausalLM, transformers.LlamaConfig(**sizes), 1))
+    texts = [(88, 464, 470, 200), (286, 144, 199, 439, 377), (88, 464)]
+    generator = torch.Generator().manual_seed(seed)
+    clean = observe_gradients(model, texts).gradients
+    noisy = {n: g + sigma * torch.randn(g.shape, generator=generator) for n, g in clean.items()}
+    stated = GradientEvidence.of(model, noisy, task="classification", pooling="last")
+    assert certain(recover_text(stated, model)) <= as_counter(texts)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -373,10 +405,16 @@ def test_classifiers_of_transformers_do_not_read_padding_tokens_at_the_end(famil
     assert padding == model.hf.config.pad_token_id
     texts = [(5, 6, 7, padding), (8, 9, 10, 11, 12, padding), (30, 31)]
     evidence = observe_gradients(model, texts, task="classification", labels=[0, 1, 1], padding_side=side)
-    recovery = recover_text(evidence, model)
-    assert_nothing_false(recovery, texts)
-    assert all_covered(recovery, texts)
-    assert f"takes token {padding} at the end of a text for padding" in recovery.reason
+    bare = getattr(transformers, {"gpt2": "GPT2Model", "llama": "LlamaModel"}[family])(config).eval()
+    bare.load_state_dict(model.body.state_dict())
+    sent = {n: g for n, g in evidence.gradients.items() if "score" not in n}
+    as_bare = GradientEvidence.of(adapt(bare), sent, task="classification", pooling="last", num_texts=3)
+    with_head = replace(evidence, head=model.hf.score.weight.detach())
+    for seen, loaded in ((evidence, model), (with_head, model), (as_bare, adapt(bare))):
+        recovery = recover_text(seen, loaded)
+        assert_nothing_false(recovery, texts)
+        assert all_covered(recovery, texts)
+        assert f"takes token {padding} at the end of a text for padding" in recovery.reason
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -189,7 +189,7 @@ def test_without_endings_next_token_texts_lack_their_last_token(tiny_gpt2):
 
 
 def test_without_endings_classified_branches_are_certain_but_not_the_whole(tiny_gpt2):
-    seen = evidence(Task.CLASSIFICATION, 3)
+    seen = evidence(Task.CLASSIFICATION, 3, head=torch.ones(2, tiny_gpt2.width))
     recovery = judge(tiny_gpt2, seen, labelled=False, has_ends=False, confirmation=confirmed(Proof.ARRIVALS, AT_LEAVES))
     assert recovery.status is Status.PARTIAL
     assert {text.tokens for text in recovery.value.certain} == {A, B}
@@ -201,7 +201,7 @@ def test_how_often_a_single_token_is_repeated_is_open_in_a_rotary_model(tiny_lla
         endings = [AT_LEAVES[0], TextEnding((0, (9,)), 1, 0.0, has_open_run=not is_certain)]
         recovery = judge(
             model,
-            evidence(Task.CLASSIFICATION),
+            evidence(Task.CLASSIFICATION, head=torch.ones(2, model.width)),
             labelled=False,
             forest=forest(A, (9,)),
             confirmation=confirmed(Proof.ARRIVALS, endings),

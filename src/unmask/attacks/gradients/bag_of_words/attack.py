@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
+from unmask.attacks.gradients.stated_task import believe
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
@@ -23,6 +24,10 @@ class BagOfWordsAttack:
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
+        believed, why = believe(evidence, model)
+        if why:
+            found = self(believed, model, progress)
+            return replace(found, reason=f"{why}: {found.reason}")
         run = Run(self.seed, progress)
         read = read_tokens(run, evidence, model, self.num_probes, self.min_gap_decades)
         if isinstance(read, Recovery):

@@ -11,11 +11,26 @@ import torch
 from unmask.attacks.gradients.bag_of_words.token_filter import EQUAL
 from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.prefix_search import Node
+from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
 from unmask.recovery import Ambiguity, AmbiguityKind, run_length
 
 _SAME_ROWS = 5e-2  # later rows that differ by less do not tell how long a run is
+
+
+def why_end_is_skipped(evidence: GradientEvidence, model: Model) -> str:
+    """Why a classified text may end in padding tokens of its own; empty where the client's head is stated.
+
+    transformers' classifiers may have sent the update though the model was loaded without one.
+    """
+    is_stated = model.classifier is None and (evidence.head is not None or evidence.pooling == "mean")
+    if is_stated or model.unread_end is None:
+        return ""
+    return (
+        f"a classifier of transformers takes token {model.unread_end} at the end of a text for padding and does not "
+        "read it"
+    )
 
 
 @dataclass(frozen=True)

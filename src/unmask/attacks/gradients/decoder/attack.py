@@ -38,10 +38,10 @@ from unmask.attacks.gradients.decoder.endings import (
 )
 from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows, site_rows
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixSearch, is_repetition
-from unmask.attacks.gradients.decoder.stated_task import why_no_classifier
 from unmask.attacks.gradients.noisy.attack import NoisyAttack, is_blurred
 from unmask.attacks.gradients.replay.arrivals import Arrivals, highest_layer
 from unmask.attacks.gradients.sites import SpanSite, prefix_sites
+from unmask.attacks.gradients.stated_task import believe
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.evidence.tensor_files import StoredTensors
@@ -70,9 +70,10 @@ class DecoderAttack:
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
-        if why := why_no_classifier(as_gradient(evidence), model):
-            found = self(replace(evidence, task=None, pooling=None, head=None), model, progress)
-            return replace(found, reason=f"{why}; read as such: {found.reason}")
+        believed, why = believe(evidence, model)
+        if why:
+            found = self(believed, model, progress)
+            return replace(found, reason=f"{why}: {found.reason}")
         run = Run(self.seed, progress)
         progress("reading the bag of words", 0, 1)
         bag = find_exact_tokens(evidence, model, self.num_probes, self.min_gap_decades, run.generator)

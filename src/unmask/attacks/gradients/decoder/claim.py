@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
-from unmask.attacks.gradients.decoder.ambiguity import EqualTokens, leading_run, open_count, open_end, texts_of_any_run
+from unmask.attacks.gradients.decoder.ambiguity import (
+    EqualTokens,
+    leading_run,
+    open_count,
+    open_end,
+    texts_of_any_run,
+    why_end_is_skipped,
+)
 from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof
 from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.labels import EXPLAINED
@@ -39,7 +46,6 @@ _NO_TASK = (
 _READS_INSIDE = (
     "the loss reads most tokens, so its last label may come after the text; state pooling='mean' if it takes a mean"
 )
-_UNREAD = "the model's own classifier takes token {} at the end of a text for padding and does not read it"
 _MASKED = "if labels are masked, the tokens under them cannot be seen; state all_tokens_predicted=True if none are"
 
 
@@ -167,7 +173,7 @@ def _texts(evidence: GradientEvidence, findings: SearchResult) -> list[Recovered
             open_points.append(open_count(counts))
         is_run = len(set(ending.node[1])) == 1 and not findings.model.learned_positions
         count = ending.count if _counts_are_told(evidence, findings) and not is_run else 1
-        distance = _worst(findings.forest, ending.node)
+        distance = findings.forest.worst_distance(ending.node)
         text = findings.model.decode(tokens)
         # What is a mere guess stands for no class of texts.
         said = tuple(open_points) if is_covered else ()
@@ -191,8 +197,8 @@ def _open_points(
         points.append(open_end(_NO_TASK))
     elif findings.reads_inside:
         points.append(open_end(_READS_INSIDE))
-    elif not findings.labelled and evidence.head is None and (skipped := findings.model.unread_end) is not None:
-        points.append(open_end(_UNREAD.format(skipped)))
+    elif not findings.labelled and (why := why_end_is_skipped(evidence, findings.model)):
+        points.append(open_end(why))
     elif findings.labelled and not findings.has_ends:
         points.append(open_end("its last token is only a label, and the update lacks the tensors that show labels"))
     elif findings.has_masked_labels and not findings.is_replayed:
@@ -266,13 +272,6 @@ def _is_part_of_another(evidence: GradientEvidence, findings: SearchResult, endi
     if findings.model.learned_positions or len(set(tokens)) > 1 or not ending.has_open_run:
         return False
     return any(other[1][0] == tokens[0] for other in others)
-
-
-def _worst(forest: Forest, node: Node) -> float:
-    """The largest distance of a text's prefixes; a last token that is only a label has none."""
-    offset, tokens = node
-    prefixes = ((offset, tokens[:length]) for length in range(1, len(tokens) + 1))
-    return max((forest.nodes[prefix] for prefix in prefixes if prefix in forest.nodes), default=float("inf"))
 
 
 def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[RecoveredText]) -> tuple[Status, str]:

@@ -33,6 +33,7 @@ from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_t
 from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.gradients.noisy.attack import is_blurred
+from unmask.attacks.gradients.stated_task import believe
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
@@ -68,6 +69,10 @@ class EncoderAttack:
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
+        believed, why = believe(evidence, model)
+        if why:
+            found = self(believed, model, progress)
+            return replace(found, reason=f"{why}: {found.reason}")
         run = Run(self.seed, progress)
         run.progress("reading the bag of words", 0, 1)
         bag = find_candidates(evidence, model, self.num_probes, self.min_gap_decades, run.generator, run.progress)
