@@ -61,6 +61,14 @@ def test_masked_tokens_are_told_by_the_embedding_or_by_the_head(tiny_bert_lm, si
     assert believed.task is None
 
 
+def test_a_model_without_a_head_may_have_been_given_one(tiny_bert_lm):
+    bare = transformers.BertModel(bert_config()).eval()
+    bare.load_state_dict(tiny_bert_lm.body.state_dict(), strict=False)
+    sent = observe_gradients(tiny_bert_lm, TEXTS, task="masked_token").gradients
+    known = {n: g for n, g in sent.items() if "embeddings" in n}
+    assert believe(GradientEvidence.of(adapt(bare), known, task="classification"), adapt(bare))[1]
+
+
 @pytest.mark.parametrize("sigma", [0.0, 1e-9, 1e-6, 1e-3, 1.0])
 @pytest.mark.parametrize("name", [*MODELS, "tiny_bert_lm"])
 def test_a_classifier_is_believed_with_noise_on_every_row_too(name, sigma, request):

@@ -44,10 +44,10 @@ def believe(evidence: GradientEvidence, model: Model) -> tuple[GradientEvidence,
 
 
 def _token_heads(model: Model) -> Iterator[str]:
-    """Matrices that take part in predicting tokens, and in no classifier."""
+    """Matrices that take part in predicting tokens, and in no classifier; a client may have borrowed the embedding."""
+    yield model.token_embedding
     if model.unembedding_name is None:
         return
-    yield model.unembedding_name
     body = {id(parameter) for parameter in model.body.parameters()}
     for name, parameter in model.named_parameters():
         if id(parameter) not in body and parameter.ndim == 2 and not is_classifier(name):
