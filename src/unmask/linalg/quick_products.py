@@ -1,7 +1,7 @@
 """Products of float32 matrices in fewer digits, where they only screen what is computed again.
 
 On GPUs with TF32 a product is about eight times as fast, and right to three digits. CPUs that multiply bfloat16 in
-tiles (AMX) take half the time for large matrices, and are right to between two and three digits; for small ones they
+tiles (AMX) are quicker with large matrices, and right to between two and three digits; for small ones they
 take longer, so a caller says whether its matrices are large. Other CPUs are not changed.
 """
 

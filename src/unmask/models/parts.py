@@ -206,6 +206,22 @@ class Parts(Vocabulary):
         return sum(place.name == self._place(block).name for place in self.layout.blocks) > 1
 
     @property
+    def classifier(self) -> Any:
+        """The classification head that the model has itself, if any."""
+        return getattr(self.hf, "score", None) or getattr(self.hf, "classifier", None)
+
+    @property
+    def unread_end(self) -> int | None:
+        """The token that transformers' classifiers take for padding at the end of a text, though it is not masked.
+
+        Those of decoders read the last token that is not this one.
+        """
+        if not self.causal:
+            return None
+        token = self.config.get_text_config().pad_token_id
+        return token if isinstance(token, int) and 0 <= token < self.vocab_size else None
+
+    @property
     def unembedding(self) -> Float[Tensor, "vocab d"] | None:
         """Weights of the output layer over the vocabulary; None where the model has no language head."""
         head = self.hf.get_output_embeddings()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +21,6 @@ class Vocabulary:
         return int(self.hf.get_input_embeddings().weight.shape[0])
 
     @property
-    def classifier(self) -> Any:
-        """The classification head that the model has itself, if any."""
-        return getattr(self.hf, "score", None) or getattr(self.hf, "classifier", None)
-
-    @property
     def pad_token(self) -> int:
         """The token that fills a batch; masked, so its choice never matters to a client's loss."""
         for owner in (self.tokenizer, self.config):
@@ -35,22 +29,6 @@ class Vocabulary:
                 if isinstance(token, int) and 0 <= token < self.vocab_size:
                     return token
         return 0
-
-    @property
-    @abstractmethod
-    def causal(self) -> bool:
-        """Whether no token sees later ones."""
-
-    @property
-    def unread_end(self) -> int | None:
-        """The token that transformers' classifiers take for padding at the end of a text, though it is not masked.
-
-        Those of decoders read the last token that is not this one.
-        """
-        if not self.causal:
-            return None
-        token = self.config.get_text_config().pad_token_id
-        return token if isinstance(token, int) and 0 <= token < self.vocab_size else None
 
     @property
     def gradient_free_token(self) -> int | None:

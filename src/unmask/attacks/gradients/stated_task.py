@@ -14,21 +14,42 @@ Limits: updates without a layer that predicts tokens say nothing, nor do pruned 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import wraps
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.run import Progress, silent
 from unmask.evidence.captured import is_classifier
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
+from unmask.recovery import RecoveredTexts, Recovery
 
 _ALL = 0.99  # of the rows: one or two may be padding, which gets no gradient
 _USUAL = 1.3  # times the median norm: rows of noise have lengths within a few per cent
 _FEWEST, _MOST = 16, 4096  # rows that are looked at
 _STANDS_OUT = 2.0  # times the largest eigenvalue that noise has
+
+
+Attack = Callable[..., Recovery[RecoveredTexts]]
+
+
+def without_false_task(attack: Attack) -> Attack:
+    """An attack's `__call__` that passes over a task which the update contradicts, and says so."""
+
+    @wraps(attack)
+    def call(
+        self: Any, evidence: GradientEvidence, model: Model, progress: Progress = silent
+    ) -> Recovery[RecoveredTexts]:
+        believed, why = believe(evidence, model)
+        found = attack(self, believed, model, progress)
+        return replace(found, reason=f"{why}: {found.reason}") if why else found
+
+    return call
 
 
 def believe(evidence: GradientEvidence, model: Model) -> tuple[GradientEvidence, str]:

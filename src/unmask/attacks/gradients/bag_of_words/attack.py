@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
-from unmask.attacks.gradients.stated_task import believe
+from unmask.attacks.gradients.stated_task import without_false_task
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
@@ -20,14 +20,11 @@ class BagOfWordsAttack:
     min_gap_decades: float = 1.0
     seed: int = 0
 
+    @without_false_task
     def __call__(
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
-        believed, why = believe(evidence, model)
-        if why:
-            found = self(believed, model, progress)
-            return replace(found, reason=f"{why}: {found.reason}")
         run = Run(self.seed, progress)
         read = read_tokens(run, evidence, model, self.num_probes, self.min_gap_decades)
         if isinstance(read, Recovery):

@@ -41,7 +41,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixS
 from unmask.attacks.gradients.noisy.attack import NoisyAttack, is_blurred
 from unmask.attacks.gradients.replay.arrivals import Arrivals, highest_layer
 from unmask.attacks.gradients.sites import SpanSite, prefix_sites
-from unmask.attacks.gradients.stated_task import believe
+from unmask.attacks.gradients.stated_task import without_false_task
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.evidence.tensor_files import StoredTensors
@@ -66,14 +66,11 @@ class DecoderAttack:
     memory_budget_bytes: int = 2**30
     seed: int = 0
 
+    @without_false_task
     def __call__(
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
-        believed, why = believe(evidence, model)
-        if why:
-            found = self(believed, model, progress)
-            return replace(found, reason=f"{why}: {found.reason}")
         run = Run(self.seed, progress)
         progress("reading the bag of words", 0, 1)
         bag = find_exact_tokens(evidence, model, self.num_probes, self.min_gap_decades, run.generator)

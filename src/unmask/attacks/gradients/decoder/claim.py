@@ -231,8 +231,8 @@ def _why_counts_are_open(
     counts = {ending.count for ending in findings.endings}
     if findings.confirmation.proof is Proof.CLIENT and evidence.num_clients == 1 and len(counts) > 1:
         total = sum(ending.count for ending in findings.endings)
-        if total > (stated := evidence.num_texts):
-            return f"the client sends this update for {count_noun(total, 'text')}, but {stated} were stated"
+        if total > evidence.num_texts:
+            return f"the client sends this update for {count_noun(total, 'text')}, but {evidence.num_texts} were stated"
     if num_found == evidence.num_texts and findings.explains_everything and everyone:
         return None  # each of them occurs, so each occurs once
     if not _counts_are_told(evidence, findings):
@@ -250,13 +250,13 @@ def _is_covered(findings: SearchResult, ending: TextEnding) -> bool:
     if findings.is_replayed:
         return True
     start, tokens = ending.node
+    prefixes = {(start, tokens[:length]) for length in range(1, len(tokens) + 1)}
     # Padding whose labels count seems to be a part of the text: in front of it, and behind it.
     is_padding = findings.model.pad_token in (tokens[0], tokens[-1]) and findings.labelled
     if ending.is_traceless or is_padding:
         return False
     explained = EXPLAINED if findings.explains_everything else _EXPLAINED_WHILE_MISSING
-    is_doubtful = any((start, tokens[:length]) in findings.doubtful for length in range(1, len(tokens) + 1))
-    return findings.is_clear and ending.residual <= explained and not is_doubtful
+    return findings.is_clear and ending.residual <= explained and not prefixes & findings.doubtful
 
 
 def _is_part_of_another(evidence: GradientEvidence, findings: SearchResult, ending: TextEnding) -> bool:
@@ -275,8 +275,9 @@ def _is_part_of_another(evidence: GradientEvidence, findings: SearchResult, endi
 
 
 def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[RecoveredText]) -> tuple[Status, str]:
-    rank, total = findings.rank, sum(text.count for text in texts)
+    rank = findings.rank
     num_found, num_certain = len(texts), sum(text.certain for text in texts)
+    total = sum(text.count for text in texts)
     if not findings.is_clear and not findings.is_replayed:
         why = (
             f"more prefixes pass at the {findings.site} than its rank {rank} allows"

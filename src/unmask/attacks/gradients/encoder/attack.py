@@ -33,7 +33,7 @@ from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_t
 from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.gradients.noisy.attack import is_blurred
-from unmask.attacks.gradients.stated_task import believe
+from unmask.attacks.gradients.stated_task import without_false_task
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
@@ -64,15 +64,12 @@ class EncoderAttack:
     effort: int = 1
     seed: int = 0
 
+    @without_false_task
     @torch.no_grad()
     def __call__(
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
         """Run the attack; the evidence and the model are left as they are."""
-        believed, why = believe(evidence, model)
-        if why:
-            found = self(believed, model, progress)
-            return replace(found, reason=f"{why}: {found.reason}")
         run = Run(self.seed, progress)
         run.progress("reading the bag of words", 0, 1)
         bag = find_candidates(evidence, model, self.num_probes, self.min_gap_decades, run.generator, run.progress)

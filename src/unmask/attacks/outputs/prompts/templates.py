@@ -11,8 +11,8 @@ good. Both are fitted once more for tokens without a context: the first position
 
 Notation: l the layer that was seen, V the vocabulary, d the width.
 Limits: a guess, never a proof: whatever it proposes is tested by a forward pass.
-Cost: V rows through one block, 8·d tokens through l blocks: some 20 seconds for SmolLM2 on two cores, and 3 when what
-was fitted is on the disk.
+Cost: V rows through one block, 8·d tokens through l blocks: some 20 seconds for SmolLM2 on two cores, once: what was
+fitted is kept on the disk.
 Source: ours; it replaces a scan of the vocabulary at the layer itself.
 """
 
