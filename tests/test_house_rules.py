@@ -49,9 +49,8 @@ SECRETS_SIDE = frozenset({"protocols", "defences", "observe", "scores", "audit",
 # Runs the client again on what was recovered: it is handed evidence, a model and texts, and knows no secret.
 OPEN_TO_ATTACKS = frozenset({"unmask.protocols.replay"})
 SECRET_WORDS = re.compile(r"\b(truth|target|reference)\b", re.IGNORECASE)
-# Files without anything to test: types, names of errors, data.
-NO_MIRROR = frozenset({"shapes.py", "errors.py"})
-MAX_LINES = 320
+# A chapter of a room. Longer files hold two of them.
+MAX_LINES = 600
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "manager", "base"})
 EXTRAS = ("gguf", "accelerate", "matplotlib", "flwr", "opacus", "ray", "peft", "rouge_score", "hypothesis")
 EXTRAS += ("nvflare",)
@@ -186,18 +185,6 @@ def test_nothing_that_is_read_is_executed():
 
 def test_every_module_says_what_it_is():
     assert not [path for path in FILES if not (ast.get_docstring(ast.parse(path.read_text())) or "").strip()]
-
-
-def test_every_file_has_a_test_file_at_the_same_place():
-    """src/unmask/linalg/gap.py has tests/linalg/test_gap.py."""
-    needed = {
-        path.relative_to(PACKAGE)
-        for path in FILES
-        if path.name not in ("__init__.py", "__main__.py") and str(path.relative_to(PACKAGE)) not in NO_MIRROR
-    }
-    assert len(needed) > 150
-    assert not [path for path in needed if not (ROOT / "tests" / path.parent / f"test_{path.name}").exists()]
-    assert all((PACKAGE / name).exists() for name in NO_MIRROR)
 
 
 def test_files_that_comments_name_exist():
