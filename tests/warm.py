@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -33,7 +34,10 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",
 )
 # What stands in for the console script: it hands over its words, folder, environment and streams.
-SCRIPT = """#!{python} -ISu
+# A shebang must not hold spaces, so the shell starts Python; to Python, those two lines are a string.
+SCRIPT = """#!/bin/sh
+'''exec' {python} -ISu "$0" "$@"
+'''
 import array, json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
@@ -50,7 +54,7 @@ def warm_unmask() -> Iterator[Path]:
     """A folder for `PATH` with a script `unmask` in it, whose processes have imported everything."""
     with TemporaryDirectory() as folder:
         address, script = Path(folder, "socket"), Path(folder, "unmask")
-        script.write_text(SCRIPT.format(python=sys.executable, address=str(address)))
+        script.write_text(SCRIPT.format(python=shlex.quote(sys.executable), address=str(address)), encoding="utf-8")
         script.chmod(0o755)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen([sys.executable, __file__, address], **pipes) as server:

@@ -9,16 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import unmask
 from campaign.outcome import CRASH, FAULTS, TOO_SLOW, Fault, Outcome, Part
 from campaign.parts import PARTS
 from campaign.shrink import shrink
 from unmask.audit.running.time_limit import time_limit
 
 SHRINK_SECONDS = 15.0
+PACKAGE = Path(unmask.__file__).parent
 
 
 class RanTooLong(BaseException):
@@ -106,8 +109,9 @@ def run_recipe(part: Part, recipe: Any) -> Outcome:
     except RanTooLong:
         return Outcome("too_slow", "", (Fault(TOO_SLOW, f"not done after {part.limit_seconds:.0f} s"),))
     except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "unmask" in frame.filename]
-        place = f"{frames[-1].filename.rsplit('unmask/', 1)[-1]}:{frames[-1].name}" if frames else "the campaign"
+        frames = [(Path(frame.filename), frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+        inside = [f"{file.relative_to(PACKAGE)}:{name}" for file, name in frames if file.is_relative_to(PACKAGE)]
+        place = inside[-1] if inside else "the campaign"
         where = f"{type(error).__name__} in {place}"
         return Outcome("crash", "", (Fault(CRASH, traceback.format_exc(limit=-4), where),))
 
