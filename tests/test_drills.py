@@ -97,6 +97,7 @@ def run_fresh(source: Path, folder: Path, *scripts: Path) -> subprocess.Complete
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_without_the_change_nothing_is_there(tmp_path):
     """The same demonstration on the package as it is fails: the drills show what they add."""
     shown = run_fresh(PACKAGE.parent, tmp_path, DRILLS / "defence" / "show.py")
