@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,17 @@ NEED_EXTRAS = frozenset(
 )
 
 
+@cache
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def parse(source: str) -> tuple[ast.AST, ...]:
+    """Every node of a source, the module first."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def module_name(path: Path) -> str:
     parts = ("unmask", *path.relative_to(PACKAGE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -81,7 +93,7 @@ def layer_of(module: str) -> str | None:
 
 def imported_modules(source: str, module: str, is_package: bool = False) -> Iterator[str]:
     """Modules of unmask that a source imports, relative imports resolved; `from unmask import x` gives unmask.x."""
-    for node in ast.walk(ast.parse(source)):
+    for node in parse(source):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -128,7 +140,7 @@ def fence_faults(source: str, module: str, is_package: bool = False) -> list[str
 def dangerous_calls(source: str) -> list[str]:
     """What could run code that was read: pickle, torch.load, eval and exec, code that comes with a model."""
     faults = []
-    for node in ast.walk(ast.parse(source)):
+    for node in parse(source):
         match node:
             case ast.Import(names=names):
                 faults += [alias.name for alias in names if alias.name.split(".")[0] in _PICKLERS]
@@ -163,9 +175,7 @@ def _is_false(node: ast.expr) -> bool:
 
 def test_layers_import_only_from_above():
     assert not [
-        fault
-        for path in FILES
-        for fault in layer_faults(path.read_text(), module_name(path), path.name == "__init__.py")
+        fault for path in FILES for fault in layer_faults(read(path), module_name(path), path.name == "__init__.py")
     ]
 
 
@@ -173,30 +183,28 @@ def test_attacks_never_see_the_secret():
     room = [path for path in FILES if "attacks" in path.relative_to(PACKAGE).parts]
     assert len(room) > 50
     assert not [
-        fault
-        for path in room
-        for fault in fence_faults(path.read_text(), module_name(path), path.name == "__init__.py")
+        fault for path in room for fault in fence_faults(read(path), module_name(path), path.name == "__init__.py")
     ]
 
 
 def test_nothing_that_is_read_is_executed():
-    assert not {path.name: calls for path in FILES if (calls := dangerous_calls(path.read_text()))}
+    assert not {path.name: calls for path in FILES if (calls := dangerous_calls(read(path)))}
 
 
 def test_every_module_says_what_it_is():
-    assert not [path for path in FILES if not (ast.get_docstring(ast.parse(path.read_text())) or "").strip()]
+    assert not [path for path in FILES if not (ast.get_docstring(parse(read(path))[0]) or "").strip()]
 
 
 def test_files_that_comments_name_exist():
     folders = [PACKAGE, *(ROOT / name for name in ("benchmarks", "docs", "examples", "tests"))]
     known = {str(path) for folder in folders for path in folder.rglob("*.py")}
-    named = {(path.name, name) for path in FILES for name in re.findall(r"`([\w/]+\.py)`", path.read_text())}
+    named = {(path.name, name) for path in FILES for name in re.findall(r"`([\w/]+\.py)`", read(path))}
     assert len(named) > 20
     assert not [pair for pair in named if not any(path.endswith(f"/{pair[1]}") for path in known)]
 
 
 def test_a_file_is_about_one_thing():
-    lengths = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in FILES}
+    lengths = {str(path.relative_to(PACKAGE)): len(read(path).splitlines()) for path in FILES}
     assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
 
 
