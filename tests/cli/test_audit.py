@@ -120,7 +120,7 @@ def test_with_a_sufficient_defence_a_gate_on_tokens_is_held(call, real, tmp_path
     answer = call(plan, "--out", tmp_path / "out", "--threads", 1)
     assert answer.code == PASSED
     assert "No gate is crossed in 1 case" in answer.told
-    assert "these attacks only" in answer.told
+    assert "Only these attacks were tested" in answer.told
     (found,) = read_audit(tmp_path / "out").findings
     assert f"{100 * found.metrics['token_recall']:.0f} % of tokens" in answer.told  # how much leaked all the same
 

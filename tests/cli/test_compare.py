@@ -80,7 +80,10 @@ def test_a_real_pair_of_audits(call, tmp_path: Path):
         assert call("audit", plan, "--out", tmp_path / name, "--threads", 1).code == 0
     answer = call("compare", tmp_path / "a", tmp_path / "b")
     assert answer.code == INCONCLUSIVE
-    assert "Inconclusive: 1 new case leaks, which is not 'no regression'; 1 new, 1 same." in answer.told
+    assert (
+        "Inconclusive: 1 new case leaks and has no baseline, so a regression cannot be ruled out; 1 new, 1 same."
+        in answer.told
+    )
     assert "now: leaks; the first audit has no such case" in answer.told
     gone = call("compare", tmp_path / "b", tmp_path / "a", "--json")
     assert gone.code == INCONCLUSIVE

@@ -93,7 +93,8 @@ ATTACKS: Mapping[str, AttackKind] = {
     "decoder": AttackKind("gradients.decoder.attack:DecoderAttack", "gradients", Secret.TEXTS,
         "decoder", _UPDATE, "decoders",
         "the client, run again on the texts, sends this update",
-        "fewer prefixes than 3.6 times the width; where digits, noise or local steps blur the update, as 'noisy'",
+        "fewer distinct prefixes than 3.6 × hidden size; where digits, noise or local steps blur the update, as "
+        "'noisy'",
         f"ours, after {_DAGER}"),
     "noisy": AttackKind("gradients.noisy.attack:NoisyAttack", "gradients", Secret.TEXTS,
         "noisy", "a client's update with few digits, noise, or several local steps", "decoders",
@@ -103,8 +104,8 @@ ATTACKS: Mapping[str, AttackKind] = {
     "encoder": AttackKind("gradients.encoder.attack:EncoderAttack", "gradients", Secret.TEXTS,
         "encoder:effort=4", _UPDATE, "encoders",
         "the client, run again on the texts, sends this update",
-        "fewer rows than the width; clean updates of some SGD steps, or one step with few digits or weak noise; else "
-        "the bag of words, and texts as guesses", f"ours, after {_DAGER}"),
+        "fewer rows than the hidden size; clean updates of some SGD steps, or one step with few digits or weak noise; "
+        "else the bag of words, and texts as guesses", f"ours, after {_DAGER}"),
     "lora": AttackKind("gradients.lora.attack:LoraAttack", "gradients", Secret.TEXTS,
         "lora", "the gradients of low-rank adapters", "decoders",
         "the client, run again on the texts, sends this update",

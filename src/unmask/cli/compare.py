@@ -28,7 +28,7 @@ def compare_command(
 
     With more than two audits, compare the last two and show the trend over all.
 
-    Exit codes: 0 no regression, 1 at least one, 2 bad input, 3 a case had a result before and has none now.
+    Exit codes: 0 no regression, 1 at least one, 2 bad input, 3 a regression cannot be ruled out.
 
     Example: [bold]unmask compare runs/main runs/branch[/bold]
 

@@ -114,9 +114,10 @@ class Comparison:
             lost = sum(change.is_lost for change in self.changes)
             leaks = sum(change.is_new_leak for change in self.changes)
             what = [f"{count_noun(lost, 'case')} cannot be compared any more"] if lost else []
-            what += [f"{count_noun(leaks, 'new case')} {'leaks' if leaks == 1 else 'leak'}"] if leaks else []
-            told = " and ".join(what) or "no case could be compared"
-            return f"Inconclusive: {told}, which is not 'no regression'; {rest}."
+            verbs = "leaks and has" if leaks == 1 else "leak and have"
+            what += [f"{count_noun(leaks, 'new case')} {verbs} no baseline"] if leaks else []
+            told = ", and ".join(what) or "no case could be compared"
+            return f"Inconclusive: {told}, so a regression cannot be ruled out; {rest}."
         return f"No case got worse; {rest}."
 
 

@@ -38,6 +38,19 @@ def test_it_is_green_nowhere_and_yellow_where_something_is_not_known():
     assert 'class="hero unclear"' in render(audit_of([one]), audit_of([failed(one.case)]))
 
 
+def test_what_is_open_names_its_cause():
+    """New leaks read as 'had a result before and have none now'."""
+    old, fresh = text_finding(text_case(), 1.0, 4), text_finding(text_case(seed=1), 1.0, 4)
+    new_leak, lost = (
+        render(audit_of([old]), audit_of([old, fresh])),
+        render(audit_of([old]), audit_of([failed(old.case)])),
+    )
+    assert ("New cases leak" in new_leak, "have none now" in new_leak) == (True, False)
+    assert ("New cases leak" in lost, "have none now" in lost) == (False, True)
+    never = audit_of([failed(old.case)])
+    assert "No case has a result in both audits" in render(never, never)
+
+
 def test_nothing_is_asked_of_anybody_and_no_script_runs(page):
     reader = Reader(page)
     for tag, attributes in reader.tags:

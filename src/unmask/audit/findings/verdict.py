@@ -14,7 +14,7 @@ from unmask.displays import Displayed, Row
 from unmask.wording import count_noun
 
 PASSED, CROSSED, FAILED, INCONCLUSIVE = 0, 1, 2, 3  # as exit codes
-_WORTH = "Measured against these attacks only."
+_WORTH = "Only these attacks were tested."
 
 
 @dataclass(frozen=True)

@@ -89,13 +89,19 @@ def _hero(comparison: Comparison) -> Hero:
         case code if code == CROSSED:
             return Hero("crossed", "Regression", "At least one case leaks more than before.")
         case code if code == INCONCLUSIVE:
-            return Hero(
-                "unclear",
-                "Inconclusive",
-                "Some cases had a result before and have none now. That is not an improvement.",
-            )
+            return Hero("unclear", "Inconclusive", _what_is_open(comparison))
     note = "With these attacks no case leaks more than before. This does not say whether the leaks are acceptable."
     return Hero("neutral", "No regression", note)
+
+
+def _what_is_open(comparison: Comparison) -> str:
+    """Why a regression cannot be ruled out, and what to do about it."""
+    said = []
+    if any(change.is_lost for change in comparison.changes):
+        said.append("Some cases had a result before and have none now, which is not an improvement: run them again.")
+    if any(change.is_new_leak for change in comparison.changes):
+        said.append("New cases leak: run the first audit with the second plan, so that they have a baseline.")
+    return " ".join(said) or "No case has a result in both audits: run both again."
 
 
 def _curve(line: TrendLine) -> str:

@@ -102,6 +102,10 @@ def open_end(why: str) -> Ambiguity:
     return Ambiguity(AmbiguityKind.OPEN_END, f"the text may continue after its last token: {why}")
 
 
+# Why a text's count is open where the number of texts was not stated: the loss is a mean.
+COUNT_IS_UNSTATED = "one copy and ten copies look identical here; pass `--num-texts`"
+
+
 def open_count(why: str) -> Ambiguity:
     """How often the text occurs."""
     return Ambiguity(AmbiguityKind.COUNT, f"it may occur more often: {why}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.ambiguity import (
+    COUNT_IS_UNSTATED,
     EqualTokens,
     leading_run,
     open_count,
@@ -225,7 +226,7 @@ def _why_counts_are_open(
     """
     num_found = len(findings.endings)
     if evidence.num_texts is None:
-        return "the number of texts is not known, and a mean loss is the same for a batch and for its repetition"
+        return COUNT_IS_UNSTATED
     runs = any(ending.has_open_run or ending.node in any_run for ending in findings.endings)
     everyone = all(_is_covered(findings, ending) for ending in findings.endings) and not runs
     counts = {ending.count for ending in findings.endings}

@@ -15,7 +15,7 @@ from functools import cached_property
 from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords
 from unmask.attacks.gradients.bag_of_words.claim import claim_bag, claim_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import EQUAL, Candidates
-from unmask.attacks.gradients.decoder.ambiguity import equal_tokens, open_count
+from unmask.attacks.gradients.decoder.ambiguity import COUNT_IS_UNSTATED, equal_tokens, open_count
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation
 from unmask.attacks.gradients.encoder.masked_tokens import Original
@@ -169,9 +169,7 @@ def _with_counts(evidence: GradientEvidence, texts: list[RecoveredText]) -> list
         return texts
     if evidence.num_texts is not None and len(texts) > evidence.num_texts:
         return [replace(text, certain=False, count=1, ambiguities=()) for text in texts]
-    why = (
-        "the number of texts is not known" if evidence.num_texts is None else _how_many_found(total, evidence.num_texts)
-    )
+    why = COUNT_IS_UNSTATED if evidence.num_texts is None else _how_many_found(total, evidence.num_texts)
     return [replace(text, count=1, ambiguities=(*text.ambiguities, open_count(why))) for text in texts]
 
 
@@ -229,9 +227,7 @@ def _status(evidence: GradientEvidence, findings: EncoderResult, texts: Sequence
     if not findings.explains_everything:
         problems.append(why_not_replayed(evidence) or _describe_unexplained(findings))
     if evidence.num_texts is None:
-        problems.append(
-            "the number of texts is not known, and a mean loss is the same for a batch and for its repetition"
-        )
+        problems.append(COUNT_IS_UNSTATED)
     elif num_found != evidence.num_texts:
         unseen = "" if findings.originals is None else ", or nothing was masked in them"
         problems.append(_how_many_found(num_found, evidence.num_texts) + unseen)

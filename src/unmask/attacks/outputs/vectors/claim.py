@@ -9,6 +9,7 @@ from unmask.attacks.run import Run
 from unmask.models.adapter import Model
 from unmask.models.pooling import special_frame
 from unmask.recovery import Ambiguity, AmbiguityKind, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.wording import count_noun
 
 CLEAR = 3.0  # another text must be off by more than this many tolerances
 _NAMED = 4  # other texts that are listed
@@ -106,7 +107,8 @@ def _status(read: Sequence[ReadVector], stopped: bool) -> Status:
 
 def _reason(read: Sequence[ReadVector], model: Model, not_read: str) -> str:
     num_certain = sum(each.certain for each in read)
-    parts = [f"vectors that one text gives, and none of its neighbours: {num_certain} of {len(read)}"]
+    match = "matches exactly one text" if len(read) == 1 else "match exactly one text"
+    parts = [f"{num_certain} of {count_noun(len(read), 'vector')} {match} and none of its near neighbours"]
     several = sum(each.agrees and bool(each.others) for each in read)
     if several:
         parts.append(f"vectors that several texts give (listed): {several}")
