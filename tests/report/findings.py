@@ -12,6 +12,7 @@ from typing import Any
 from unmask.audit.cases.case import Case, case_id
 from unmask.audit.findings.finding import ERROR, Finding, TextPair
 from unmask.audit.findings.folder import MANIFEST, Audit
+from unmask.audit.findings.verdict import Verdict, reach_verdict
 from unmask.audit.running.worker import control_case
 
 SENTENCES = (
@@ -244,6 +245,14 @@ def audit_of(
         "cases": cases,
     }
     return Audit(manifest, findings)
+
+
+def verdict_of(findings: Iterable[Finding], gates: Sequence[str] = (), controls: Iterable[Finding] = ()) -> Verdict:
+    """The verdict on an audit with these findings, and with controls that have no gate."""
+    without = audit_of(controls)
+    planned = audit_of(findings, gates)
+    manifest = {**planned.manifest, "cases": [*planned.planned, *without.planned]}
+    return reach_verdict(Audit(manifest, (*planned.findings, *without.findings)))
 
 
 def write_audit(folder: Path, audit: Audit) -> Path:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.report.findings import failed, flower_finding, inconclusive, text_case, text_finding
+from tests.report.findings import failed, flower_finding, inconclusive, text_case, text_finding, verdict_of
 
 from unmask.report.counterparts import Counterparts, Effect
 
@@ -15,7 +15,7 @@ UNCLEAR = inconclusive(text_case(protocol="lora:rank=8"))
 
 
 def found(finding, *others):
-    return [(stop.effect, stop.protection) for stop in Counterparts([finding, *others]).of(finding)]
+    return [(stop.effect, stop.protection) for stop in Counterparts(verdict_of([finding, *others])).of(finding)]
 
 
 def test_what_stopped_it_comes_first_then_what_reduced_it_and_never_what_could_not_tell_as_stopped():
@@ -75,12 +75,12 @@ def test_fewer_exact_texts_beside_more_tokens_are_not_less():
 
 def test_stopped_means_in_every_seed():
     other_leaks = text_finding(text_case(seed=1, defences=["noise:sigma=0.1"]), 1.0, 4)
-    (stop,) = Counterparts([LEAK, NOISE, other_leaks]).of(LEAK)
+    (stop,) = Counterparts(verdict_of([LEAK, NOISE, other_leaks])).of(LEAK)
     assert (stop.effect, stop.num_stopped, stop.num_seeds) == (Effect.SOMETIMES, 1, 2)
     other_stops = text_finding(text_case(seed=1, defences=["noise:sigma=0.1"]), 0.0)
-    (stop,) = Counterparts([LEAK, NOISE, other_stops]).of(LEAK)
+    (stop,) = Counterparts(verdict_of([LEAK, NOISE, other_stops])).of(LEAK)
     assert (stop.effect, stop.num_stopped, stop.num_seeds) == (Effect.STOPPED, 2, 2)
-    (stop,) = Counterparts([LEAK, NOISE, failed(text_case(seed=1, defences=["noise:sigma=0.1"]))]).of(LEAK)
+    (stop,) = Counterparts(verdict_of([LEAK, NOISE, failed(text_case(seed=1, defences=["noise:sigma=0.1"]))])).of(LEAK)
     assert stop.effect is Effect.SOMETIMES
 
 
@@ -99,3 +99,13 @@ def test_a_sum_over_clients_is_a_protection():
 def test_nothing_stopped_what_did_not_leak():
     assert found(NOISE, PRIVATE, LEAK) == []
     assert found(UNCLEAR, PRIVATE) == []
+
+
+def test_a_control_is_never_what_stopped_it():
+    extreme = text_finding(text_case(defences=["noise:sigma=1000"]), 0.0)
+    gates = ["no near-exact text"]
+    (stop,) = Counterparts(verdict_of([LEAK, NOISE], gates, controls=[extreme])).of(LEAK)
+    assert stop.protection == "noise:sigma=0.1"
+    assert not Counterparts(verdict_of([LEAK], gates, controls=[extreme])).of(LEAK)
+    assert Counterparts(verdict_of([LEAK, extreme], gates)).of(LEAK)  # under a gate it is a protection
+    assert Counterparts(verdict_of([LEAK, extreme])).of(LEAK)  # a plan without gates has no controls

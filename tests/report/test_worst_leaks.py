@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.report.findings import failed, flower_finding, inconclusive, text_case, text_finding
+from tests.report.findings import failed, flower_finding, inconclusive, text_case, text_finding, verdict_of
 
 from unmask.report.severity import Severity
 from unmask.report.worst_leaks import worst_leaks
@@ -21,7 +21,7 @@ def protected(defences, recall, exact=0, cosine=0.9, **changes):
 def test_channels_and_models_have_a_line_each_the_worst_first():
     other = text_finding(text_case("outputs", model="b"), 0.3)
     nothing = text_finding(text_case(model="c"), 0.0)
-    lines = worst_leaks([nothing, other, LEAK, text_finding(text_case(seed=1), 0.4)])
+    lines = worst_leaks(verdict_of([nothing, other, LEAK, text_finding(text_case(seed=1), 0.4)]))
     assert [(line.channel, line.model) for line in lines] == [
         ("gradients", "smollm2-135m"),
         ("outputs", "b"),
@@ -34,14 +34,14 @@ def test_channels_and_models_have_a_line_each_the_worst_first():
 
 
 def test_what_stopped_it_is_recommended_with_its_cost():
-    (line,) = worst_leaks([LEAK, protected(NOISE, 0.0, cosine=0.25), protected(INT8, 0.9, 3)])
+    (line,) = worst_leaks(verdict_of([LEAK, protected(NOISE, 0.0, cosine=0.25), protected(INT8, 0.9, 3)]))
     assert line.advice == "noise:sigma=0.1: not leaked by this attack in 1 of 1 case that leaks"
     assert line.cost == "cosine 0.25 with the update as it was (1: no cost)"
 
 
 def test_of_two_that_stopped_it_the_cheaper_one():
     clip = ["clip:norm=1"]
-    (line,) = worst_leaks([LEAK, protected(NOISE, 0.0, cosine=0.2), protected(clip, 0.0, cosine=0.8)])
+    (line,) = worst_leaks(verdict_of([LEAK, protected(NOISE, 0.0, cosine=0.2), protected(clip, 0.0, cosine=0.8)]))
     assert line.advice.startswith("clip:norm=1")
 
 
@@ -49,7 +49,7 @@ def test_of_two_that_stopped_it_the_one_that_was_tried_more_often():
     second = text_finding(text_case(seed=1), 1.0, 4)
     clip = ["clip:norm=1"]
     tried = [protected(NOISE, 0.0, cosine=0.1, seed=seed) for seed in (0, 1)]
-    (line,) = worst_leaks([LEAK, second, *tried, protected(clip, 0.0, cosine=0.9)])
+    (line,) = worst_leaks(verdict_of([LEAK, second, *tried, protected(clip, 0.0, cosine=0.9)]))
     assert line.advice.startswith("noise:sigma=0.1: not leaked by this attack in 2 of 2 cases")
 
 
@@ -60,12 +60,12 @@ def test_one_seed_that_leaks_or_cannot_tell_is_enough_not_to_recommend():
         inconclusive(text_case(defences=NOISE, seed=1)),
         failed(text_case(defences=NOISE, seed=1)),
     ):
-        (line,) = worst_leaks([LEAK, second, protected(NOISE, 0.0), other])
+        (line,) = worst_leaks(verdict_of([LEAK, second, protected(NOISE, 0.0), other]))
         assert line.advice.startswith("no protection was shown to stop the leak (1 tried")
 
 
 def test_what_leaves_the_least_is_named_where_nothing_stops_it():
-    (line,) = worst_leaks([LEAK, protected(INT8, 0.9, 3), protected(NOISE, 0.2, cosine=0.5)])
+    (line,) = worst_leaks(verdict_of([LEAK, protected(INT8, 0.9, 3), protected(NOISE, 0.2, cosine=0.5)]))
     assert line.advice.startswith(
         "no protection was shown to stop the leak (2 tried); least leaked with noise:sigma=0.1: low, 20 %"
     )
@@ -73,49 +73,86 @@ def test_what_leaves_the_least_is_named_where_nothing_stops_it():
 
 
 def test_what_is_inconclusive_never_leaves_the_least():
-    (line,) = worst_leaks([LEAK, inconclusive(text_case(defences=NOISE)), protected(INT8, 0.9, 3)])
+    (line,) = worst_leaks(verdict_of([LEAK, inconclusive(text_case(defences=NOISE)), protected(INT8, 0.9, 3)]))
     assert line.advice.startswith(
         "no protection was shown to stop the leak (2 tried, 1 inconclusive); least leaked with"
     )
     assert "int8: high" in line.advice
-    (line,) = worst_leaks([LEAK, inconclusive(text_case(defences=NOISE))])
+    (line,) = worst_leaks(verdict_of([LEAK, inconclusive(text_case(defences=NOISE))]))
     told = "no protection was shown to stop the leak (1 tried, 1 inconclusive); how much still leaks is not known"
     assert line.advice == told
 
 
 def test_what_leaves_as_much_is_not_recommended():
     """Nor is it if it is the best of several."""
-    (line,) = worst_leaks([LEAK, protected(INT8, 1.0, 4), protected(NOISE, 1.0, 4)])
+    (line,) = worst_leaks(verdict_of([LEAK, protected(INT8, 1.0, 4), protected(NOISE, 1.0, 4)]))
     assert line.advice.endswith("(2 tried); with each of them as much leaked as without")
     assert line.cost == "–"
 
 
 def test_baselines_recommend_nothing():
     weak = protected(NOISE, 0.0, attack="dager")
-    (line,) = worst_leaks([LEAK, text_finding(text_case(attack="dager"), 1.0, 4), weak])
+    (line,) = worst_leaks(verdict_of([LEAK, text_finding(text_case(attack="dager"), 1.0, 4), weak]))
     assert line.advice == "no protection was tried on the cases that leak"
 
 
 def test_a_protection_of_other_cases_recommends_nothing():
-    (line,) = worst_leaks([LEAK, protected(NOISE, 0.0, batch_size=1)])
+    (line,) = worst_leaks(verdict_of([LEAK, protected(NOISE, 0.0, batch_size=1)]))
     assert line.advice == "no protection was tried on the cases that leak"
 
 
 def test_costs_that_an_audit_does_not_measure_are_not_invented():
     states = text_finding(text_case("outputs"), 1.0, 4)
     stopped = text_finding(text_case("outputs", defences=NOISE), 0.0)
-    (line,) = worst_leaks([states, stopped])
+    (line,) = worst_leaks(verdict_of([states, stopped]))
     assert line.cost == "not measured in an audit; see docs/outputs.md"
 
 
 def test_a_private_protocol_states_its_budget():
     private = protected([], 0.0, cosine=0.1, protocol="dpsgd:noise_multiplier=1")
     private = replace(private, metrics={**private.metrics, "epsilon": 2.5})
-    (line,) = worst_leaks([LEAK, private])
+    (line,) = worst_leaks(verdict_of([LEAK, private]))
     assert line.cost.endswith("ε = 2.5")
 
 
 def test_live_federations_compare_nothing():
-    (line,) = worst_leaks([flower_finding()])
+    (line,) = worst_leaks(verdict_of([flower_finding()]))
     assert line.severity is Severity.MEDIUM
     assert "nothing was compared" in line.advice
+
+
+def test_a_plan_of_protected_cases_alone_is_compared_with_its_controls():
+    """Its controls leak everything: what leaks less leaks less, though no unprotected case is in the plan."""
+    (line,) = worst_leaks(verdict_of([protected(INT8, 0.9, 3), protected(NOISE, 0.2, cosine=0.5)]))
+    assert "(2 tried); least leaked with noise:sigma=0.1: low, 20 %" in line.advice
+    (line,) = worst_leaks(verdict_of([protected(INT8, 1.0, 4)]))
+    assert line.advice.endswith("(1 tried); with each of them as much leaked as without")
+    unknown = replace(protected(INT8, 1.0, 4), control=None)
+    (line,) = worst_leaks(verdict_of([unknown]))
+    assert "as without" not in line.advice
+    assert line.advice.endswith("least leaked with int8: high, 100 % of tokens, 4 exact")
+
+
+def test_errors_are_no_inconclusive_cases():
+    (line,) = worst_leaks(verdict_of([LEAK, failed(text_case(defences=NOISE)), protected(INT8, 1.0, 4)]))
+    assert "(2 tried, 1 ended in an error); with the others as much leaked as without" in line.advice
+
+
+def test_a_control_is_never_recommended():
+    extreme = protected(["noise:sigma=1000"], 0.0)
+    gates = ["no near-exact text"]
+    (line,) = worst_leaks(verdict_of([LEAK], gates, controls=[extreme]))
+    assert line.advice == "no protection was tried on the cases that leak"
+    (line,) = worst_leaks(verdict_of([LEAK, extreme], gates))
+    assert line.advice.startswith("noise:sigma=1000")
+
+
+def test_a_leak_that_crosses_no_gate_is_said_to():
+    """The gate forbids whole texts; some tokens leak."""
+    held = protected(NOISE, 0.2, cosine=0.5)
+    verdict = verdict_of([held], ["no near-exact text"])
+    assert verdict.exit_code == 0
+    (line,) = worst_leaks(verdict)
+    assert line.advice.startswith("what leaks crosses no gate, and no protection was shown to stop it (1 tried); least")
+    (line,) = worst_leaks(verdict_of([held, protected(INT8, 1.0, 4)], ["no near-exact text"]))
+    assert line.advice.startswith("no protection was shown to stop the leak")

@@ -11,6 +11,7 @@ from typing import Any
 
 from unmask.audit.cases.case_names import SEPARATOR, defences_name, is_live, setting
 from unmask.audit.findings.finding import Finding, Outcome
+from unmask.audit.findings.verdict import Verdict
 from unmask.metrics import AMOUNTS
 from unmask.report.numbers import leak, number
 from unmask.safe_text import make_safe
@@ -64,13 +65,27 @@ def cell_of(case: Mapping[str, Any]) -> str:
     return _without(case, _PROTECTION)
 
 
-class Counterparts:
-    """All findings by what they share, so that the counterparts of one are found at once."""
+def without_controls(verdict: Verdict) -> list[Finding]:
+    """Findings without the controls: protected cases without a gate, beside cases with one that differ in that alone.
 
-    def __init__(self, findings: Sequence[Finding]) -> None:
+    A control's noise leaves nothing of what is sent: nobody would use it.
+    """
+    gated = {judgement.finding.id for judgement in verdict.judgements}
+    cells = {cell_of(finding.case) for finding in verdict.findings if finding.id in gated}
+
+    def is_control(finding: Finding) -> bool:
+        return is_protected(finding.case) and finding.id not in gated and cell_of(finding.case) in cells
+
+    return [finding for finding in verdict.findings if not is_control(finding)]
+
+
+class Counterparts:
+    """All findings but controls by what they share, so that the counterparts of one are found at once."""
+
+    def __init__(self, verdict: Verdict) -> None:
         self._alike: dict[str, list[Finding]] = defaultdict(list)
         self._seeds: dict[str, list[Finding]] = defaultdict(list)
-        for finding in findings:
+        for finding in without_controls(verdict):
             self._alike[cell_of(finding.case)].append(finding)
             self._seeds[_without(finding.case, ("seed",))].append(finding)
 

@@ -33,7 +33,7 @@ def render_markdown(audit: Audit, verdict: Verdict, folder: Path) -> str:
         f"## unmask: {face.word}",
         f"**{_prose(verdict.headline)}**",
         f"{face.note} Plan {code_span(title, 120)}, exit code {verdict.exit_code}. Texts are never in this file.",
-        *_worst(audit),
+        *_worst(verdict),
         *_gates(verdict, places),
         *_summary(audit),
         *_look_at(audit, verdict, folder),
@@ -53,9 +53,9 @@ def render_markdown(audit: Audit, verdict: Verdict, folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _worst(audit: Audit) -> list[str]:
+def _worst(verdict: Verdict) -> list[str]:
     """For each channel and model how bad it is, and what this audit would do about it."""
-    lines = worst_leaks(audit.findings)
+    lines = worst_leaks(verdict)
     body = [
         [
             code_span(line.channel, 40),
@@ -103,7 +103,7 @@ def _look_at(audit: Audit, verdict: Verdict, folder: Path) -> list[str]:
     }
     if not ranks:
         return []
-    stops = Counterparts(audit.findings)
+    stops = Counterparts(verdict)
     chosen = sorted((finding for finding in audit.findings if finding.id in ranks), key=lambda f: ranks[f.id])
     body = []
     for finding in chosen[:MAX_LINES]:

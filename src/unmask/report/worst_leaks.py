@@ -6,6 +6,9 @@ that leak under some protection or none, a protection
     stops     if it was tried on at least one of them, and the attack found nothing on any that it was tried on
     is best   if it stops on the most cells; of equals, if it leaves the highest cosine with the plain update
 
+How much leaks without a protection is that case of the plan, else the control. Controls of the plan, whose evidence
+holds no signal, are no protections.
+
 Limits: only default attacks count, a baseline proves nothing; what was inconclusive stops nothing. The cosine is known
 for updates alone: what a protection costs elsewhere is not measured here.
 """
@@ -13,13 +16,15 @@ for updates alone: what a protection costs elsewhere is not measured here.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from unmask.audit.cases.case_names import full_name, is_live, model_name
 from unmask.audit.findings.finding import Finding, Outcome
+from unmask.audit.findings.gates import Ruling
+from unmask.audit.findings.verdict import Verdict
 from unmask.channels import threat_key, threat_of
-from unmask.report.counterparts import cell_of, is_protected, protection_name
+from unmask.report.counterparts import cell_of, is_protected, protection_name, without_controls
 from unmask.report.numbers import leak, leak_in_full, number, scientific
 from unmask.report.severity import Severity, severity_of
 from unmask.safe_text import make_safe
@@ -43,19 +48,24 @@ class WorstLeak:
     cost: str
 
 
-def worst_leaks(findings: Sequence[Finding]) -> list[WorstLeak]:
+def worst_leaks(verdict: Verdict) -> list[WorstLeak]:
     """One line for each channel and model, the worst first."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for place, finding in enumerate(findings):
+    for place, finding in enumerate(verdict.findings):
         groups[make_safe(finding.case.get("channel", "?"), 40), model_name(finding.case)].append(place)
-    lines = [_line(*names, places, findings) for names, places in groups.items()]
+    counted = {finding.id for finding in without_controls(verdict) if finding.is_default_attack}
+    lines = [_line(*names, places, verdict, counted) for names, places in groups.items()]
     return sorted(lines, key=lambda line: (line.severity.rank, line.channel, line.model))
 
 
-def _line(channel: str, model: str, places: Sequence[int], findings: Sequence[Finding]) -> WorstLeak:
+def _line(channel: str, model: str, places: Sequence[int], verdict: Verdict, counted: Collection[str]) -> WorstLeak:
+    findings = verdict.findings
     place = min(places, key=lambda one: _order(findings[one]))
     worst = findings[place]
-    advice, cost = _advise(worst, [findings[one] for one in places])
+    leaking = {findings[one].id for one in places if findings[one].outcome is Outcome.LEAK}
+    held = {judgement.finding.id for judgement in verdict.judgements if judgement.ruling is Ruling.HELD}
+    held -= {judgement.finding.id for judgement in verdict.judgements if judgement.ruling is not Ruling.HELD}
+    advice, cost = _advise(worst, [findings[one] for one in places if findings[one].id in counted], leaking <= held)
     return WorstLeak(
         channel,
         model,
@@ -74,8 +84,8 @@ def _order(finding: Finding) -> tuple[int, float, bool]:
     return severity_of(finding).rank, -(leak(finding) or ("", 0.0))[1], is_protected(finding.case)
 
 
-def _advise(worst: Finding, findings: Sequence[Finding]) -> tuple[str, str]:
-    """What to do about a leak, and what that costs."""
+def _advise(worst: Finding, findings: Sequence[Finding], gates_hold: bool) -> tuple[str, str]:
+    """What to do about a leak, and what that costs; `gates_hold` where everything that leaks crosses no gate."""
     if worst.outcome is not Outcome.LEAK:
         return "–", "–"
     if is_live(worst.case):
@@ -86,30 +96,58 @@ def _advise(worst: Finding, findings: Sequence[Finding]) -> tuple[str, str]:
     stopped = {name: ones for name, ones in tried.items() if all(one.outcome is Outcome.NO_LEAK for one in ones)}
     if stopped:
         name = max(stopped, key=lambda one: (len(stopped[one]), _cosine(stopped[one]) or -1.0))
-        cases = f"{len(stopped[name])} of {count_noun(leaking, 'case')} that {'leaks' if leaking == 1 else 'leak'}"
+        cases = (
+            f"{len(stopped[name])} of {count_noun(len(cells), 'case')} that {'leaks' if len(cells) == 1 else 'leak'}"
+        )
         return f"{name}: not leaked by this attack in {cases}", _cost(stopped[name])
+    none = f"no protection was shown to stop {'it' if gates_hold else 'the leak'} ({_count(tried)})"
+    none = f"what leaks crosses no gate, and {none}" if gates_hold else none
     known = {name: ones for name, ones in tried.items() if all(one.outcome in _KNOWN for one in ones)}
-    num_open = len(tried) - len(known)
-    told = f"{len(tried)} tried{f', {num_open} inconclusive' if num_open else ''}"
-    none = f"no protection was shown to stop the leak ({told})"
     if not known:
         return f"{none}; how much still leaks is not known", "–"
     name = max(known, key=lambda one: min(map(_order, known[one])))
     left = min(known[name], key=_order)
-    if _order(left)[:2] <= _order(worst)[:2]:
-        return f"{none}; with each of them as much leaked as without", "–"
+    bare = min(_without_protection(known[name], findings), key=_order, default=None)
+    if bare is not None and _order(left)[:2] <= _order(bare)[:2]:
+        which = "each of them" if len(known) == len(tried) else "the others"
+        return f"{none}; with {which} as much leaked as without", "–"
     return f"{none}; least leaked with {name}: {severity_of(left).value}, {leak_in_full(left)}", _cost(known[name])
 
 
 def _tried(findings: Sequence[Finding]) -> tuple[int, dict[str, list[Finding]]]:
     """How many cells leak, and the findings of each protection that was tried on them."""
-    counted = [finding for finding in findings if finding.is_default_attack]
-    leaking = {cell_of(finding.case) for finding in counted if finding.outcome is Outcome.LEAK}
+    leaking = {cell_of(finding.case) for finding in findings if finding.outcome is Outcome.LEAK}
     tried: dict[str, list[Finding]] = defaultdict(list)
-    for finding in counted:
+    for finding in findings:
         if is_protected(finding.case) and cell_of(finding.case) in leaking:
             tried[protection_name(finding.case)].append(finding)
     return len(leaking), tried
+
+
+def _count(tried: Mapping[str, Sequence[Finding]]) -> str:
+    """How many protections were tried, of how many that is not known to have helped, and why."""
+    words = [f"{len(tried)} tried"]
+    for outcome, word in ((Outcome.INCONCLUSIVE, "inconclusive"), (Outcome.ERROR, "ended in an error")):
+        if number := sum(any(one.outcome is outcome for one in ones) for ones in tried.values()):
+            words.append(f"{number} {word}")
+    return ", ".join(words)
+
+
+def _without_protection(protected: Sequence[Finding], findings: Sequence[Finding]) -> list[Finding]:
+    """The same cases without protection: of the plan, else the controls; empty where neither is known."""
+    cells = {cell_of(finding.case) for finding in protected}
+    planned = [one for one in findings if not is_protected(one.case) and cell_of(one.case) in cells]
+    return [one for one in planned if one.outcome in _KNOWN] or [
+        control for finding in protected for control in _control_of(finding) if control.outcome in _KNOWN
+    ]
+
+
+def _control_of(finding: Finding) -> list[Finding]:
+    """What the same attack gave without protection, as a finding; none where nothing protects."""
+    if finding.control is None:
+        return []
+    said = {name: finding.control[name] for name in ("id", "case", "status", "reason", "metrics")}
+    return [replace(finding, **said, texts=(), tokens=(), control=None)]
 
 
 def _cosine(findings: Sequence[Finding]) -> float | None:

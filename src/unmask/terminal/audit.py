@@ -163,7 +163,7 @@ def print_verdict(verdict: Verdict, folder: Path, findings: Sequence[Finding], j
     if errors:
         console.print(Text("fix the cause, then run the same command with --retry-errors", style="dim"))
     console.print(_leaks(verdict, findings))
-    console.print(_worst(findings))
+    console.print(_worst(verdict))
     where = printable(str(folder), longest=4000)
     command = f"unmask report {quote_word(folder)}"
     console.print(Text(f"Results are in {where}. Keep them as private as your data. Next: {command}"))
@@ -193,10 +193,10 @@ def _leaks(verdict: Verdict, findings: Sequence[Finding]) -> Table:
     return table
 
 
-def _worst(findings: Sequence[Finding]) -> Table:
+def _worst(verdict: Verdict) -> Table:
     """The severity of each channel and model, and the protection that this audit recommends."""
     table = Table("channel", "model", "severity", "recommended by this audit", "what that costs", box=SIMPLE_HEAD)
-    for line in worst_leaks(findings)[:_MOST_NAMED]:
+    for line in worst_leaks(verdict)[:_MOST_NAMED]:
         style = _SEVERITY_COLOURS[line.severity]
         cells = (line.channel, line.model, Text(line.severity.value, style=style), line.advice, line.cost)
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in cells))
@@ -229,7 +229,7 @@ def verdict_document(verdict: Verdict, folder: Path, findings: Sequence[Finding]
                 "recommended": line.advice,
                 "cost": line.cost,
             }
-            for line in worst_leaks(findings)
+            for line in worst_leaks(verdict)
         ],
         "missing": list(verdict.missing),
         "findings": [

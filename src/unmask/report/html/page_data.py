@@ -46,7 +46,7 @@ class Strings:
 
 def page_data(audit: Audit, verdict: Verdict, folder: Path, rows: Sequence[Row], show_secrets: bool) -> dict[str, Any]:
     """Everything that the script reads. Texts are in it only if secrets are shown."""
-    strings, stops, secrets = Strings(), Counterparts(audit.findings), Secrets(show_secrets)
+    strings, stops, secrets = Strings(), Counterparts(verdict), Secrets(show_secrets)
     places = {finding.id: place for place, finding in enumerate(audit.findings)}
     path = plan_of(audit.manifest).get("path")
     judgements = judgements_by_finding(verdict)

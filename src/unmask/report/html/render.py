@@ -52,7 +52,7 @@ def render_html(audit: Audit, verdict: Verdict, folder: Path, show_secrets: bool
         failed=page.failed_cases(audit),
         num_damaged=audit.num_damaged,
         summary=page.summary(audit),
-        worst=worst_leaks(audit.findings),
+        worst=worst_leaks(verdict),
         severities=Severity,
         outcomes=Outcome,
         charts=[_figure(chart, number) for number, chart in enumerate(charts[:MAX_CHARTS])],
