@@ -96,9 +96,7 @@ def _advise(worst: Finding, findings: Sequence[Finding], gates_hold: bool) -> tu
     stopped = {name: ones for name, ones in tried.items() if all(one.outcome is Outcome.NO_LEAK for one in ones)}
     if stopped:
         name = max(stopped, key=lambda one: (len(stopped[one]), _cosine(stopped[one]) or -1.0))
-        cases = (
-            f"{len(stopped[name])} of {count_noun(len(cells), 'case')} that {'leaks' if len(cells) == 1 else 'leak'}"
-        )
+        cases = f"{len(stopped[name])} of {count_noun(leaking, 'case')} that {'leaks' if leaking == 1 else 'leak'}"
         return f"{name}: not leaked by this attack in {cases}", _cost(stopped[name])
     none = f"no protection was shown to stop {'it' if gates_hold else 'the leak'} ({_count(tried)})"
     none = f"what leaks crosses no gate, and {none}" if gates_hold else none
