@@ -1,7 +1,8 @@
 """Numbers that DAGER's paper (arXiv 2405.15586) prints, as facts to stand beside ours; none of the texts is part of it.
 
+Tables have the numbers of its first version; 1, 2, 3, 5 and 6 are 2, 3, 5, 7 and 8 in that of NeurIPS 2024.
 `dager_tables.tsv`: Tables 1, 2, 3 and 6, ROUGE-1 and ROUGE-2 × 100, means over 100 batches, pretrained weights.
-`dager_hours.tsv`: Table 5, hours for 100 batches of DAGER and LAMP.
+`dager_hours.tsv`: Table 5, hours for 100 batches of DAGER, TAG and LAMP.
 """
 
 from __future__ import annotations

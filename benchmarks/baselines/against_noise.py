@@ -1,4 +1,7 @@
-"""Gaussian noise on the update: the tokens and texts that DAGER reads, tuned by whoever knows them, and ours."""
+"""Gaussian noise on the update: what DAGER reads with its authors' settings and tuned by the truth, and what ours does.
+
+The authors' own variant for noise, of decoders alone (appendix C.4 of the NeurIPS version), is not in here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from baselines.dager_sweep import RANK_TOLERANCES, DagerSweep
+from baselines.dager_sweep import RANK_TOLERANCES, DagerSweep, authors_settings
 from torch import Tensor
 
 import unmask
@@ -48,7 +51,7 @@ def noise_rows(
             "setting": "DAGER, MiniLM",
             "sigma": sigma,
             "texts": len(texts),
-            "published": told(Dager()(noisy, model), texts),
+            "authors": told(Dager(**authors_settings(len(texts)))(noisy, model), texts),
             "tuned": tuned(noisy, model, texts, sigma),
             "ours": ours,
             "seconds_spent": time.perf_counter() - started,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
-from baselines.dager_sweep import DagerSweep
+from baselines.dager_sweep import DagerSweep, authors_settings
 from gradients.encoder_cases import Attack, Tokens
 
 from unmask.attacks.baselines.dager import Dager, FrameTokens
@@ -97,12 +97,13 @@ def _without(remaining: list[set[int]], text: Sequence[int], start: int | None) 
 def count(
     evidence: GradientEvidence, model: Model, texts: Sequence[Tokens], *, timed: bool, dager: Dager | None = None
 ) -> CountedDager:
-    """The products that Algorithm 3 has before it at the settings of `dager`, and the least time that they take.
+    """The products that Algorithm 3 has before it, and the least time they take; `dager`: its authors' if None.
 
     Where the paper's τ₁ loses texts to rounding, the one that keeps most is taken: tuned by the truth, in its favour.
     """
     wanted = tuple(map(tuple, texts))
-    settings = {one.name: getattr(dager or Dager(), one.name) for one in fields(Dager)}
+    dager = dager or Dager(**authors_settings(len(texts)))
+    settings = {one.name: getattr(dager, one.name) for one in fields(Dager)}
     best: CountedDager | None = None
     for tolerance in TOKEN_TOLERANCES:
         counted = CountedDager(**settings | {"token_tolerance": tolerance}, texts=wanted, timed=timed)

@@ -1,8 +1,8 @@
-"""DAGER tuned: its rank tolerance and its cut are swept, and the best run counts.
+"""DAGER as its authors run it, and DAGER tuned: its rank tolerance and its cut are swept, and the best run counts.
 
-Its authors tune the rank tolerance for each batch size (1e-7 to 1e-9 in their experiments). An adversary has no secret
-to tune by, so the best run is the one whose own certificate is the best. Who knows the secret may count the best run by
-its score instead (`DagerSweep.runs`), which gives the attack more than any adversary has.
+`authors_settings` is what a benchmark runs as 'DAGER'; a sweep stands beside it where there is time for one. An
+adversary has no secret to tune by, so the best run is the one whose own certificate is the best. Who knows the secret
+may count the best run by its score instead (`DagerSweep.runs`), which gives the attack more than any adversary has.
 
 Cost: the singular values once more, and one run of the attack for each span that the settings lead to.
 """
@@ -24,6 +24,18 @@ RANK_TOLERANCES = (None, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5)
 RANK_MARGINS = (20, 5)  # the paper's; 20 of its width 768 is little, of a narrow model's width it is much
 
 Texts = Recovery[RecoveredTexts]
+
+
+def authors_settings(num_texts: int, *, long_texts: bool = False) -> dict[str, float]:
+    """Tolerances of DAGER's authors, from their paper (appendix C) and the guide of their public code.
+
+    The rank tolerance falls as the batch grows. Texts of ECHR (Figures 3 and 4, 512 tokens) have tolerances of their
+    own: `long_texts`. All other settings are the defaults of `Dager`. The guide's third set, for 128 texts of Rotten
+    Tomatoes on Llama-2, is left out: that batch is not run here.
+    """
+    if long_texts:
+        return {"rank_tolerance": 1e-9, "token_tolerance": 1e-4}
+    return {"rank_tolerance": 1e-7 if num_texts <= 2 else 1e-8 if num_texts <= 16 else 1e-9}
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Lamp:
             distance = cosine_distance(terms(client, update, x, differentiable=True))
             return distance + self.norm_weight * (x.norm(dim=-1).mean((1, 2)) - usual).square()
 
-        decay = self.decay ** (2000 / self.num_steps)  # fewer steps end at the same rate as the paper's 2000
+        decay = self.decay ** (2000 / self.num_steps)  # fewer steps end at the rate of its authors' 2000
         descent = Descent(client, self._starts(client, update, generator), rates, decay, loss_of)
         for step in range(self.num_steps):
             descent.step()

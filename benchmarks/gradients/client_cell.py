@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from baselines.dager_sweep import authors_settings
 from machine import machine
 
 import unmask
@@ -114,7 +115,7 @@ def measure_cell(model: Model, cell: ClientCell, drawn: Sequence[str], others: S
         "rouge2": score.rouge2,
         "cosine": distortion.cosine,
         "epsilon": update.epsilon if update.epsilon < float("inf") else None,
-        "dager_recall": dager_recall(evidence, model, inputs) if "noise:" in cell.defence else None,
+        "dager_recall": dager_recall(evidence, model, inputs, cell.texts) if "noise:" in cell.defence else None,
         "seconds": seconds,
         "machine": machine(),
     }
@@ -135,9 +136,9 @@ def defend(model: Model, cell: ClientCell, update: PrivateUpdate, others: Sequen
     return parse_defence(text)(update.evidence, torch.Generator().manual_seed(cell.draw))
 
 
-def dager_recall(evidence: GradientEvidence, model: Model, held: set[int]) -> float:
-    """The share of the tokens that the faithful DAGER's token sets hold."""
-    return len(TokensOnly()(evidence, model).value.token_set & held) / len(held)
+def dager_recall(evidence: GradientEvidence, model: Model, held: set[int], num_texts: int) -> float:
+    """The share of the tokens that the faithful DAGER's token sets hold, with its authors' settings."""
+    return len(TokensOnly(**authors_settings(num_texts))(evidence, model).value.token_set & held) / len(held)
 
 
 def _split(texts: Sequence[str], sizes: Sequence[int]) -> list[list[str]]:

@@ -7,7 +7,7 @@ python benchmarks/run.py gradients leak_map --show          the tables, the plot
 `--data` is a file with one text a line, up to its first tab; without it, texts are invented. Each draw takes texts of
 its own, and adapters of later rounds were trained on others. A cell that ends is appended to --out
 (benchmarks/results/leak_map.jsonl) and is not measured again; one that is stopped after --limit seconds says so. Where
-Gaussian noise is added, the token sets of DAGER as published, with fixed tolerances, are read from the same update;
+Gaussian noise is added, the token sets of DAGER with its authors' settings are read from the same update;
 against_papers.py has it tuned.
 """
 

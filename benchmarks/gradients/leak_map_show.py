@@ -65,8 +65,9 @@ def noise_table(clients: Sequence[Client]) -> list[str]:
     """Gaussian noise: the share of the tokens that DAGER's token sets hold, and ours, on the same updates."""
     noisy = [c for c in clients if c.defence.startswith("noise:") and c.protocol == "fedsgd" and c.ended]
     models = sorted({client.model for client in noisy})
+    heads = [f"{model}: DAGER, authors' settings / ours" for model in models]
     lines = [
-        f"| σ | {' | '.join(f'{model}: DAGER as published / ours' for model in models)} |",
+        f"| σ | {' | '.join(heads)} |",
         f"| --- | {' | '.join('--:' for _ in models)} |",
     ]
     for defence in dict.fromkeys(client.defence for client in noisy):

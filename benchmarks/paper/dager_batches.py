@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from baselines.dager_sweep import DagerSweep
+from baselines.dager_sweep import DagerSweep, authors_settings
 from gradients.paper_clients import PAPERS_HEAD_SCALE, draw_head, parameters_that_are_read
 from machine import machine
 from paper.dager_cells import Cell
@@ -108,16 +108,11 @@ def observe(
 def make_attack(cell: Cell, model: Model) -> Attack:
     """The attack of a cell with its budget."""
     if cell.attack == "dager":
-        tolerances = (None, rank_tolerance(cell.texts))
-        return DagerSweep(Dager(max_products=MAX_PRODUCTS), rank_tolerances=tolerances, rank_margins=(20,))
+        theirs = Dager(**authors_settings(cell.texts), max_products=MAX_PRODUCTS)
+        return DagerSweep(theirs, rank_tolerances=(None, theirs.rank_tolerance), rank_margins=(theirs.rank_margin,))
     if not model.causal:
         return EncoderAttack(max_anchors=MAX_ANCHORS)
     return DecoderAttack(memory_budget_bytes=(8 if model.device.type == "cuda" else 1) * 2**30)
-
-
-def rank_tolerance(num_texts: int) -> float:
-    """What DAGER's authors set for a batch size, as their code's guide says."""
-    return 1e-7 if num_texts <= 2 else 1e-8 if num_texts <= 16 else 1e-9
 
 
 def dager_parameters(model: Model) -> list[str]:

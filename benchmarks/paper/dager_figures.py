@@ -6,9 +6,9 @@
     fig4   texts found and seconds against the length, DAGER with and without its heuristics (encoder, 4 texts)
     long   one text of 512 tokens
 
-What the figures show is taken from the guide of the authors' public code; their values are not in a table, so none
-stands beside ours. Figure 3 is on ECHR there, whose texts are not here: sentences of SST-2 are joined to the length.
-The heuristics of Figure 4 are, in our version, what the number of texts gives: nearest tokens kept, best effort.
+Figure 3, Figure 4 and the long text are on ECHR in the paper, whose texts are not here: sentences of SST-2 are joined
+to the length, and DAGER has the settings that its authors use for ECHR. The heuristics of Figure 4 are, in our version,
+what the number of texts gives: nearest tokens kept, best effort.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 
 import torch
+from baselines.dager_sweep import authors_settings
 from machine import machine
 from paper.dager_batches import (
     MAX_PRODUCTS,
@@ -29,7 +30,6 @@ from paper.dager_batches import (
     dager_parameters,
     make_attack,
     observe,
-    rank_tolerance,
     stopwatch,
 )
 from paper.dager_cells import Cell
@@ -80,12 +80,13 @@ def choose_points(
 ) -> list[Point]:
     """Points that match a pattern (all if there is none); on a processor core those that take minutes."""
     grid = [("fig2", "gpt2", TEXTS_OF_FIGURE_2, 0, "dager", f"tolerances={TOLERANCES}")]
+    long_texts = ", ".join(f"{name}={value:g}" for name, value in authors_settings(4, long_texts=True).items())
     grid += [
-        ("fig4", "minilm", 4, length, attack, f"max_products={FEW_PRODUCTS}")
+        ("fig4", "minilm", 4, length, attack, f"max_products={FEW_PRODUCTS}, {long_texts}")
         for length in ENCODER_LENGTHS
         for attack in ("ours", "dager", "dager without heuristics")
     ]
-    grid += [("long", "gpt2", 1, 512, attack, "") for attack in ("ours", "dager")]
+    grid += [("long", "gpt2", 1, 512, "ours", ""), ("long", "gpt2", 1, 512, "dager", long_texts)]
     grid += [("fig3", "gpt2", 4, length, "ours", "") for length in LONG_LENGTHS]
     grid += [
         ("fig3", "gpt2", 4, length, f"dager, margin {margin}", f"max_products={MAX_PRODUCTS}")
@@ -100,7 +101,7 @@ def choose_points(
     return [
         point
         for point in points
-        if (device != "cpu" or not (point.figure == "fig3" or (point.figure, point.attack) == ("long", "dager")))
+        if (device != "cpu" or point.figure != "fig3")
         and (not patterns or any(fnmatch(point.name, pattern) for pattern in patterns))
     ]
 
@@ -124,11 +125,11 @@ def attack_of(point: Point, subject: Subject) -> Attack:
     """DAGER with the point's setting, or ours."""
     if point.attack == "ours":
         return make_attack(Cell(point.model, SET, point.texts, "ours"), subject.model)
+    theirs = Dager(**authors_settings(point.texts, long_texts=True), max_products=MAX_PRODUCTS)
     if point.figure == "fig3":
-        margin = int(point.attack.rpartition(" ")[2])
-        return Dager(rank_margin=margin, rank_tolerance=1e-9, token_tolerance=1e-4, max_products=MAX_PRODUCTS)
+        return replace(theirs, rank_margin=int(point.attack.rpartition(" ")[2]))
     products = FEW_PRODUCTS if point.figure == "fig4" else MAX_PRODUCTS
-    return Dager(max_products=products, max_length=point.length + 2)
+    return replace(theirs, max_products=products, max_length=point.length + 2)
 
 
 def draw_texts(subject: Subject, examples: Sequence[tuple[Tokens, int]], point: Point) -> list[Tokens]:
@@ -150,7 +151,10 @@ def tokens_that_pass(subject: Subject, evidence: object, texts: Sequence[Tokens]
     model = subject.model
     with stopwatch() as times:
         layers = [layer for layer in query_layers(evidence, model) if layer is not None]
-        spans = take_spans(evidence, layers, rank_margin=20, rank_tolerance=rank_tolerance(len(texts)), seed=0)
+        theirs = Dager(**authors_settings(len(texts)))
+        spans = take_spans(
+            evidence, layers, rank_margin=theirs.rank_margin, rank_tolerance=theirs.rank_tolerance, seed=theirs.seed
+        )
         tokens = torch.arange(model.vocab_size, device=model.device)
         rows = [model.first_input(part, torch.zeros_like(part)) for part in tokens.split(2**13)]
         first = torch.cat([span_distance(part, spans.first) for part in rows])

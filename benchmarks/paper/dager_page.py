@@ -154,7 +154,7 @@ def hours_table(lookup: Lookup) -> str:
         row = [MODELS[model], SETS[data], str(texts), method, f"{hours:g}"]
         row.append("–" if again is None or method != "DAGER" else _hours(again))
         rows.append([*row, why_not_run(model, method, texts) if ours is None else _hours(ours)])
-    heads = ["model", "set", "texts", "method", "published, hours", "DAGER again", "this package (LAMP: ours)"]
+    heads = ["model", "set", "texts", "method", "published, hours", "DAGER again", "this package (TAG, LAMP: ours)"]
     return _markdown(heads, rows)
 
 

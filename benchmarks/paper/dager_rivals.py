@@ -1,8 +1,9 @@
 """TAG and LAMP on the batches of the tables, with the budget that a device allows.
 
-Both are told labels, lengths and the frame. On a GPU they have the papers' steps (2,500 and 2,000) and LAMP its 200
-moves; on a processor core 300 and 500 steps and 50 moves. LAMP's prior is SmolLM2-135M where its weights are, and else
-bigrams of the same set without the batch (no language model of its own size fits where packages cannot be installed).
+Both are told labels, lengths and the frame. DAGER's paper runs both for 2,500 steps. On a GPU TAG has these, LAMP the
+2,000 steps and 200 moves of its own authors' code; on a processor core they have 300 and 500 steps and 50 moves. LAMP's
+prior is SmolLM2-135M where its weights are, and else bigrams of the same set without the batch (no language model of
+its own size fits where packages cannot be installed).
 """
 
 from __future__ import annotations

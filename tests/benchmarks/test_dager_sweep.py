@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from baselines.dager_sweep import DagerSweep, certificate_merit
+from baselines.dager_sweep import DagerSweep, authors_settings, certificate_merit
 from transformers import GPT2Config, GPT2Model
 
 from unmask.attacks.baselines.dager import Dager
@@ -47,12 +47,18 @@ def test_a_rank_that_the_papers_cut_spoils_is_recovered_by_another_margin(model)
     assert {text.tokens for text in tuned.value.certain} == set(map(tuple, texts))
 
 
+def test_the_authors_rank_tolerance_falls_with_the_batch():
+    tolerances = [authors_settings(count)["rank_tolerance"] for count in (1, 2, 4, 16, 32, 128)]
+    assert tolerances == [1e-7, 1e-7, 1e-8, 1e-8, 1e-9, 1e-9]
+    assert Dager(**authors_settings(1, long_texts=True)) == Dager(rank_tolerance=1e-9, token_tolerance=1e-4)
+
+
 @pytest.mark.slow
-def test_tuned_tolerances_read_through_noise_that_the_defaults_do_not(model):
+def test_tuned_tolerances_read_through_noise_that_its_authors_do_not(model):
     texts = batch(2, 6)
-    evidence = noisy(observe(model, texts), 1e-7)
+    evidence = noisy(observe(model, texts), 1e-6)
     words = {token for text in texts for token in text}
-    assert len(Dager()(evidence, model).value.token_set & words) < len(words) / 2
+    assert len(Dager(**authors_settings(2))(evidence, model).value.token_set & words) < len(words) / 2
     sweep = DagerSweep(token_tolerances=(1e-5, 1e-3, 1e-2), sequence_tolerances=(1e-3, 1e-1))
     best = max((run for _, run in sweep.runs(evidence, model)), key=lambda run: len(run.value.token_set & words))
     assert best.value.token_set >= words

@@ -45,6 +45,6 @@ def test_cells_that_two_tables_repeat_agree(published):
 
 def test_hours(published):
     hours = published.published_hours()
-    assert len(hours) == 68
+    assert Counter(method for _, _, method, _ in hours) == {"DAGER": 60, "TAG": 24, "LAMP": 24}
     assert hours["llama2-7b", "rotten_tomatoes", "DAGER", 128] == 523.1
     assert hours["bert", "rotten_tomatoes", "LAMP", 8] == 83.1
