@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.gradients.decay_in_gradients import without_decay
 from unmask.attacks.run import Progress, silent
 from unmask.evidence.captured import is_classifier
 from unmask.evidence.gradients import GradientEvidence, Task, Update
@@ -38,15 +39,17 @@ _STANDS_OUT = 2.0  # times the largest eigenvalue that noise has
 Attack = Callable[..., Recovery[RecoveredTexts]]
 
 
-def without_false_task(attack: Attack) -> Attack:
-    """An attack's `__call__` that passes over a task which the update contradicts, and says so."""
+def as_update_shows(attack: Attack) -> Attack:
+    """An attack's `__call__` that takes decay out, passes over a task that the update contradicts, and says so."""
 
     @wraps(attack)
     def call(
         self: Any, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
-        believed, why = believe(evidence, model)
+        plain, decay = without_decay(evidence, model)
+        believed, task = believe(plain, model)
         found = attack(self, believed, model, progress)
+        why = "; ".join(sentence for sentence in (decay, task) if sentence)
         return replace(found, reason=f"{why}: {found.reason}") if why else found
 
     return call

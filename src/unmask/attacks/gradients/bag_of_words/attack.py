@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
-from unmask.attacks.gradients.stated_task import without_false_task
+from unmask.attacks.gradients.stated_task import as_update_shows
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
@@ -20,7 +20,7 @@ class BagOfWordsAttack:
     min_gap_decades: float = 1.0
     seed: int = 0
 
-    @without_false_task
+    @as_update_shows
     def __call__(
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:

@@ -8,7 +8,8 @@ median over rows of ⟨ΔW, W⟩/⟨W, W⟩ and taken out first.
 Exact zeros tell only if they are no accident. Entries that chance scattered over the rows (noise of which only the
 largest entries were sent) leave about f₁²/2f₂ rows empty, f₁ and f₂ the numbers of rows with one and two entries. And a
 few rows may be doubtful though most are not: where some hold a single entry, noise may have put it there just before
-few digits were sent, and two or three by the same chance; and decay may have moved rows of which every entry shrinks.
+few digits were sent, and two or three by the same chance; and decay may have moved rows of which every entry shrinks
+(in a gradient, has the sign of its weight). A row of weights that are zero, as that of padding, tells nothing.
 
 Limits: an output layer that is tied to the embedding moves the rows of all tokens that the model thinks likely
 (next-token training of tied models), and noise moves every row; then nothing is returned (by direction, `tied_rows.py`
@@ -58,10 +59,22 @@ def find_doubtful_tokens(evidence: GradientEvidence, model: Model) -> frozenset[
     rows = update[moved]
     counts = (rows != 0).sum(1)
     is_doubtful = counts < _least_entries(counts, len(update))
-    if evidence.update is Update.DELTA and evidence.weight_decay != 0:
-        weights = model.parameter(model.token_embedding).detach()[moved.to(model.device)].to(rows)
-        is_doubtful |= ((rows == 0) | (rows * weights < 0)).all(1)
+    weights = model.parameter(model.token_embedding).detach()[moved.to(model.device)].to(rows)
+    is_doubtful |= may_be_decay(evidence, rows, weights)
     return frozenset(moved[is_doubtful].tolist())
+
+
+def may_be_decay(
+    evidence: GradientEvidence, rows: Float[Tensor, "n d"], weights: Float[Tensor, "n d"]
+) -> Bool[Tensor, " n"]:
+    """Rows of which every entry that was sent is as decay would have it: of its weight's sign, or in a delta against.
+
+    Few digits, pruning and chance may have left the rest of what decay makes.
+    """
+    if evidence.update is Update.DELTA and evidence.weight_decay == 0:
+        return torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+    along = rows * weights if evidence.update is Update.GRADIENT else -rows * weights
+    return ((rows == 0) | (along > 0)).all(1)
 
 
 def positions_from_rows(evidence: GradientEvidence, model: Model) -> Tensor | None:
@@ -86,7 +99,8 @@ def _moved_rows(evidence: GradientEvidence, model: Model, name: str) -> Tensor |
         moved = (update != 0).any(1)
         counts = moved.long()
         counts[moved] = (update[moved] != 0).sum(1)
-        telling = not _is_scattered(counts, update.shape[1])
+        exists = (weights != 0).any(1).to(counts.device)  # nothing moves a row of zeros, as that of padding is
+        telling = not _is_scattered(counts[exists | moved], update.shape[1])
     return moved.nonzero()[:, 0].to(model.device) if telling and bool(moved.any()) else None
 
 

@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_tied
+from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_decay, may_be_tied
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.atoms import Explanation, chi_square_score, explain, rival_gains
 from unmask.linalg.coarse import rounding_variance, storage_variance
@@ -97,21 +97,25 @@ def rows_above_noise(evidence: GradientEvidence, model: Model) -> tuple[Int[Tens
 
     Nearly all rows are noise alone: their median is that of χ² and gives σ; the spread below it, that of their scores.
     Large entries that are scattered over the rows are no tokens: most of the long rows must be long by many entries.
+    What lies along a row's own weights may be decay, and is left out.
     """
     update = evidence.gradients.get(model.token_embedding)
     nothing = torch.zeros(0, dtype=torch.long, device=model.device)
     if update is None or may_be_tied(evidence, model):
         return nothing, None
-    squares, width = update.double().square(), update.shape[1]
-    sums = squares.sum(1)
-    is_long, sigma = _longer_than_most(sums, width)
+    moved = update.double()
+    weights = model.parameter(model.token_embedding).detach().to(moved)
+    squares, width = moved.square(), update.shape[1]
+    along = (moved * normalize(weights, dim=1)).sum(1).square()
+    rest = (squares.sum(1) - along).clamp_min(0.0).masked_fill(may_be_decay(evidence, moved, weights), 0.0)
+    is_long, sigma = _longer_than_most(rest, width - 1)
     if sigma == 0.0:
         return nothing, None
     rows = is_long.nonzero()[:, 0].to(model.device)
     if not len(rows):
         return rows, sigma
     num_largest = math.ceil(_LARGEST * width)
-    without_largest = sums - squares.topk(num_largest, 1).values.sum(1)
+    without_largest = squares.sum(1) - squares.topk(num_largest, 1).values.sum(1)
     by_many_entries = _longer_than_most(without_largest, width - num_largest)[0][is_long]
     return (rows, sigma) if float(by_many_entries.double().mean()) > 0.5 else (nothing, sigma)
 

@@ -41,7 +41,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixS
 from unmask.attacks.gradients.noisy.attack import NoisyAttack, is_blurred
 from unmask.attacks.gradients.replay.arrivals import Arrivals, highest_layer
 from unmask.attacks.gradients.sites import SpanSite, prefix_sites
-from unmask.attacks.gradients.stated_task import without_false_task
+from unmask.attacks.gradients.stated_task import as_update_shows
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.evidence.tensor_files import StoredTensors
@@ -66,7 +66,7 @@ class DecoderAttack:
     memory_budget_bytes: int = 2**30
     seed: int = 0
 
-    @without_false_task
+    @as_update_shows
     def __call__(
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:

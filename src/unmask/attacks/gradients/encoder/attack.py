@@ -33,7 +33,7 @@ from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_t
 from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.gradients.noisy.attack import is_blurred
-from unmask.attacks.gradients.stated_task import without_false_task
+from unmask.attacks.gradients.stated_task import as_update_shows
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
@@ -64,7 +64,7 @@ class EncoderAttack:
     effort: int = 1
     seed: int = 0
 
-    @without_false_task
+    @as_update_shows
     @torch.no_grad()
     def __call__(
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
