@@ -124,7 +124,10 @@ def _why_no_inputs(evidence: GradientEvidence, model: Model) -> str:
     known = [evidence.adapters[name] for name in ups if name in evidence.adapters]
     is_first_step = evidence.update is Update.GRADIENT or evidence.num_steps in (None, 1)
     if is_first_step and known and not any(bool(weights.any()) for weights in known):
-        return "A has no gradient yet, because the factors B are zero, as in a first round"
+        return (
+            "A has no gradient yet, because the factors B are zero, as in a first round (audit a later round as well: "
+            "it shows more)"
+        )
     if not any(name in evidence.gradients for name in downs):
         return "the update does not hold the factors A, which may be frozen"
     if not any(_moved(evidence, name) for name in downs):

@@ -63,7 +63,11 @@ class LoraAttack:
         why = _why_no_texts(evidence, model)
         measured = {} if why else _gradients_of_blocks(evidence, model)
         if why or not measured:
-            return claim_tokens(run, candidates, used, why or "the order of tokens needs adapters of later blocks")
+            why = why or (
+                "the order of tokens needs gradients of the factors A of later blocks (a first round has none: audit a "
+                "later one as well)"
+            )
+            return claim_tokens(run, candidates, used, why)
         trained = model.with_factors(evidence.adapters, evidence.adapter_scale)
         tokens = torch.tensor(sorted(candidates.searched), device=model.device)
         if len(tokens) > (most := int(MOST_TOKENS * model.width)):
