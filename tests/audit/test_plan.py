@@ -189,7 +189,7 @@ def test_a_mistake_is_found_and_named(tmp_path, text, parts):
     ("top", "part"),
     [
         ('gates = ["no weights"]', "no case has the gate 'no weights'"),
-        ('gates = ["no hidden size"]', "no case has the gate 'no hidden size'"),
+        ('gates = ["no hidden size"]', "no group measures hidden_size_found: add one that does"),
         ("gates = [3]", "gates must be a list of texts"),
         ("title = 3", "title must be a text"),
         ("queries = 3", "groups are written as [[queries]]"),
@@ -202,6 +202,15 @@ def test_a_mistake_at_the_top(tmp_path, top, part):
         load_plan(path)
 
 
+def test_a_gate_that_every_group_replaces_is_told_with_what_to_do(tmp_path):
+    own = '[[queries]]\nsecrets = ["random:heads=1,width=4"]\ngates = ["weights_rate < 0.5"]\n'
+    path = write_plan(tmp_path / "plan.toml", own, top='gates = ["no weights"]')
+    with pytest.raises(
+        InputError, match=r"have gates of their own \(line \d+\): add it there, or delete it from the top"
+    ):
+        load_plan(path)
+
+
 def test_files_that_are_no_plans(tmp_path):
     with pytest.raises(InputError, match="there is no plan"):
         load_plan(tmp_path / "none.toml")
@@ -210,6 +219,9 @@ def test_files_that_are_no_plans(tmp_path):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="cannot be read"):
         load_plan(tmp_path / "binary.toml")
+    (tmp_path / "open.toml").write_text('title = "Notes"\ngates = ["no exact text]\n\n[[gradients]]\n')
+    with pytest.raises(InputError, match=r"line 2 is 'gates = \[\"no exact text\]', where a quote is not closed"):
+        load_plan(tmp_path / "open.toml")
     (tmp_path / "broken.toml").write_text("[[gradients]\n")
     with pytest.raises(InputError, match=r"not TOML.*line 1"):
         load_plan(tmp_path / "broken.toml")

@@ -87,11 +87,20 @@ def load_plan(path: str | Path) -> Plan:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the plan {path} cannot be read ({error})") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"the plan {path} is not TOML: {error}") from None
+        raise InputError(f"the plan {path} is not TOML: {error}; {_broken_line(str(error), text)}") from None
     try:
         return _plan(path, text, document)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _broken_line(error: str, text: str) -> str:
+    """The line that a message of the parser names, as it is written; the last one if it names none."""
+    lines = text.rstrip().split("\n")
+    found = re.search(r"line (\d+)", error)
+    number = min(int(found[1]), len(lines)) if found else len(lines)
+    line = lines[number - 1].strip()
+    return f"line {number} is {line[:80]!r}{', where a quote is not closed' if line.count(chr(34)) % 2 else ''}"
 
 
 def _plan(path: Path, text: str, document: Mapping[str, Any]) -> Plan:
@@ -230,7 +239,14 @@ def _refuse_idle_gates(cases: list[Case], default: tuple[Gate, ...]) -> None:
     used = {text for case in cases for text in case.gates}
     for gate in default:
         if str(gate) not in used:
-            raise InputError(f"no case has the gate '{gate}': no group without gates of its own has {gate.metric}")
+            lines = sorted({case.line for case in cases if _can_tell(gate, case.spec)})
+            todo = (
+                f"the groups that measure {gate.metric} have gates of their own (line "
+                f"{', '.join(map(str, lines))}): add it there"
+                if lines
+                else f"no group measures {gate.metric}: add one that does"
+            )
+            raise InputError(f"no case has the gate '{gate}': {todo}, or delete it from the top of the plan")
 
 
 def _lines_of(channel: str, text: str) -> Iterator[int]:
