@@ -13,7 +13,8 @@ from unmask.arguments import require_count, require_token_ids
 from unmask.attacks.gradients.lora.attack import reads_adapters_alone
 from unmask.attacks.gradients.pairs.attack import PairAttack
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
-from unmask.attacks.queries.claims import fresh_sequences, no_heads, refuse
+from unmask.attacks.queries.claims import no_heads, refuse
+from unmask.attacks.queries.fresh import fresh_sequences
 from unmask.attacks.queries.many_heads.circle_heads import CircleHeadsAttack
 from unmask.attacks.queries.many_heads.known_subspaces import KnownSubspacesAttack
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack

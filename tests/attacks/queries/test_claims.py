@@ -8,16 +8,14 @@ from tests.attacks.queries.random_heads import added, oracle_of, random_head, ro
 from tests.attacks.queries.random_networks import normal
 
 from unmask.attacks.queries.claims import (
-    FRESH_LENGTH,
-    NUM_FRESH,
     certify,
-    fresh_sequences,
     is_zero,
     judge_heads,
     measure_shares,
     no_heads,
     refuse,
 )
+from unmask.attacks.queries.fresh import FRESH_LENGTH, NUM_FRESH, draw_lengths, fresh_sequences
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.query_run import QueryRun
 from unmask.linalg.heads import HeadWeights
@@ -164,10 +162,10 @@ def test_long_tokens_let_answers_stand_out_from_rounding():
 def test_queries_by_purpose_add_up():
     recovery = claim(HEADS)
     details = recovery.certificate.details
-    assert details["fresh_queries"] == NUM_FRESH
+    assert details["fresh_queries"] == NUM_FRESH + len(draw_lengths(generator()))
     assert details["learning_queries"] == 0
     assert details["degrees_of_freedom"] == 7
-    assert recovery.cost.queries == details["probing_queries"] + NUM_FRESH
+    assert recovery.cost.queries == details["probing_queries"] + details["fresh_queries"]
 
 
 def test_a_refusal_claims_nothing():

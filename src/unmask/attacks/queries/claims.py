@@ -4,6 +4,7 @@
 2. Where they are off by more than the oracle's error alone, learning was inexact or a head was missed: the same number
    of heads, fitted anew in a small subspace, must leave nothing but the oracle's error (`look_for_missed_heads`).
 3. A head counts only if its share of the answers is far above what fresh sequences are off by.
+4. A layer counts as a whole only if sequences of other lengths are answered likewise (`fresh.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.queries.fresh import check_lengths, fresh_sequences
 from unmask.attacks.queries.missed_heads import look_for_missed_heads
 from unmask.attacks.queries.profile import OracleProfile
 from unmask.attacks.queries.query_run import QueryRun
@@ -23,8 +25,6 @@ from unmask.evidence.oracles import Answers, OracleEvidence, Sequences
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Certificate, Recovery, Status
 
-NUM_FRESH = 48
-FRESH_LENGTH = 6
 # Learning amplifies an oracle's error: isolated heads by 10³ at 8 heads, 10⁴ at 32 (benchmarks/run.py queries). A head
 # that is missed shows at its share of the answers. Between the two lies what is allowed.
 AMPLIFICATION = 1e4
@@ -39,24 +39,6 @@ _CHANCE = 2.0  # times the oracle's error: the largest of 48 answers is off by m
 _NEGLIGIBLE = 1e-12  # of an answer: a head so small is not looked for
 _CLOSE_ENOUGH = 1e-8  # of an answer: whatever the oracle's precision, nobody agrees to eight digits by chance
 _LOOSEST = 1e-2  # what amplified noise may excuse, unless the noise alone is larger
-
-
-def fresh_sequences(
-    heads: HeadWeights, boost: float, max_norm: float, generator: torch.Generator
-) -> Float[Tensor, "b n d"]:
-    """Random sequences on which every head's scores are of the order of one, in turn.
-
-    With `boost` R the asking token is divided by R and the others are multiplied by it, which leaves scores alone and
-    lets answers stand out from what is added to them.
-    """
-    width = heads.v.shape[1]
-    X = torch.randn(NUM_FRESH, FRESH_LENGTH, width, generator=generator, dtype=torch.float64).to(heads.W.device)
-    sizes = torch.linalg.matrix_norm(heads.W).clamp_min(1e-30) / width  # the score of two random unit tokens
-    turn = torch.arange(NUM_FRESH, device=X.device) % max(1, len(heads))
-    norm = (2 / sizes[turn]).sqrt() if len(heads) else torch.ones(NUM_FRESH, device=X.device, dtype=X.dtype)
-    boost = max(1.0, min(boost, max_norm / float(norm.max())))
-    X = X / X.norm(dim=2, keepdim=True) * norm.clamp(max=max_norm / boost)[:, None, None]
-    return torch.cat([X[:, :-1] * boost, X[:, -1:] / boost], dim=1)
 
 
 def certify(
@@ -150,19 +132,24 @@ def conclude(
             )
             claim = f"{len(heads)} heads answer sequences of a small subspace up to the oracle's own error."
             certificate = replace(certificate, claim=claim, residual=refit.left, tolerance=refit.allowed)
-    certificate, cost = run.charge(certificate, num_fresh)
-    if why:
-        return Recovery(no_heads(run.evidence), Status.NOTHING_FOUND, f"{reason} But {why}", certificate, cost)
     shows = measure_shares(heads, fresh) > max(_SHOWS * residual, _CLEAR * _excess(certificate))
-    if bool(shows.all()):
-        return Recovery(heads, Status.RECOVERED, reason, certificate, cost, ("answers",))
-    why = (
-        f"{reason} But {int((~shows).sum())} of them are too small to check: their share of an answer is not far "
-        f"above the {residual:.1e} that fresh sequences are off by."
+    if not why and not bool(shows.all()):
+        too_small = (
+            f"{int((~shows).sum())} of them are too small to check: their share of an answer is not far above the "
+            f"{residual:.1e} that fresh sequences are off by."
+        )
+        why = "" if bool(shows.any()) else too_small
+        reason = f"{reason} But {too_small}" if bool(shows.any()) else reason
+    if why:
+        certificate, cost = run.charge(certificate, num_fresh)
+        return Recovery(no_heads(run.evidence), Status.NOTHING_FOUND, f"{reason} But {why}", certificate, cost)
+    lengths = check_lengths(run, heads, heads, boost, fresh, certificate)
+    certificate, cost = run.charge(lengths.extend(certificate), num_fresh + lengths.num_queries)
+    is_whole = bool(shows.all()) and lengths.agree
+    status, reason = Status.RECOVERED if is_whole else Status.PARTIAL, f"{reason}{lengths.remark}"
+    return Recovery(
+        heads if bool(shows.all()) else heads.select(shows), status, reason, certificate, cost, ("answers",)
     )
-    if bool(shows.any()):
-        return Recovery(heads.select(shows), Status.PARTIAL, why, certificate, cost, ("answers",))
-    return Recovery(no_heads(run.evidence), Status.NOTHING_FOUND, why, certificate, cost)
 
 
 def measure_shares(heads: HeadWeights, fresh: Sequences) -> Float[Tensor, " h"]:

@@ -139,7 +139,10 @@ class SamplesAttack:
             "estimated_error": error,
         }
         certificate = Certificate(claim, residual, tolerance, rejected, details)
-        reason = f"{len(heads)} head(s) from {used} samples; by the fit's own conditioning W is off by {error:.1e}."
+        reason = (
+            f"{len(heads)} head(s) from {used} samples of {X.shape[1]} tokens; by the fit's own conditioning W is off "
+            f"by {error:.1e}. What is answered to other numbers of tokens is not known."
+        )
         if certificate.holds and rejected > 2 * tolerance and error <= _LARGEST_ERROR:
             return Recovery(
                 canonical_heads(heads, min(EQUAL_TOLERANCE, max(_ROUNDING, noise))),

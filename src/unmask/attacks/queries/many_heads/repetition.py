@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.queries.claims import certify_heads, conclude, fresh_sequences, refuse
+from unmask.attacks.queries.claims import certify_heads, conclude, refuse
+from unmask.attacks.queries.fresh import fresh_sequences
 from unmask.attacks.queries.many_heads.repeated_tokens import (
     FAR,
     HeadEquations,

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.queries.claims import AMPLIFICATION, fresh_sequences
+from unmask.attacks.queries.claims import AMPLIFICATION
+from unmask.attacks.queries.fresh import check_lengths, fresh_sequences
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.networks.antisymmetric import antisymmetric, antisymmetric_evidence, is_even
 from unmask.attacks.queries.networks.homogeneous import learn_scores
@@ -150,18 +151,20 @@ class TransformerAttack:
             heads, longest = HeadWeights(found.W, found.W[:, 0]), min(run.profile.max_norm, 1e12)
             fresh = fresh_sequences(heads, 1.0, longest, run.generator)
             certificate = certify_network(run.evidence, weights, fresh, noise, learned.blur, AMPLIFICATION)
+            lengths = check_lengths(run, weights, heads, 1.0, fresh, certificate) if certificate.holds else None
         except TooManyKinks as many:
             return _partial(run, found, f"there are {many}")
         except BudgetSpent as spent:
             return replace(_partial(run, found, str(spent)), status=Status.BUDGET_EXHAUSTED)
         num_neurons = len(learned.network)
-        if not certificate.holds:
+        if lengths is None:
             off = f"with {num_neurons} neurons fresh sequences are off by {certificate.residual:.1e} of an answer"
             return _partial(run, found, f"{off}, where {certificate.tolerance:.1e} is explained")
         run.unknowns = found.W.numel() + learned.network.normals.numel() + size
-        certificate, cost = run.charge(certificate, len(fresh))
-        reason = f"{found.what}; {num_neurons} neurons behind it, with the value matrices in them."
-        return Recovery(weights, Status.RECOVERED, reason, certificate, cost, ("answers",))
+        certificate, cost = run.charge(lengths.extend(certificate), len(fresh) + lengths.num_queries)
+        reason = f"{found.what}; {num_neurons} neurons behind it, with the value matrices in them.{lengths.remark}"
+        status = Status.RECOVERED if lengths.agree else Status.PARTIAL
+        return Recovery(weights, status, reason, certificate, cost, ("answers",))
 
 
 @dataclass(frozen=True, eq=False)

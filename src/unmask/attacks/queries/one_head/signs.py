@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.attacks.queries.claims import no_heads, refuse
+from unmask.attacks.queries.fresh import FRESH_LENGTH, ask_other_lengths
 from unmask.attacks.queries.one_head.boosted_probes import BoostedProbes, columns_at_once
 from unmask.attacks.queries.one_head.single_head import out_of_budget, unknown_head
 from unmask.attacks.queries.query_run import QueryRun
@@ -26,7 +27,7 @@ _PILOT_PAIRS, _PILOT_BITS, _PILOT_STEP = 8, 8, 16.0
 _LEAST_SEEN = 0.3  # |t|, five times what the pilot's bits tell apart
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-12, 1e15
 _NUM_BOUNDARY = 32  # fresh sequences on the boundary; two questions each
-_FRESH_LENGTH = 5
+_FEWEST_DRAWN = 8  # sequences that tell the size of answers, however few of them are asked
 # Of a typical answer, in units of 2^(−bits): how far from the boundary is asked. Bisection leaves 16 units in a score.
 # Measured at width 16: at 100 all signs are right, at 30 one in 64 is wrong now and then, at 10 five are. The rest is
 # for wider layers, whose scores add up more errors.
@@ -49,7 +50,7 @@ class MembershipAttack:
     norms must be free: η scales them. A run whose budget ends knows W in no unit direction, so W stays NaN.
     Certificate: sequences are moved onto the boundary of the learned function and asked a little (10³·2^(−bits) of an
     answer) on both sides of it. Weights that are off by more than that would give about half of the answers wrong;
-    all of them must be right.
+    all of them must be right, at 6 tokens and at 39 other lengths.
     Cost: bits·(d² + d − 1) learning queries, and 2d + at most 64 for each factor of 16 that W is away from usual.
     Source: arXiv 2601.16873, Thm B.1, has W by bisection and v by about 1/ε² samples; bisection for both is ours.
     """
@@ -85,19 +86,26 @@ class MembershipAttack:
                 )
                 return refuse(run, Status.NOTHING_FOUND, reason)
             heads.W[0] = W
-            certificate = signs.certificate(heads, min(max(_MARGIN * 2.0**-self.bits, 1e-11), 0.3), run.generator)
-            certificate, cost = run.charge(certificate, 2 * _NUM_BOUNDARY)
+            margin = min(max(_MARGIN * 2.0**-self.bits, 1e-11), 0.3)
+            certificate = signs.certificate(heads, margin, run.generator)
+            if not certificate.holds:
+                certificate, cost = run.charge(certificate, 2 * _NUM_BOUNDARY)
+                wrong = certificate.residual
+                reason = f"{wrong:.0%} of the signs beside the boundary are wrong: this is not a single head."
+                return Recovery(no_heads(evidence), Status.NOTHING_FOUND, reason, certificate, cost)
+
+            def wrong_at(length: int) -> float:
+                return signs.wrong_beside(heads, margin, length, 1, run.generator)
+
+            lengths = ask_other_lengths(run, wrong_at, 0.0)
+            certificate, cost = run.charge(lengths.extend(certificate), 2 * _NUM_BOUNDARY + lengths.num_queries)
         except BudgetSpent as spent:
             return out_of_budget(run, heads, spent)
         except Refused as seen:
             return refuse(run, Status.NOTHING_FOUND, f"Token norms are not free: {seen}.")
-        if not certificate.holds:
-            reason = (
-                f"{certificate.residual:.0%} of the signs beside the boundary are wrong: this is not a single head."
-            )
-            return Recovery(no_heads(evidence), Status.NOTHING_FOUND, reason, certificate, cost)
         reason = f"W and the direction of v to {self.bits} bits; signs do not determine |v|, which is given as 1."
-        return Recovery(heads, Status.RECOVERED, reason, certificate, cost, ("answers",))
+        status = Status.RECOVERED if lengths.agree else Status.PARTIAL
+        return Recovery(heads, status, f"{reason}{lengths.remark}", certificate, cost, ("answers",))
 
     def _weights(self, run: QueryRun, signs: _Signs, v: Float[Tensor, " d"]) -> Float[Tensor, "d d"] | None:
         """W by W y_j for all y_j that lean away from v; None where every scale saturates."""
@@ -194,8 +202,20 @@ class _Signs:
 
     def certificate(self, heads: HeadWeights, margin: float, generator: torch.Generator) -> Certificate:
         """The share of wrong signs on both sides of the learned boundary."""
+        wrong = self.wrong_beside(heads, margin, FRESH_LENGTH, _NUM_BOUNDARY, generator)
+        claim = (
+            f"No sign depends on |v|. Of {2 * _NUM_BOUNDARY} fresh sequences of {FRESH_LENGTH} tokens, {margin:.1e} "
+            "of an answer from where it changes its sign, every sign is the oracle's."
+        )
+        return Certificate(claim, wrong, 0.0, details={"margin": margin})
+
+    def wrong_beside(
+        self, heads: HeadWeights, margin: float, length: int, count: int, generator: torch.Generator
+    ) -> float:
+        """The share of wrong signs beside the boundary, at `count` places on it; two questions each."""
         d = heads.v.shape[1]
-        X = torch.randn(2, _NUM_BOUNDARY, _FRESH_LENGTH, d, generator=generator, dtype=torch.float64).to(heads.W)
+        drawn = max(count, _FEWEST_DRAWN)  # for the size of answers
+        X = torch.randn(2, drawn, length, d, generator=generator, dtype=torch.float64).to(heads.W)
         X = (
             X / X.norm(dim=3, keepdim=True) * (2 * d / max(float(heads.W.norm()), 1e-24)) ** 0.5
         )  # scores of the order of 1
@@ -207,16 +227,11 @@ class _Signs:
         def between(part: Float[Tensor, " b"]) -> Sequences:
             return above + part.to(above)[:, None, None] * (below - above)
 
-        crossing = bisect(lambda part: heads(between(part)).cpu() > 0, _NUM_BOUNDARY, 0.0, 1.0, 52)
+        crossing = bisect(lambda part: heads(between(part)).cpu() > 0, drawn, 0.0, 1.0, 52)
         slope = (heads(between(crossing + 1e-6)) - heads(between(crossing - 1e-6))).cpu().abs() / 2e-6
         step = margin * size / slope
-        beside = torch.cat([between(crossing - step), between(crossing + step)])
-        wrong = float((self(beside) != (heads(beside) > 0)).double().mean())
-        claim = (
-            f"Of {len(beside)} fresh sequences, {margin:.1e} of an answer from where it changes its sign, every sign "
-            "is the oracle's. It says nothing about |v|, which no sign depends on."
-        )
-        return Certificate(claim, wrong, 0.0, details={"margin": margin})
+        beside = torch.cat([between(crossing - step)[:count], between(crossing + step)[:count]])
+        return float((self(beside) != (heads(beside) > 0)).double().mean())
 
 
 def bisect(
