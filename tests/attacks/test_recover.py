@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.attacks.queries.layers import vector_layer
 from tests.attacks.queries.random_heads import added, oracle_of, random_head, rounded
+from tests.attacks.queries.random_networks import even_layers, normal, random_layers, random_transformer, relative
 
 import unmask
 from unmask.attacks import recover as weights
@@ -93,6 +94,34 @@ def test_vectors_go_to_all_heads_at_once(asked_of):
     recovery = recover_from_answers(oracle_of(heads))
     assert asked_of == ["VectorHeadsAttack"]
     assert score_heads(recovery.value, heads).worst_W_error <= 1e-11
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "layers", "most"),
+    [
+        (1, random_layers(8, 8), 800),
+        (1, even_layers(8, 16), 800),
+        (1, random_layers(8, 1), 800),
+        (2, random_layers(8, 8), 2500),
+    ],
+    ids=["generic", "even", "one neuron", "two heads"],
+)
+def test_a_network_behind_the_heads_is_tried_at_once(num_heads, layers, most):
+    """Heads alone answer a token and its negative alike: one question tells that there is more."""
+    transformer = random_transformer(num_heads, 8, layers)
+    recovery = unmask.recover_weights(unmask.FunctionOracle(transformer), width=8)
+    assert recovery.status is Status.RECOVERED
+    assert recovery.cost.queries < most
+    X = normal(77)(50, 5, 8)
+    assert relative(recovery.value(X), transformer(X)) < 1e-8
+
+
+def test_what_is_no_network_either_is_nothing():
+    head, other = (random_head(8, seed) for seed in (0, 1))
+    recovery = unmask.recover_weights(unmask.FunctionOracle(lambda X: head(X).abs() + other(X * X.sign())), width=8)
+    assert not recovery.status.conclusive
+    assert len(recovery.value) == 0
+    assert recovery.cost.queries < 3000
 
 
 def test_a_single_head_under_a_bound_is_read_by_averaged_passes(asked_of):

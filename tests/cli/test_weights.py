@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.attacks.queries.random_heads import random_head
+from tests.attacks.queries.random_networks import random_layers, random_transformer
 from tests.integrations.test_http import Scripted, always, error
 
 from unmask import cli
@@ -137,6 +138,30 @@ def test_the_file_holds_the_weights_and_says_whose(serve, call):
     assert Path("w.safetensors").stat().st_mode & 0o077 == 0
 
 
+def test_a_network_behind_the_heads_is_recovered_without_being_named(serve, call):
+    transformer = random_transformer(1, WIDTH, random_layers(WIDTH, 4))
+
+    def script(number, asked):
+        answers = transformer(torch.tensor(asked["sequences"], dtype=torch.float64))
+        return 200, {}, json.dumps({"answers": answers.tolist()}).encode()
+
+    url = serve(script)
+    code, out, _ = call(url, "--no-ledger", "--out", "w.safetensors")
+    text = " ".join(out.split())
+    assert code == DONE
+    assert "a network is behind the heads" in text
+    assert "network: 4 neurons on 6 inputs" in text
+    assert {name: tuple(tensor.shape) for name, tensor in load_file("w.safetensors").items()} == {
+        "W": (1, WIDTH, WIDTH),
+        "normals": (4, WIDTH),
+        "signs": (4,),
+        "linear": (WIDTH,),
+    }
+    document = json.loads(call(url, "--no-ledger", "--json")[1])
+    assert document["network"] == {"inputs": WIDTH, "neurons": 4}
+    assert [head["norm_v"] for head in document["heads"]] == [None]
+
+
 @pytest.mark.parametrize("after", [lambda answers: answers, torch.sign], ids=["numbers", "signs"])
 def test_the_rank_of_a_head_is_shown(serve, call, after):
     heads = random_head(WIDTH, rank=2)
@@ -153,7 +178,7 @@ def test_what_is_not_known_is_null(serve, call):
     """With most of the budget, v and some columns of W are known."""
     url = serve(layer())
     needed = json.loads(call(url, "--json", "--no-ledger")[1])["queries"]["in_ledger"]
-    code, out, _ = call(url, "--json", "--no-ledger", "--budget", needed - 60, "--out", "w.safetensors")
+    code, out, _ = call(url, "--json", "--no-ledger", "--budget", needed - 100, "--out", "w.safetensors")
     document = json.loads(out)
     assert (code, document["status"]) == (INCONCLUSIVE, "BUDGET_EXHAUSTED")
     assert [(head["norm_W"], head["rank_W"]) for head in document["heads"]] == [(None, None)] * 2

@@ -20,6 +20,7 @@ from unmask.attacks.queries.many_heads.known_subspaces import KnownSubspacesAtta
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.attacks.queries.many_heads.repetition import RepetitionAttack
 from unmask.attacks.queries.many_heads.vector_heads import VectorHeadsAttack
+from unmask.attacks.queries.networks.transformer import TransformerAttack, TransformerWeights
 from unmask.attacks.queries.one_head.noisy_head import NoisyAttack
 from unmask.attacks.queries.one_head.signs import MembershipAttack
 from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
@@ -194,6 +195,9 @@ def recover_weights(
 ) -> Recovery[Any]:
     """The heads of an attention layer that may only be asked: `recovery.value.W` (H, d, d), `.v` (H, d).
 
+    Of a one-layer transformer, heads with a ReLU network behind them, the value is `TransformerWeights`: `.W`, and
+    `.network`, None where only the heads are known.
+
     `attack`: a name of the table of attacks, with settings if it has any ('low-rank:rank=4'), or an attack; by default
     the oracle is probed, and the one that fits its answers is run. `ledger` is a file that keeps every answer, so that
     a killed run goes on where it was and pays nothing twice; `budget` the number of answers that may be paid for;
@@ -229,10 +233,12 @@ def recover_from_answers(
 ) -> Recovery[Any]:
     """The same, of evidence; with a `profile` if the oracle was probed before.
 
-    Signs go to bisection, vectors and numbers to gating and isolation. Where tokens may not be as long as these need,
-    or heads turn on and off together, layers that answer with numbers are read by other means: a single head with
-    averaged passes, several by the poles beside a circle of tokens, up to three by repeated tokens. Where the ledger
-    was used before, a few new questions tell whether it is still the same layer.
+    Signs go to bisection, vectors and numbers to gating and isolation. Where the answer to a token's negative is not
+    the negative of its answer, no heads alone answer: a one-layer transformer is learned, heads with a network behind
+    them. Where tokens may not be as long as these need, or heads turn on and off together, layers that answer with
+    numbers are read by other means: a single head with averaged passes, several by the poles beside a circle of
+    tokens, up to three by repeated tokens. Where the ledger was used before, a few new questions tell whether it is
+    still the same layer.
     """
     before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
     if attack not in (None, DEFAULT):
@@ -255,12 +261,12 @@ def recover_from_answers(
     return replace(recovery, cost=cost)
 
 
-def _ask_by_profile(
-    evidence: OracleEvidence, profile: OracleProfile, progress: Progress, seed: int
-) -> Recovery[HeadWeights]:
+def _ask_by_profile(evidence: OracleEvidence, profile: OracleProfile, progress: Progress, seed: int) -> Recovery[Any]:
     """The recovery of the attack that fits."""
     if profile.signs_only:
         return MembershipAttack(seed=seed)(evidence, progress)
+    if profile.is_linear and not profile.is_odd:
+        return _ask_for_network(evidence, profile, progress, seed)
     if profile.num_outputs:
         return VectorHeadsAttack(seed=seed)(evidence, progress, profile)
     one_head = NoisyAttack(seed=seed) if profile.absolute_error else SingleHeadAttack(seed)
@@ -277,14 +283,24 @@ def _ask_by_profile(
     return recovery
 
 
+def _ask_for_network(evidence: OracleEvidence, profile: OracleProfile, progress: Progress, seed: int) -> Recovery[Any]:
+    """One head with a network behind it, or several."""
+    for many_heads in (False, True):
+        recovery = TransformerAttack(many_heads, seed=seed)(evidence, progress, profile)
+        if recovery.status is not Status.NOTHING_FOUND:
+            break
+    return recovery if recovery.status.conclusive else replace(recovery, value=no_heads(evidence))
+
+
 def _ask_again(evidence: OracleEvidence, profile: OracleProfile, recovery: Recovery[Any]) -> Recovery[Any]:
     """Ask a used ledger's service a few new questions: the answers that were kept may be those of another layer.
 
     Limits: tells nothing where what the oracle adds is larger than its answers, or where the budget has no room.
     """
     learned, generator = recovery.value, torch.Generator().manual_seed(len(evidence.ledger))
-    if isinstance(learned, HeadWeights):
-        new = fresh_sequences(learned, 1.0, min(profile.max_norm, 1e12), generator)[:_NUM_NEW]
+    if isinstance(learned, HeadWeights | TransformerWeights):
+        heads = HeadWeights(learned.W, learned.v if isinstance(learned, HeadWeights) else learned.W[:, 0])
+        new = fresh_sequences(heads, 1.0, min(profile.max_norm, 1e12), generator)[:_NUM_NEW]
     else:  # a network: tokens of norm one
         drawn = torch.randn(_NUM_NEW, 1, evidence.width, generator=generator, dtype=torch.float64).to(evidence.device)
         new = drawn / drawn.norm(dim=2, keepdim=True)

@@ -44,11 +44,11 @@ def recover_weights_command(
     per_request: Annotated[int, typer.Option(min=1, help="Sequences in a request.")] = 64,
     timeout: Annotated[float, typer.Option(help="Time limit of one request, in seconds.")] = 30.0,
     retries: Annotated[int, typer.Option(min=0, help="How often a failed request is repeated.")] = 6,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write W and v of every head (safetensors).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the weights (safetensors).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the queries.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Recover the heads of an attention layer from its answers alone. First tests what kind of answers they are.
+    """Recover the heads of an attention layer, and a network behind them, from answers alone. Tests the answers first.
 
     Every answer is stored in the ledger: the same command continues a stopped run and pays for no answer twice.
     Exit code 3: the attack was inconclusive; that does not mean 'safe'.

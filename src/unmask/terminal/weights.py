@@ -1,4 +1,4 @@
-"""Heads that were recovered from answers: for people, for machines, and as a file."""
+"""Heads, and a network behind them, that were recovered from answers: for people, for machines, and as a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unmask.wording import count_noun
 if TYPE_CHECKING:
     from unmask.attacks.queries.profile import OracleProfile
     from unmask.evidence.ledger import Ledger
-    from unmask.linalg.heads import HeadWeights
+    from unmask.linalg.relu import ReluNetwork
     from unmask.recovery import Recovery
 
 
@@ -28,21 +28,26 @@ def print_oracle_profile(profile: OracleProfile) -> None:
         console.print(Text(f"  {sentence}"))
 
 
-def weights_recovery_document(
-    recovery: Recovery[HeadWeights], profile: OracleProfile | None, ledger: Ledger
-) -> dict[str, Any]:
-    """A recovery of heads as plain data; the matrices themselves go to a file."""
+def weights_recovery_document(recovery: Recovery[Any], profile: OracleProfile | None, ledger: Ledger) -> dict[str, Any]:
+    """A recovery of heads and of a network as plain data; the matrices themselves go to a file."""
     oracle = None
     if profile is not None:
         entries = {name: finite(value) for name, value in asdict(profile).items()}
         oracle = {**entries, "sentences": profile.describe()}
     queries = {"asked": ledger.num_asked, "paid_now": ledger.num_paid, "in_ledger": len(ledger)}
-    value = {"oracle": oracle, "heads": _heads(recovery), "queries": queries, "not_identifiable": _NEVER_TOLD}
+    network = _network(recovery)
+    value = {
+        "oracle": oracle,
+        "heads": _heads(recovery),
+        "network": None if network is None else {"inputs": len(network.linear), "neurons": len(network)},
+        "queries": queries,
+        "not_identifiable": _NEVER_TOLD,
+    }
     return recovery_document(recovery, value)
 
 
 def print_weights_recovery(
-    recovery: Recovery[HeadWeights], profile: OracleProfile | None, ledger: Ledger, out: Path | None, json: bool
+    recovery: Recovery[Any], profile: OracleProfile | None, ledger: Ledger, out: Path | None, json: bool
 ) -> None:
     """The heads, why they can be believed, what they cost, and what would have stopped it."""
     if json:
@@ -51,11 +56,14 @@ def print_weights_recovery(
         return
     console = Console()
     print_summary(console, recovery)
-    if len(recovery.value):
-        table = Table("head", "norm of W", "rank of W", "norm of v", title=count_noun(len(recovery.value), "head"))
-        for number, head in enumerate(_heads(recovery), start=1):
+    if heads := _heads(recovery):
+        table = Table("head", "norm of W", "rank of W", "norm of v", title=count_noun(len(heads), "head"))
+        for number, head in enumerate(heads, start=1):
             table.add_row(str(number), *("–" if value is None else f"{value:.4g}" for value in head.values()))
         console.print(table)
+    if (network := _network(recovery)) is not None:
+        size = f"{count_noun(len(network), 'neuron')} on {count_noun(len(network.linear), 'input')}"
+        console.print(Text(f"network: {size}, with the value matrices in them"))
     if out is not None:
         console.print(Text(f"wrote {out}. Keep it as private as the weights."))
     print_proof_and_cost(console, recovery)
@@ -67,7 +75,7 @@ def print_weights_recovery(
 
 _NEVER_TOLD = (
     "the order of heads; whether heads with equal W are one head with the sum of their v; heads with v = 0; from signs "
-    "alone, the norm of v"
+    "alone, the norm of v; behind a network, v and the network apart from each other"
 )
 _WHAT_STOPS_IT = (
     "a bound on the norms of tokens (refuse longer ones, or scale them down before the layer); rounding and noise "
@@ -83,29 +91,45 @@ def _for_each_unknown(recovery: Recovery[HeadWeights]) -> str:
     return f"; {each:.2f} to learn each of {details['degrees_of_freedom']:,} degrees of freedom"
 
 
-def _heads(recovery: Recovery[HeadWeights]) -> list[dict[str, float | None]]:
-    """Norms and ranks; None where an entry is not known."""
+def _network(recovery: Recovery[Any]) -> ReluNetwork | None:
+    """The network that was recovered, alone or behind heads."""
+    from unmask.linalg.relu import ReluNetwork
+
+    value = recovery.value
+    network = value if isinstance(value, ReluNetwork) else getattr(value, "network", None)
+    return network if recovery.status.conclusive else None
+
+
+def _heads(recovery: Recovery[Any]) -> list[dict[str, float | None]]:
+    """Norms and ranks; None where an entry is not known, as v is not where a network follows."""
     from torch.linalg import matrix_norm, matrix_rank, vector_norm
 
     # A singular value below what the certificate lets pass cannot be told from 0; signs pass all or nothing, yet
     # bisection leaves an error in W as well.
     rtol = max(recovery.certificate.tolerance, 1e-9)
+    matrices = getattr(recovery.value, "W", ())
+    values = getattr(recovery.value, "v", [None] * len(matrices))
     return [
         {
             "norm_W": finite(float(matrix_norm(W))),
             "rank_W": int(matrix_rank(W, rtol=rtol)) if recovery.certificate.holds and W.isfinite().all() else None,
-            "norm_v": finite(float(vector_norm(v))),
+            "norm_v": None if v is None else finite(float(vector_norm(v))),
         }
-        for W, v in zip(recovery.value.W, recovery.value.v, strict=True)
+        for W, v in zip(matrices, values, strict=True)
     ]
 
 
-def write_weights(recovery: Recovery[HeadWeights], oracle: str, path: Path) -> Path | None:
-    """Tensors 'W' (heads, width, width) and 'v' (heads, width), whole or not at all; nothing if no head is known."""
+def write_weights(recovery: Recovery[Any], oracle: str, path: Path) -> Path | None:
+    """Tensors 'W' (heads, width, width) and 'v' (heads, width), whole or not at all; nothing if nothing is known.
+
+    A network is 'normals' (neurons, inputs), 'signs' (neurons,) and 'linear' (inputs,), as in `ReluNetwork`.
+    """
     from unmask.evidence.files import write
 
-    heads = recovery.value
-    if not len(heads):
+    known = {name: tensor for name in ("W", "v") if len(tensor := getattr(recovery.value, name, ()))}
+    if (network := _network(recovery)) is not None:
+        known |= {"normals": network.normals, "signs": network.signs, "linear": network.linear}
+    if not known:
         return None
     header = {"status": recovery.status.name, "reason": recovery.reason, "oracle": oracle}
-    return write(path, "weights", {"W": heads.W, "v": heads.v}, header)
+    return write(path, "weights", known, header)

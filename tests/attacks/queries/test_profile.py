@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.attacks.queries.layers import generator, vector_layer
 from tests.attacks.queries.random_heads import oracle_of, random_head, rounded
-from tests.attacks.queries.random_networks import evidence_of
+from tests.attacks.queries.random_networks import even_layers, evidence_of, random_layers, random_transformer
 
 from unmask.attacks.queries.profile import probe_oracle
 from unmask.evidence.oracles import Refused
@@ -52,12 +52,14 @@ NUMBERS = {
     "num_outputs": NONE,
     "signs_only": NONE,
     "is_linear": lambda seen: seen,
+    "is_odd": lambda seen: seen,
     "noise": NONE,
     "step": NONE,
     "precision": is_tiny,
     "max_norm": math.isinf,
 }
-NO_LAYER = NUMBERS | {"is_linear": lambda seen: not seen, "precision": ANY, "max_norm": ANY}
+NO_LAYER = NUMBERS | {"is_linear": lambda seen: not seen, "is_odd": ANY, "precision": ANY, "max_norm": ANY}
+NOT_ODD = {"is_odd": lambda seen: not seen}
 BOUNDED = NUMBERS | {"max_norm": lambda seen: 0.9 * BOUND < seen <= BOUND}
 TABLE = {
     "float64": (HEADS, NUMBERS),
@@ -80,6 +82,9 @@ TABLE = {
     "tanh": (lambda X: HEADS(X).tanh(), NO_LAYER),
     "a constant besides": (lambda X: HEADS(X) + 1, NO_LAYER),
     "zero": (lambda X: 0 * HEADS(X), NUMBERS),
+    "a network behind": (random_transformer(1, WIDTH, random_layers(WIDTH, 8)), NUMBERS | NOT_ODD),
+    "a network of one neuron": (random_transformer(1, WIDTH, random_layers(WIDTH, 1)), NUMBERS | NOT_ODD),
+    "an even network": (random_transformer(1, WIDTH, even_layers(WIDTH, 8)), NUMBERS | NOT_ODD),
     "vector": (vector_layer(2, WIDTH, 3), NUMBERS | {"num_outputs": lambda seen: seen == 3}),
 }
 CHANCE = generator(7)

@@ -20,6 +20,8 @@ _SUMMED_ANOTHER_WAY = 1e-14  # of an answer: what float64 sums differ by when a 
 _BEST = 1.1e-16  # float64
 _HIDDEN = 4  # standard deviations of seven answers, at most
 _LONGEST_STEP = 10.0  # from one norm of a token to the next
+_EVEN = 1e3  # times the precision: far above an answer's own error, and far below any network's part that is even
+_MANY = 10.0  # deviations of noise, or of the coarsest arithmetic
 _LINEAR = 0.05  # of an answer: the coarsest arithmetic in use, float8, is off by 0.06 at most; chance by the order of 1
 
 
@@ -30,7 +32,8 @@ class OracleProfile:
     `noise` is the standard deviation of a repeated answer, `step` the grid that answers are rounded to (0: none),
     both in units of an answer; `precision` is what its arithmetic loses, relative to an answer. `max_norm` is the
     largest norm of a token that is answered as smaller ones are. `is_linear`: answers to one token grow with it, as
-    those of attention layers do.
+    those of attention layers do. `is_odd`: the negative of a token is answered by the negative, as layers of heads do
+    and networks behind them do not.
     """
 
     num_outputs: int  # 0: one number
@@ -41,6 +44,7 @@ class OracleProfile:
     precision: float
     max_norm: float
     num_queries: int
+    is_odd: bool = True
 
     @property
     def absolute_error(self) -> float:
@@ -67,6 +71,10 @@ class OracleProfile:
                 f"answers are rounded to multiples of {self.step:g}" if self.step else "answers are not rounded",
                 f"relative precision of its arithmetic: {self.precision:.1e}",
             ]
+        if self.is_linear and not self.is_odd:
+            lines.append(
+                "the answer to a token's negative is not the negative of its answer: a network is behind the heads"
+            )
         bound = "none found" if math.isinf(self.max_norm) else f"{self.max_norm:.3g}"
         return [*lines, f"largest token norm that is answered faithfully: {bound}"]
 
@@ -91,6 +99,10 @@ def probe_oracle(evidence: OracleEvidence, generator: torch.Generator) -> Oracle
     if first is None:
         unit = _first_norm(evidence, direction, unit)
         first = evidence.ask((unit * direction)[None, None])
+    if not bool(first.any()):  # a ReLU network may answer 0 to a token, and not to its negative
+        other = _answers(evidence, -direction, [unit])
+        if other is not None and bool(other.any()):
+            direction, first = -direction, other
     while not bool(first.any()) and unit < min(largest, _LONG_ENOUGH):  # rounded away, unless all answers are 0
         unit = min(1e3 * unit, largest)
         longer = _answers(evidence, direction, [unit])
@@ -120,9 +132,10 @@ def probe_oracle(evidence: OracleEvidence, generator: torch.Generator) -> Oracle
         precision, noise = max(precision, relative_noise / size), 0.0
     step = step if step > precision * float(answers.abs().mean()) else 0.0  # few binary digits look like decimals
     is_linear = is_linear and precision <= _LINEAR
+    is_odd = _is_odd(evidence, direction, slope, min(max_norm, _LARGEST_NORM), precision, added)
     asked = evidence.ledger.num_asked - before
     bound = math.inf if max_norm >= _LARGEST_NORM and evidence.max_norm is None else max_norm
-    return OracleProfile(num_outputs, False, is_linear, noise, step, precision, bound, asked)
+    return OracleProfile(num_outputs, False, is_linear, noise, step, precision, bound, asked, is_odd)
 
 
 def largest_of(evidence: OracleEvidence) -> float:
@@ -207,6 +220,23 @@ def _reach(
         norm = norm * max(0.5, 1 - slack)
         last = evidence.ask((norm * direction)[None, None])
     return norm, last[0] / norm, is_linear
+
+
+def _is_odd(
+    evidence: OracleEvidence,
+    direction: Tensor,
+    slope: Float[Tensor, "*p"],
+    norm: float,
+    precision: float,
+    added: float,
+) -> bool:
+    """Whether f([−x]) = −f([x]), up to errors, for the longest x. Two-layer ReLU networks that are odd are linear."""
+    back = _answers(evidence, -direction, [norm])
+    if back is None:
+        return True
+    off, size = float((back[0] + slope * norm).abs().max()), float((slope * norm).abs().max())
+    relative = min(_EVEN * precision, max(_LINEAR, _MANY * precision))
+    return off <= relative * size + _MANY * added
 
 
 def _deviation(evidence: OracleEvidence, direction: Tensor, slope: Float[Tensor, "*p"], norm: float) -> float:

@@ -94,11 +94,10 @@ def interrogate(case: Case, model: Model | None, progress: Progress) -> tuple[Re
         recovery = recover_weights(oracle, width=width, attack=case["attack"], progress=progress, seed=seed)
     except RateLimited:
         return _refuse("the service's limit on queries ended the attack"), _scores(0, 1.0, 0)
-    score = score_heads(recovery.value, heads)
     true = canonical_heads(heads)
-    each = [
-        score_heads(recovery.value, true.select(torch.arange(len(true)) == head)).W_error for head in range(len(true))
-    ]
+    learned = recovery.value if isinstance(recovery.value, HeadWeights) else true.select(torch.arange(len(true)) < 0)
+    score = score_heads(learned, heads)
+    each = [score_heads(learned, true.select(torch.arange(len(true)) == head)).W_error for head in range(len(true))]
     num_found = sum(error <= _FOUND for error in each)
     return recovery, _scores(num_found, min(score.W_error, 1.0), score.num_extra)
 

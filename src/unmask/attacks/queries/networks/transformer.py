@@ -55,6 +55,10 @@ class TransformerWeights:
     W: Float[Tensor, "h d d"]
     network: ReluNetwork | None
 
+    def __len__(self) -> int:
+        """The number of heads."""
+        return len(self.W)
+
     def __call__(self, X: Float[Tensor, "b n d"]) -> Float[Tensor, " b"]:
         """f of a batch of sequences."""
         if self.network is None:
@@ -86,11 +90,13 @@ class TransformerAttack:
     seed: int = 0
     learn_heads: LearnHeads | None = None
 
-    def __call__(self, evidence: OracleEvidence, progress: Progress = silent) -> Recovery[TransformerWeights]:
-        """Run the attack; the evidence's ledger remembers every answer."""
+    def __call__(
+        self, evidence: OracleEvidence, progress: Progress = silent, profile: OracleProfile | None = None
+    ) -> Recovery[TransformerWeights]:
+        """Run the attack; the evidence's ledger remembers every answer. `profile`, if the oracle was probed before."""
         run = QueryRun(self.seed, progress, evidence=evidence)
         try:
-            why_not = _why_not(evidence, run.probe(), run.generator)
+            why_not = _why_not(evidence, run.probe(profile), run.generator)
             run.num_probing = run.num_asked
             if why_not is not None:
                 return _refuse(run, *why_not)
