@@ -28,6 +28,11 @@ class Status(Enum):
         """Whether the attack got something that it can certify ('not conclusive' never means 'safe')."""
         return self in (Status.RECOVERED, Status.PARTIAL)
 
+    @property
+    def ran_to_the_end(self) -> bool:
+        """Whether the attack applied and finished."""
+        return self.conclusive or self is Status.NOTHING_FOUND
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -68,7 +73,7 @@ class Cost:
 
 
 class Aim(Enum):
-    """What an attack may look for. Whoever did not look has not shown that nothing is there."""
+    """What an attack may look for. An attack that did not look has not shown that nothing is there."""
 
     TOKENS = "tokens"  # which tokens occur
     TEXTS = "texts"  # the order of tokens as well: whole texts
@@ -76,7 +81,22 @@ class Aim(Enum):
     INPUTS = "inputs"  # the numbers that were sent into a layer
 
 
-ALL_AIMS = frozenset(Aim)
+@dataclass(frozen=True)
+class Search:
+    """A search that an attack ran, and what kept it from looking at everything; an attack may report several.
+
+    `stopped`: a budget, a deadline or a limit ended it, or it had to end where nothing agreed. `unconfirmed`: it
+    proposes something that its proof did not confirm, or proposes a part, so something better may be there.
+    """
+
+    aim: Aim
+    stopped: bool = False
+    unconfirmed: bool = False
+
+
+def searches_of(*aims: Aim, stopped: bool = False, unconfirmed: bool = False) -> tuple[Search, ...]:
+    """One search for several aims."""
+    return tuple(Search(aim, stopped, unconfirmed) for aim in aims)
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,8 +104,8 @@ class Recovery(Displayed, Generic[Value]):
     """The result of an attack.
 
     `reason` is the particular sentence ('the gradient's rank equals the width 768 …') beside the general one of
-    the status; `used` names the tensors of the evidence that the result rests on. `looked_for` is what the attack
-    really tried to find: without TEXTS, the order of tokens was never tried.
+    the status; `used` names the tensors of the evidence that the result rests on. `searches` are what the attack
+    reports of its searches: an attack that reports none has looked for nothing.
     """
 
     value: Value
@@ -94,7 +114,19 @@ class Recovery(Displayed, Generic[Value]):
     certificate: Certificate
     cost: Cost
     used: tuple[str, ...] = ()
-    looked_for: frozenset[Aim] = ALL_AIMS
+    searches: tuple[Search, ...] = ()
+
+    @property
+    def looked_for(self) -> frozenset[Aim]:
+        """What the attack has looked for, by the rule for all channels; gates are held by this alone.
+
+        A gate is held only if the search looked at everything that the gate forbids. Whatever stopped early, could not
+        confirm, or ran out of anything has not looked; one such search for an aim is enough.
+        """
+        if not self.status.ran_to_the_end:
+            return frozenset()
+        incomplete = {search.aim for search in self.searches if search.stopped or search.unconfirmed}
+        return frozenset(search.aim for search in self.searches) - incomplete
 
     def display_rows(self) -> tuple[Row, Sequence[Row]]:
         """The status with its reason; texts or other values; the proof and the cost."""

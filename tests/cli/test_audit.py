@@ -105,7 +105,7 @@ def test_noise_holds_no_gate_over_texts_that_nobody_looked_for(call, model, tmp_
     noisy = group("gradients", model, 'defences = ["noise:sigma=3e-2"]')
     answer = call(write_plan(tmp_path / "plan.toml", noisy, top=GATES), "--out", tmp_path / "out", "--threads", 1)
     assert answer.code == INCONCLUSIVE
-    assert "the attack did not test the order of the tokens, or could not confirm its result" in answer.told
+    assert "stopped early, or could not confirm its result" in answer.told
     (found,) = read_audit(tmp_path / "out").findings
     assert found.looked_for == ("tokens",)
     assert found.control is not None

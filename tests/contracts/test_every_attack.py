@@ -7,7 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.attacks.queries.random_heads import added
+from tests.audit.made import EVERYTHING, LOOKED, finding
 from tests.contracts import replay
 from tests.contracts.recipes import RECIPES, Logits, Recipe, Texts, Weights, claims_no_part
 from tests.contracts.replay import pack_recovery
@@ -22,9 +23,11 @@ from tests.contracts.watched import WatchedEvidence, touched
 from torch import Tensor
 
 from unmask.attacks.table import ATTACKS
+from unmask.audit.findings.gates import Ruling, parse_gate
+from unmask.channels import CHANNELS
 from unmask.evidence import GradientEvidence
 from unmask.linalg.heads import HeadWeights
-from unmask.recovery import Recovery, Status
+from unmask.recovery import Aim, Recovery, Status
 from unmask.scores.weights import score_heads
 
 ASKING = [recipe for recipe in RECIPES if isinstance(recipe, Weights | Logits)]
@@ -182,6 +185,76 @@ def test_it_ends_the_same_again_and_tells_its_progress_to_whoever_watches(case):
         assert 0 <= done <= total, (stage, done, total)
 
 
+# ---- gates: what counts as looked for
+
+LIMITS: Mapping[str, Mapping[str, Any]] = {  # settings that end a search early, or with which nothing is confirmed
+    "decoder": {"min_gap_decades": 30.0},
+    "noisy": {"min_gap_decades": 30.0},
+    "lora": {"min_gap_decades": 30.0},
+    "pairs": {"min_gap_decades": 30.0},
+    "bag-of-words": {"min_gap_decades": 30.0},
+    "encoder": {"max_anchors": 1, "min_gap_decades": 30.0},
+    "dager": {"max_products": 1, "sequence_tolerance": 1e-30},
+    "prompt": {"first": 1, "max_candidates": 1},
+    "cache": {"first": 1, "max_candidates": 1},
+    "encoder-prompt": {"max_texts": 1, "max_settling": 0},
+    "first-attention": {"min_gap_decades": 30.0},
+    "stack": {"min_gap_decades": 30.0},
+    "pooled": {"max_length": 1, "max_length_with_positions": 1, "max_guess": 1},
+    "embedding": {"seconds": 0.0, "max_texts": 1},  # a deadline
+    "known-texts": {"texts": ((60, 61), (62, 63, 64))},
+    "attention": {"num_starts": 1, "max_nodes": 1, "max_steps": 1},
+    "attention-stack": {"max_chains": 1, "residual_tolerance": 1e-300},
+    "attention-newton": {"max_steps": 1},
+    "samples": {"num_starts": 1, "max_heads": 1},
+}
+
+
+def rule_on_nothing(looked_for: Iterable[Aim], aim: Aim) -> Ruling:
+    """Of a gate on an aim, where the attack ended as PARTIAL with nothing of it, and the control has everything."""
+    gate, metric = {
+        Aim.TEXTS: ("no exact text", "exact_texts"),
+        Aim.TOKENS: ("token_recall < 0.5", "token_recall"),
+        Aim.WEIGHTS: ("no weights", "weights_found"),
+        Aim.INPUTS: ("no inputs", "inputs_found"),
+    }[aim]
+    control = {**LOOKED["control"], "metrics": {**EVERYTHING, "inputs_found": 1}}
+    named = tuple(each.value for each in looked_for)
+    return parse_gate(gate).judge(finding("PARTIAL", {metric: 0}, looked_for=named, control=control))
+
+
+def test_a_completed_search_has_looked_and_one_that_ran_out_has_not(case):
+    """The status alone takes everything back: a budget, or a deadline, ended the attack."""
+    recovery, aims = case.recovery, CHANNELS[ATTACKS[case.recipe.name].channel].aims
+    assert recovery.looked_for <= aims
+    if recovery.status is Status.RECOVERED:
+        assert recovery.looked_for == aims
+        assert {rule_on_nothing(recovery.looked_for, aim) for aim in aims} == {Ruling.HELD}
+    for status in Status:
+        ended = dataclasses.replace(recovery, status=status)
+        if not status.ran_to_the_end:
+            assert not ended.looked_for
+            assert {rule_on_nothing(ended.looked_for, aim) for aim in aims} == {Ruling.INCONCLUSIVE}
+
+
+@pytest.mark.parametrize("recipe", [each for each in RECIPES if each not in ASKING], ids=str)
+def test_a_search_that_stopped_early_or_confirmed_nothing_has_not_looked(recipe):
+    """The evidence gives the secret away: whoever has not found it has not looked at everything."""
+    given = {field.name for field in dataclasses.fields(recipe.attack)}
+    recovery = recipe.run(recipe.observe(), **{k: v for k, v in LIMITS[recipe.name].items() if k in given})
+    if isinstance(recipe, Texts):
+        missed = {Aim.TEXTS} if set(recipe.secret) - set(recovery.value.expand()) else set()
+        missed |= {Aim.TOKENS} if recipe.input_tokens - recovery.value.token_set else set()
+    else:
+        missed = set() if recovery.status.conclusive and recipe.is_found(recovery) else {Aim.INPUTS, Aim.WEIGHTS}
+    assert not recovery.looked_for & missed, recovery.reason
+    assert {rule_on_nothing(recovery.looked_for, aim) for aim in missed} <= {Ruling.INCONCLUSIVE}
+
+
+def test_every_attack_without_a_ledger_has_a_limit_here():
+    assert set(LIMITS) == {recipe.name for recipe in RECIPES if recipe not in ASKING}
+
+
 # ---- a fresh process
 
 
@@ -254,6 +327,7 @@ def test_no_more_is_paid_than_allowed(recipe, case_of):
         evidence = recipe.observe(budget=budget)
         recovery = recipe.run(evidence)
         assert recovery.status is Status.BUDGET_EXHAUSTED, (budget, recovery.reason)
+        assert not recovery.looked_for
         assert len(evidence.ledger) <= budget
         # A part may be certain before the budget ends, as W is before the network behind it.
         assert not recovery.certificate.holds or not claims_no_part(recovery.value)

@@ -25,6 +25,7 @@ from unmask.recovery import (
     RecoveredTexts,
     Recovery,
     Status,
+    searches_of,
 )
 
 CLASS = Ambiguity(AmbiguityKind.EQUAL_TOKENS, "token 2 is one of 'a', '\x1b[31m'", 1, (7, 9))
@@ -44,7 +45,8 @@ def model() -> Any:
 
 def recovery_of(*texts: RecoveredText) -> Recovery[RecoveredTexts]:
     value = RecoveredTexts(texts, frozenset({5}), ((7, 9),))
-    return Recovery(value, Status.PARTIAL, "a reason", Certificate("a claim", 1e-7, 1e-3), Cost(1.0, 5), ("x.weight",))
+    certificate, searches = Certificate("a claim", 1e-7, 1e-3), searches_of(Aim.TEXTS, Aim.TOKENS)
+    return Recovery(value, Status.PARTIAL, "a reason", certificate, Cost(1.0, 5), ("x.weight",), searches)
 
 
 def test_the_next_command_can_be_pasted(capsys, monkeypatch):
@@ -95,7 +97,7 @@ def test_what_stays_open_is_in_the_document(model, capsys):
     ]
     assert document["tokens"] == [{"id": 5, "text": "<5>"}]
     assert document["token_classes"] == [[{"id": 7, "text": "<7>"}, {"id": 9, "text": "<9>"}]]
-    assert document["looked_for"] == sorted(aim.value for aim in Aim)
+    assert document["looked_for"] == ["texts", "tokens"]
 
 
 @pytest.mark.parametrize("residual", [float("inf"), float("nan"), -float("inf")])

@@ -7,15 +7,14 @@ from itertools import islice
 
 from unmask.attacks.run import Run
 from unmask.models.adapter import Model
-from unmask.recovery import ALL_AIMS, Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
 
 
 def claim_nothing(
-    run: Run, status: Status, reason: str, used: Sequence[str] = (), aims: frozenset[Aim] = ALL_AIMS
+    run: Run, status: Status, reason: str, used: Sequence[str] = (), searches: tuple[Search, ...] = ()
 ) -> Recovery[RecoveredTexts]:
-    """Nothing can be claimed. Only an attack that ran to its end (NOTHING_FOUND) has looked for anything: its aims."""
-    looked_for = aims if status is Status.NOTHING_FOUND else frozenset()
-    return Recovery(RecoveredTexts(), status, reason, Certificate.none(reason), run.cost(), tuple(used), looked_for)
+    """Nothing can be claimed; `searches` are those that ran."""
+    return Recovery(RecoveredTexts(), status, reason, Certificate.none(reason), run.cost(), tuple(used), searches)
 
 
 def guess_texts(

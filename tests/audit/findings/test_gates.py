@@ -87,7 +87,7 @@ def test_texts_that_were_not_looked_for_hold_no_gate(text):
     """Bags of words under noise, int8, bf16: the order was never tried."""
     ruling, why = explain(text, looked_for=("tokens",))
     assert ruling is Ruling.INCONCLUSIVE
-    assert "the attack did not test the order of the tokens" in why
+    assert "stopped early, or could not confirm its result" in why
     assert explain("token_recall < 0.5", looked_for=("tokens",))[0] is Ruling.HELD
     assert explain("token_recall < 0.5", looked_for=())[0] is Ruling.INCONCLUSIVE
 

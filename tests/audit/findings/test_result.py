@@ -10,7 +10,7 @@ from unmask.audit.cases.case import Case
 from unmask.audit.findings.finding import ERROR, Outcome
 from unmask.audit.findings.result import Clock, error_finding, finding_of
 from unmask.errors import InputError
-from unmask.recovery import Aim, Certificate, Cost, Recovery, Status
+from unmask.recovery import Aim, Certificate, Cost, Recovery, Status, searches_of
 
 CASE = Case({"channel": "gradients", "model": "m", "defences": [], "seed": 0})
 SECRET = "The biopsy was positive."
@@ -25,7 +25,8 @@ def raised(error: Exception) -> Exception:
 
 def test_a_recovery_as_a_finding():
     certificate = Certificate("a claim", 1e-7, 1e-3, None, {"gap": math.inf})
-    recovery = Recovery(None, Status.PARTIAL, "why", certificate, Cost(seconds=3.0, candidates=5), ("a.weight",))
+    cost, searches = Cost(seconds=3.0, candidates=5), searches_of(Aim.TEXTS, Aim.TOKENS)
+    recovery = Recovery(None, Status.PARTIAL, "why", certificate, cost, ("a.weight",), searches)
     found = finding_of(CASE, None, recovery, {"metrics": {"token_recall": 0.5}})
     assert (found.id, found.case, found.status, found.reason) == (CASE.id, CASE.spec, "PARTIAL", "why")
     assert found.certificate["holds"] is True
@@ -48,7 +49,7 @@ def test_a_recovery_as_a_finding():
 )
 def test_what_was_looked_for_of_what_the_channel_has(channel, looked_for, said):
     case = Case({"channel": channel, "seed": 0})
-    recovery = Recovery(None, Status.PARTIAL, "", Certificate.none("no"), Cost(), looked_for=frozenset(looked_for))
+    recovery = Recovery(None, Status.PARTIAL, "", Certificate.none("no"), Cost(), searches=searches_of(*looked_for))
     assert finding_of(case, None, recovery, {}).looked_for == said
 
 

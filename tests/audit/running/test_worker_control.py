@@ -104,18 +104,15 @@ def test_noise_holds_no_gate_over_texts_that_were_not_found(tmp_path, bert_folde
     assert Finding.from_json(noisy.to_json()) == noisy
 
 
-def test_a_gate_over_states_is_held_where_the_attack_looked_in_vain(tmp_path, llama_folder):
+def test_a_gate_over_states_is_open_where_noise_leaves_doubt(tmp_path, llama_folder):
     """The control is not in the plan, and runs all the same."""
     rest = 'layers = [1]\ndefences = ["noise:sigma=1e3,relative=true"]'
     (noisy,) = work(tmp_path, llama_folder, rest, "outputs")
     assert noisy.control is not None
     assert noisy.control["metrics"]["exact_texts"] == 2
     ruling, why = parse_gate("no near-exact text").explain(noisy)
-    if noisy.ran_to_the_end:
-        assert ruling is Ruling.HELD
-        assert "near_exact_texts = 2" in why
-    else:
-        assert ruling is Ruling.INCONCLUSIVE
+    assert ruling is Ruling.INCONCLUSIVE
+    assert "could not confirm its result" in why
 
 
 def test_a_control_that_raises_is_told_and_does_not_spoil_the_finding(monkeypatch):

@@ -24,7 +24,7 @@ from unmask.errors import InputError
 from unmask.evidence.outputs import AttentionEvidence
 from unmask.linalg.attention_loss import AttentionLoss
 from unmask.linalg.softmax_attention import AttentionMap
-from unmask.recovery import Certificate, Recovery, Status
+from unmask.recovery import Aim, Certificate, Recovery, Status, searches_of
 from unmask.solvers.iterate import Ending, IterationResult, iterate
 from unmask.solvers.newton import Dense, Newton, NewtonMatrix, NewtonState
 
@@ -70,6 +70,7 @@ class PaperNewton:
             certificate=certificate,
             cost=run.cost(candidates=outcome.num_steps),
             used=("W", "V", "output"),
+            searches=searches_of(Aim.INPUTS, unconfirmed=True),  # pre-images may not be unique: it finds one of them
         )
 
     def loss(self, evidence: AttentionEvidence) -> AttentionLoss:

@@ -18,7 +18,7 @@ import torch
 from unmask.attacks.baselines.dager_spans import QuerySpans, SequenceCheck, span_distance
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence, Task
-from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
 from unmask.shapes import Rows, Tokens
 from unmask.wording import count_noun
 
@@ -143,7 +143,8 @@ def claim_sequences(
     cost = run.cost(candidates=sets.num_tested + judgement.accepted.num_checked)
     ordered = sorted(texts, key=lambda text: (not text.certain, text.residual, text.tokens))
     ordered += _list_guesses(judgement.check, judgement.accepted)
-    return Recovery(RecoveredTexts(tuple(ordered), sets.tokens), status, reason, certificate, cost, used)
+    searches = Search(Aim.TOKENS), Search(Aim.TEXTS, judgement.accepted.is_cut, status is not Status.RECOVERED)
+    return Recovery(RecoveredTexts(tuple(ordered), sets.tokens), status, reason, certificate, cost, used, searches)
 
 
 def _status(evidence: GradientEvidence, judgement: CheckedSequences, is_whole: bool) -> tuple[Status, str]:
@@ -193,4 +194,4 @@ def tokens_only(
     status = Status.BUDGET_EXHAUSTED if accepted.is_cut else Status.PARTIAL
     reason = f"the bag of words ({len(sets.tokens)} tokens) was recovered; no sequence of them passed in block 1"
     value = RecoveredTexts(tuple(_list_guesses(check, accepted)), sets.tokens)
-    return Recovery(value, status, reason + _describe(accepted), certificate, cost, used)
+    return Recovery(value, status, reason + _describe(accepted), certificate, cost, used, (Search(Aim.TOKENS),))

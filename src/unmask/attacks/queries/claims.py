@@ -23,7 +23,7 @@ from unmask.attacks.queries.profile import OracleProfile
 from unmask.attacks.queries.query_run import QueryRun
 from unmask.evidence.oracles import Answers, OracleEvidence, Sequences
 from unmask.linalg.heads import HeadWeights
-from unmask.recovery import Certificate, Recovery, Status
+from unmask.recovery import Aim, Certificate, Recovery, Status, searches_of
 
 # Learning amplifies an oracle's error: isolated heads by 10³ at 8 heads, 10⁴ at 32 (benchmarks/run.py queries). A head
 # that is missed shows at its share of the answers. Between the two lies what is allowed.
@@ -147,9 +147,9 @@ def conclude(
     certificate, cost = run.charge(lengths.extend(certificate), num_fresh + lengths.num_queries)
     is_whole = bool(shows.all()) and lengths.agree
     status, reason = Status.RECOVERED if is_whole else Status.PARTIAL, f"{reason}{lengths.remark}"
-    return Recovery(
-        heads if bool(shows.all()) else heads.select(shows), status, reason, certificate, cost, ("answers",)
-    )
+    heads = heads if bool(shows.all()) else heads.select(shows)
+    searches = searches_of(Aim.WEIGHTS, unconfirmed=not is_whole)
+    return Recovery(heads, status, reason, certificate, cost, ("answers",), searches)
 
 
 def measure_shares(heads: HeadWeights, fresh: Sequences) -> Float[Tensor, " h"]:

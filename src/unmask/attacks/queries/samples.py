@@ -14,7 +14,7 @@ from unmask.errors import InputError
 from unmask.evidence.samples import SampleEvidence
 from unmask.linalg.heads import EQUAL_TOLERANCE, HeadWeights, canonical_heads
 from unmask.linalg.least_squares import Equations, Polished, polish_equations
-from unmask.recovery import Certificate, Recovery, Status
+from unmask.recovery import Aim, Certificate, Recovery, Status, searches_of
 
 _HELD_OUT = 0.1  # of the samples, from 32 to 512 of them
 _FEWEST, _MOST = 32, 512
@@ -151,6 +151,7 @@ class SamplesAttack:
                 certificate,
                 run.cost(queries=0),
                 ("answers",),
+                searches_of(Aim.WEIGHTS),
             )
         if not certificate.holds:
             why = f"{reason} But samples that were held out are off by {residual:.1e} of an answer."
@@ -220,7 +221,8 @@ def _too_few(evidence: SampleEvidence, num_learning: int, num_heads: int) -> str
 def _unsure(recovery: Recovery[HeadWeights], why: str) -> Recovery[HeadWeights]:
     """Heads that explain the samples, where noise and a further head cannot be told apart."""
     reason = f"{recovery.reason} Whether what they leave is noise or a further head is not known: {why}"
-    return replace(recovery, status=Status.PARTIAL, reason=reason)
+    searches = searches_of(Aim.WEIGHTS, unconfirmed=True)
+    return replace(recovery, status=Status.PARTIAL, reason=reason, searches=searches)
 
 
 def _expected_error(fit: Polished, heads: HeadWeights) -> float:

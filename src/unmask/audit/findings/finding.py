@@ -26,7 +26,6 @@ SCHEMA = 2  # 2: digest, looked_for, control, near-exact texts, ambiguities
 ERROR = "ERROR"  # the status of a case that raised; all others are names of `Status`
 _GOOD_PAIRS, _GOOD_WORDS = 0.1, 0.2  # above chance, of ROUGE-2 and of tokens: chance itself moves by less
 _LARGEST = sys.float_info.max  # whole numbers of JSON may be larger
-_RAN_TO_THE_END = (Status.RECOVERED.name, Status.PARTIAL.name, Status.NOTHING_FOUND.name)
 
 
 class FindingError(UnmaskError):
@@ -84,8 +83,8 @@ class Finding(Displayed):
 
     `case` is the specification, `id` its hash. `metrics` are the auditor's scores, empty where the secret is not known
     to the auditor either; `chance` has the same scores for a guess that never saw the evidence. `texts` and `tokens`
-    hold the secret. `looked_for` says what the attack tried to find (values of `Aim`). `control` is the same attack on
-    the same secret without protection: id, case, status, reason, metrics; None where nothing protects the case.
+    hold the secret. `looked_for` says what the attack searched to its end (values of `Aim`). `control` is the same
+    attack on the same secret without protection: id, case, status, reason, metrics; None where nothing protects it.
     """
 
     id: str
@@ -124,7 +123,7 @@ class Finding(Displayed):
     @property
     def ran_to_the_end(self) -> bool:
         """Whether the attack applied and finished, so that what it did not find means something."""
-        return self.status in _RAN_TO_THE_END
+        return self.status != ERROR and Status[self.status].ran_to_the_end
 
     @property
     def is_default_attack(self) -> bool:

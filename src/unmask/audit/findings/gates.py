@@ -1,7 +1,7 @@
 """Gates: what a plan does not accept. 'no near-exact text', 'rouge2 < 0.1'. A gate speaks of one metric.
 
-A gate is held only by an attack that looked for what the gate forbids and would have found it: the control, the same
-attack on the same secret without protection, must cross the gate.
+A gate is held only by an attack that looked at everything that the gate forbids (`Recovery.looked_for` is the rule) and
+would have found it: the control, the same attack on the same secret without protection, must cross the gate.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "==": operator.eq,
 }
 _RULE = re.compile(r"\s*(\w+)\s*(<=|>=|==|<|>)\s*([-+.\w]+)\s*")
-_NO_TEXTS = (
-    "the attack did not test the order of the tokens, or could not confirm its result, so it says nothing about texts; "
-    "use a gate on tokens"
+_NOT_LOOKED = (
+    "the attack did not look at all {aim}: it did not search for them, stopped early, or could not confirm its result"
 )
+_NO_TEXTS = "; where it read the tokens, use a gate on tokens"
 _CONCLUSIVE = frozenset(status.name for status in Status if status.conclusive)
 _CHOSEN = "the plan chose this attack; only the default attack, the strongest that fits, can hold a gate"
 _UNPROTECTED = (
@@ -96,7 +96,8 @@ class Gate:
             return Ruling.INCONCLUSIVE, _CHOSEN
         aim = METRICS[self.metric].aim
         if aim.value not in finding.looked_for:
-            return Ruling.INCONCLUSIVE, _NO_TEXTS if aim is Aim.TEXTS else f"the attack did not look for {aim.value}"
+            why = _NOT_LOOKED.format(aim=aim.value)
+            return Ruling.INCONCLUSIVE, f"{why}{_NO_TEXTS}" if aim is Aim.TEXTS else why
         if finding.control is None:
             return Ruling.INCONCLUSIVE, _UNPROTECTED
         value, status = self._value_of(finding.control["metrics"]), finding.control["status"]

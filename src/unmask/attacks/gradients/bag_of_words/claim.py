@@ -11,13 +11,14 @@ from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status, searches_of
 from unmask.wording import count_noun
 
 # One half by the decoys of the span, 1e-9 for each row of the embedding, 0.01 by all rows of a tied one, and 0.01 by
 # differences of weights after one step; and one of a hundred tokens after several steps of AdamW.
 MOST_EXPECTED_FALSE, MOST_FALSE_SHARE = 0.53, 0.01
 NO_ORDER = "no replay confirms an order of them"
+_TOKENS = searches_of(Aim.TOKENS)  # every token of the vocabulary was tested; an order was not, or is not confirmed
 
 
 def read_tokens(
@@ -39,7 +40,7 @@ def claim_bag(
     `why`: why the order of the tokens is not known.
     """
     if bag.candidates is None:
-        nothing = claim_nothing(run, bag.status, bag.reason, bag.used, frozenset([Aim.TOKENS]))
+        nothing = claim_nothing(run, bag.status, bag.reason, bag.used, _TOKENS)
         return replace(nothing, value=RecoveredTexts(guesses))
     if bag.expected_false is not None:
         return claim_noisy_tokens(run, bag, guesses, why)
@@ -65,8 +66,7 @@ def claim_noisy_tokens(
         f"(expected false ones: {bag.expected_false:.2g}); there may be more tokens, and {why}"
     )
     cost = run.cost(candidates=bag.candidates.num_tested)
-    looked_for = frozenset([Aim.TOKENS])
-    return Recovery(RecoveredTexts(guesses, tokens), Status.PARTIAL, reason, certificate, cost, bag.used, looked_for)
+    return Recovery(RecoveredTexts(guesses, tokens), Status.PARTIAL, reason, certificate, cost, bag.used, _TOKENS)
 
 
 def claim_tokens(
@@ -92,4 +92,4 @@ def claim_tokens(
         f"the bag of words ({count_noun(len(candidates.tokens), 'token')}) was recovered, the texts were not: {reason}"
     )
     value = RecoveredTexts(guesses, candidates.tokens, candidates.classes)
-    return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), frozenset([Aim.TOKENS]))
+    return Recovery(value, Status.PARTIAL, reason, certificate, cost, tuple(used), _TOKENS)

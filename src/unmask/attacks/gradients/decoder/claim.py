@@ -29,12 +29,14 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.protocols.replay import why_not_replayed
 from unmask.recovery import (
+    Aim,
     Ambiguity,
     AmbiguityKind,
     Certificate,
     RecoveredText,
     RecoveredTexts,
     Recovery,
+    Search,
     Status,
 )
 from unmask.wording import count_noun
@@ -118,8 +120,10 @@ def claim_texts(run: Run, evidence: GradientEvidence, findings: SearchResult) ->
         candidates=findings.candidates.num_tested + findings.forest.num_tested,
         forward_passes=len(findings.forest.leaves) + findings.confirmation.num_passes,
     )
-    aims = findings.confirmation.proof.aims
-    return Recovery(value, status, reason, _certificate(findings, texts), cost, findings.used, aims)
+    # Texts that do not explain the update say nothing about others, and an open end may hold the rest of a text.
+    unconfirmed = not findings.explains_everything or not all(text.certain for text in texts)
+    searches = Search(Aim.TOKENS), Search(Aim.TEXTS, unconfirmed=unconfirmed)
+    return Recovery(value, status, reason, _certificate(findings, texts), cost, findings.used, searches)
 
 
 def _bag(findings: SearchResult, texts: Sequence[RecoveredText]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:

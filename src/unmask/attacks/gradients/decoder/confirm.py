@@ -27,7 +27,6 @@ from unmask.evidence.tensor_files import by_size
 from unmask.linalg.coarse import Coarseness, storage_of
 from unmask.models.adapter import Model
 from unmask.protocols.replay import Agreement, SketchedClient
-from unmask.recovery import ALL_AIMS, Aim
 
 _SURE = 2e-3  # a next token of at least this much less than probability 1 would have left a trace
 _SURE_TOLERANCES = 30  # the same in tolerances of the replay: a label leaves 1 − p of its share of the update
@@ -47,11 +46,6 @@ class Proof(Enum):
     ARRIVALS = "the texts' rows, and no others, explain every tensor of the update below the loss"
     DEEP_SPANS = "every row of a certain text lies in the gradients' spans in the first block and in later ones"
     NONE = "every prefix of a text lies in the gradient's span in the first block, which is no proof of the text"
-
-    @property
-    def aims(self) -> frozenset[Aim]:
-        """What a search has looked for. Where its texts do not explain the update, it says nothing about others."""
-        return frozenset([Aim.TOKENS]) if self in (Proof.NONE, Proof.DEEP_SPANS) else ALL_AIMS
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from unmask.linalg.gap import Gap
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
 from unmask.protocols.replay import why_not_replayed
-from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
 from unmask.wording import count_noun
 
 _ALIKE = 0.7  # guesses that share more than this part of their tokens count as one
@@ -145,8 +145,10 @@ def claim_encoder_texts(run: Run, evidence: GradientEvidence, findings: EncoderR
         candidates=findings.candidates.num_tested + len(findings.search.refused) + len(findings.texts),
     )
     bag = findings.candidates.tokens, findings.candidates.classes
-    aims = findings.confirmation.proof.aims
-    return Recovery(RecoveredTexts((*texts, *guesses), *bag), status, reason, certificate, cost, findings.used, aims)
+    value = RecoveredTexts((*texts, *guesses), *bag)
+    unconfirmed = not findings.explains_everything or not all(text.certain for text in texts)
+    searches = Search(Aim.TOKENS), Search(Aim.TEXTS, stopped=findings.is_cut, unconfirmed=unconfirmed)
+    return Recovery(value, status, reason, certificate, cost, findings.used, searches)
 
 
 def claim_noisy_texts(

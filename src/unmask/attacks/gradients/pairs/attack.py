@@ -42,7 +42,9 @@ from unmask.recovery import (
     RecoveredText,
     RecoveredTexts,
     Recovery,
+    Search,
     Status,
+    searches_of,
 )
 
 _SMALLEST_WEIGHT = 0.3  # of the largest: pairs below are none
@@ -210,10 +212,11 @@ def _claim(
         value = RecoveredTexts(tuple(texts), known)
         reason = f"all {len(counts)} different pairs: {certificate.claim}"
         status = Status.PARTIAL if open_count or open_tokens else Status.RECOVERED
-        return Recovery(value, status, reason, certificate, cost, used)
+        return Recovery(value, status, reason, certificate, cost, used, searches_of(Aim.TOKENS, Aim.TEXTS))
+    searches = tuple(Search(Aim.TOKENS, stopped=side.candidates is None) for side in (read, written))
     if not tokens:
         why = f"encoder: {read.why}; decoder: {written.why}"
-        return claim_nothing(run, Status.NOTHING_FOUND, why, used, frozenset([Aim.TOKENS]))
+        return claim_nothing(run, Status.NOTHING_FOUND, why, used, searches)
     both = list(zip(SIDES, (read, written), strict=True))
     guesses = [_text(model, side, text, False) for side, found in both for text in found.texts]
     open_points = [f"{side}: {found.why}" for side, found in both if found.why]
@@ -227,7 +230,7 @@ def _claim(
         tolerance=max(gap.threshold for gap in gaps),
     )
     value = RecoveredTexts(tuple(guesses), tokens)
-    return Recovery(value, Status.PARTIAL, reason, certificate, cost, used, frozenset([Aim.TOKENS]))
+    return Recovery(value, Status.PARTIAL, reason, certificate, cost, used, searches)
 
 
 def _text(model: EncoderDecoder, side: str, tokens: Tokens, certain: bool) -> RecoveredText:

@@ -41,7 +41,7 @@ from unmask.attacks.outputs.state_noise import computing_error
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.caches import CacheEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, RecoveredTexts, Recovery, Status
+from unmask.recovery import RecoveredTexts, Recovery, Status
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,7 @@ class CacheAttack:
         shared = SharedProgress(progress, int(evidence.mask.sum()))
         rows = evidence.mask.any(1).nonzero()[:, 0].tolist()
         texts = read_side_by_side([_reading(evidence, reader, row, shared) for row in rows])
-        recovery = claim_prompts(texts, model, used, run)
-        if all(token.is_guess for text in texts for token in text.tokens):
-            return replace(recovery, looked_for=frozenset({Aim.TOKENS}))
-        return recovery
+        return claim_prompts(texts, model, used, run)
 
 
 def _reading(evidence: CacheEvidence, reader: PromptReader, row: int, shared: SharedProgress) -> Reading[ReadText]:

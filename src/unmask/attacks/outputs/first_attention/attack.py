@@ -45,7 +45,7 @@ from unmask.linalg.gap import Gap
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.models.output_projection import OutputProjection
-from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status, searches_of
 from unmask.shapes import Rows
 
 _USED = ("states",)
@@ -176,7 +176,9 @@ class FirstAttentionAttack:
         texts.sort(key=lambda text: (not text.certain, text.residual))
         value = RecoveredTexts(tuple(texts), frozenset(choice.token for choice in certain), classes)
         cost = run.cost(candidates=num_tested, forward_passes=len(readings))
-        return Recovery(value, Status.RECOVERED if whole else Status.PARTIAL, reason, certificate, cost, _USED)
+        status = Status.RECOVERED if whole else Status.PARTIAL
+        searches = searches_of(Aim.TOKENS, Aim.TEXTS, stopped=len(proven) < num_tokens)
+        return Recovery(value, status, reason, certificate, cost, _USED, searches)
 
 
 @dataclass(frozen=True)

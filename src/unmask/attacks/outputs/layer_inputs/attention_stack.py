@@ -36,7 +36,7 @@ from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.stacks import AttentionStackEvidence
 from unmask.linalg.coarse import relative_rounding
 from unmask.linalg.softmax_attention import AttentionMap
-from unmask.recovery import Certificate, Recovery, Status
+from unmask.recovery import Aim, Certificate, Recovery, Status, searches_of
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,8 @@ class AttentionStackAttack:
                 "num_dead_ends": float(len(ended)),
             },
         )
-        return Recovery(found, status, reason, certificate, run.cost(), _used(evidence))
+        searches = searches_of(Aim.INPUTS, stopped=cut, unconfirmed=status is not Status.RECOVERED)
+        return Recovery(found, status, reason, certificate, run.cost(), _used(evidence), searches)
 
     def _join(self, chains: list[Chain], cut: bool, normed: bool) -> Preimages:
         """The pre-images of the stack; how hard they were looked for is what the weakest layer says."""

@@ -10,7 +10,7 @@ from unmask.attacks.outputs.layer_inputs.known_norms import norm_error
 from unmask.attacks.outputs.layer_inputs.preimages import Preimages
 from unmask.attacks.outputs.layer_inputs.problem import AttentionProblem, Posed
 from unmask.attacks.run import Run
-from unmask.recovery import Certificate, Recovery, Status
+from unmask.recovery import Aim, Certificate, Recovery, Status, searches_of
 
 USED = ("W", "V", "output")
 FEWEST_STARTS = 24  # a search from fewer says nothing: with 24, other roots have at most 3/24 of the starts
@@ -76,7 +76,9 @@ def claim_preimages(
             "value_condition": posed.value_condition,
         },
     )
-    return Recovery(found, status, reason, certificate, run.cost(), (*USED, "row_norms") if found.normed else USED)
+    used = (*USED, "row_norms") if found.normed else USED
+    searches = searches_of(Aim.INPUTS, stopped=found.budget_ended, unconfirmed=status is not Status.RECOVERED)
+    return Recovery(found, status, reason, certificate, run.cost(), used, searches)
 
 
 def _judge(posed: Posed, problem: AttentionProblem, found: Preimages, least_power: float) -> tuple[Status, str]:

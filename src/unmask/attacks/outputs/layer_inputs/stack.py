@@ -33,7 +33,7 @@ from unmask.errors import InputError
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.linalg.gap import Gap
 from unmask.models.adapter import Model
-from unmask.recovery import Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, Cost, RecoveredText, RecoveredTexts, Recovery, Status, searches_of
 from unmask.shapes import Rows
 
 _USED = ("states",)
@@ -230,6 +230,7 @@ def _recovery(readings: list[StackReading], model: Model, run: Run) -> Recovery[
         why = f"{chain}, but no row there is one of a token: a zero residual is not a recovery"
         return claim_nothing(run, Status.NOTHING_FOUND, why, _USED)
     whole = num_certain == num_tokens
+    searches = searches_of(Aim.TOKENS, Aim.TEXTS, stopped=not whole)
     reason = f"{num_certain} of {num_tokens} tokens, leading ones of each text, reproduce the states; {chain}"
     refused = min(float(reading.refused[: reading.num_certain].min()) for reading in readings if reading.num_certain)
     residual = max(text.residual for text in texts)
@@ -242,7 +243,7 @@ def _recovery(readings: list[StackReading], model: Model, run: Run) -> Recovery[
     )
     value = RecoveredTexts(tuple(texts), frozenset(token for text in texts for token in text.tokens))
     status = Status.RECOVERED if whole else Status.PARTIAL
-    return Recovery(value, status, reason, certificate, _cost(run, num_tokens, len(readings)), _USED)
+    return Recovery(value, status, reason, certificate, _cost(run, num_tokens, len(readings)), _USED, searches)
 
 
 def _counts(readings: list[StackReading]) -> tuple[list[int], list[int]]:

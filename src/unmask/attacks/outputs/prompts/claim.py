@@ -11,7 +11,18 @@ from unmask.attacks.outputs.prompts.seen_text import BeginningStatus, ReadText
 from unmask.attacks.run import Run
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.recovery import Ambiguity, AmbiguityKind, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import (
+    Aim,
+    Ambiguity,
+    AmbiguityKind,
+    Certificate,
+    RecoveredText,
+    RecoveredTexts,
+    Recovery,
+    Search,
+    Status,
+    searches_of,
+)
 from unmask.wording import count_noun
 
 _CLAIM = (
@@ -39,7 +50,14 @@ def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...]
         certificate=_certificate(texts) if status.conclusive else nothing,
         cost=run.cost(candidates=sum(text.num_candidates for text in texts)),
         used=used,
+        searches=tuple(search for text in texts for search in _searches(text)),
     )
+
+
+def _searches(text: ReadText) -> tuple[Search, ...]:
+    """How far one text was looked for: a reading that stopped, or proved nothing, says nothing."""
+    stopped = text.num_known < text.length
+    return searches_of(Aim.TOKENS, Aim.TEXTS, stopped=stopped, unconfirmed=not text.proven)
 
 
 def refuse_states(run: Run, evidence: HiddenEvidence, model: Model, needed: str) -> Recovery[RecoveredTexts]:

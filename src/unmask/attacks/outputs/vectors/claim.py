@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from unmask.attacks.run import Run
 from unmask.models.adapter import Model
 from unmask.models.pooling import special_frame
-from unmask.recovery import Ambiguity, AmbiguityKind, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import (
+    Aim,
+    Ambiguity,
+    AmbiguityKind,
+    Certificate,
+    RecoveredText,
+    RecoveredTexts,
+    Recovery,
+    Status,
+    searches_of,
+)
 from unmask.wording import count_noun
 
 CLEAR = 3.0  # another text must be off by more than this many tolerances
@@ -74,6 +84,9 @@ def claim_texts(
         certificate=certificate,
         cost=run.cost(candidates=num_texts, forward_passes=num_texts),
         used=("vectors",),
+        searches=tuple(
+            search for each in read for search in searches_of(Aim.TOKENS, Aim.TEXTS, unconfirmed=not each.is_only)
+        ),
     )
 
 

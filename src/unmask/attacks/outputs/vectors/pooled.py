@@ -34,7 +34,7 @@ from unmask.attacks.outputs.state_noise import computing_error, measure_rounding
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
 
 _RIDGE = 1e-3  # in units of the median variance
 _NEARLY_WHOLE = 0.2  # a count may be so far off before it is rounded and tested
@@ -259,5 +259,5 @@ def _recovery(bags: list[Bag], model: Model, evidence: HiddenEvidence, run: Run)
         certificate=certificate,
         cost=run.cost(candidates=len(bags) * model.vocab_size),
         used=("states",),
-        looked_for=frozenset({Aim.TOKENS}),
+        searches=tuple(Search(Aim.TOKENS, unconfirmed=not bag.certain) for bag in bags),
     )

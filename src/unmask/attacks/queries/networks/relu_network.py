@@ -19,7 +19,7 @@ from unmask.attacks.run import Progress, silent
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
 from unmask.linalg.relu import ReluNetwork
-from unmask.recovery import Certificate, Recovery, Status
+from unmask.recovery import Aim, Certificate, Recovery, Status, searches_of
 
 NUM_FRESH = 48
 _NUM_DIRECTIONS = 8
@@ -103,7 +103,8 @@ class ReluNetworkAttack:
                 "arithmetic is too coarse for so many neurons."
             )
             return Recovery(no_network(size, self.biases), Status.NOTHING_FOUND, why, certificate, cost)
-        return Recovery(network, Status.RECOVERED, _describe(network), certificate, cost, ("answers",))
+        searches = searches_of(Aim.WEIGHTS)
+        return Recovery(network, Status.RECOVERED, _describe(network), certificate, cost, ("answers",), searches)
 
     def _why_not(
         self, evidence: OracleEvidence, profile: OracleProfile, generator: torch.Generator

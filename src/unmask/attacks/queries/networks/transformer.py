@@ -35,7 +35,7 @@ from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
 from unmask.linalg.heads import HeadWeights
 from unmask.linalg.relu import ReluNetwork
-from unmask.recovery import Certificate, Recovery, Status
+from unmask.recovery import Aim, Certificate, Recovery, Status, searches_of
 
 LearnHeads = Callable[[OracleEvidence, Progress], Recovery[HeadWeights]]
 
@@ -170,7 +170,8 @@ class TransformerAttack:
         certificate, cost = run.charge(lengths.extend(certificate), len(fresh) + lengths.num_queries)
         reason = f"{found.what}; {num_neurons} neurons behind it, with the value matrices in them.{lengths.remark}"
         status = Status.RECOVERED if lengths.agree else Status.PARTIAL
-        return Recovery(weights, status, reason, certificate, cost, ("answers",))
+        searches = searches_of(Aim.WEIGHTS, unconfirmed=not lengths.agree)
+        return Recovery(weights, status, reason, certificate, cost, ("answers",), searches)
 
 
 @dataclass(frozen=True, eq=False)

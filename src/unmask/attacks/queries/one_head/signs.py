@@ -20,7 +20,7 @@ from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused, Sequences
 from unmask.linalg.heads import HeadWeights
-from unmask.recovery import Certificate, Recovery, Status
+from unmask.recovery import Aim, Certificate, Recovery, Status, searches_of
 
 _WIDEST = 8.0  # |t| that a bisection begins with; scores of deviation 1 pass it in 10⁻¹⁵ of cases
 _PILOT_PAIRS, _PILOT_BITS, _PILOT_STEP = 8, 8, 16.0
@@ -105,7 +105,8 @@ class MembershipAttack:
             return refuse(run, Status.NOTHING_FOUND, f"Token norms are not free: {seen}.")
         reason = f"W and the direction of v to {self.bits} bits; signs do not determine |v|, which is given as 1."
         status = Status.RECOVERED if lengths.agree else Status.PARTIAL
-        return Recovery(heads, status, f"{reason}{lengths.remark}", certificate, cost, ("answers",))
+        searches = searches_of(Aim.WEIGHTS, unconfirmed=not lengths.agree)
+        return Recovery(heads, status, f"{reason}{lengths.remark}", certificate, cost, ("answers",), searches)
 
     def _weights(self, run: QueryRun, signs: _Signs, v: Float[Tensor, " d"]) -> Float[Tensor, "d d"] | None:
         """W by W y_j for all y_j that lean away from v; None where every scale saturates."""

@@ -15,7 +15,7 @@ from unmask.attacks.run import Progress, Run, silent
 from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.logits import LogitEvidence, Prompt
-from unmask.recovery import Certificate, Recovery, Status
+from unmask.recovery import Aim, Certificate, Recovery, Status, searches_of
 
 _GROWTH = 1.25  # of the sample: the cost is quadratic where answers show few tokens, so an overshoot is dear
 _HOPELESS = 4  # so many prompts for each direction above the noise, and still no end: more will not show one
@@ -75,7 +75,8 @@ class OutputLayerAttack:
         if proof is None and layer.at_least and found.spectrum:
             proof = found.spectrum.bound()
         cost = run.cost(queries=evidence.ledger.num_asked - asked_before)
-        return Recovery(layer, ending, reason, proof or Certificate.none(reason), cost, ("logits",))
+        searches = searches_of(Aim.WEIGHTS, stopped=ending is not Status.RECOVERED)
+        return Recovery(layer, ending, reason, proof or Certificate.none(reason), cost, ("logits",), searches)
 
     def _grow(self, run: Run, evidence: LogitEvidence, found: _Found) -> Status:
         """Ask for more until the spectrum ends or cannot; what is known is in `found` at any time."""

@@ -8,7 +8,7 @@ from unmask.attacks.claims import claim_nothing
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, Certificate, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, RecoveredTexts, Recovery, Status, searches_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class MovedRows:
         self, evidence: GradientEvidence, model: Model, progress: Progress = silent
     ) -> Recovery[RecoveredTexts]:
         """Run the attack."""
-        run, name, looked_for = Run(progress=progress), model.token_embedding, frozenset({Aim.TOKENS})
+        run, name, searches = Run(progress=progress), model.token_embedding, searches_of(Aim.TOKENS)
         if name not in evidence.gradients:
             return claim_nothing(run, Status.MISSING_EVIDENCE, f"The update lacks '{name}'.")
         sizes = evidence.gradients[name].double().norm(dim=1)
@@ -29,5 +29,5 @@ class MovedRows:
         certificate = Certificate("the rows of all other tokens are zero", float(sizes[sizes <= self.least].max()), 0.0)
         value = RecoveredTexts(token_set=tokens)
         return Recovery(
-            value, Status.PARTIAL, "Rows of the embedding moved.", certificate, run.cost(), (name,), looked_for
+            value, Status.PARTIAL, "Rows of the embedding moved.", certificate, run.cost(), (name,), searches
         )
