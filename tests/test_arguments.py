@@ -141,6 +141,9 @@ def test_texts_that_are_none(tiny_gpt2, texts):
 
 def test_token_ids_are_whole_numbers():
     assert require_token_ids("known", torch.tensor([3, 4])) == require_token_ids("known", [3, 4]) == (3, 4)
-    for wrong in ([-1], ["a"], [1.5], [True], 7, "text"):
+    batch = np.array([[3, 4]])  # of one text, as tokenizers give it
+    assert [type(token) for token in require_token_ids("known", list(batch[0]))] == [int, int]
+    assert require_token_ids("known", batch) == (3, 4)
+    for wrong in ([-1], [[1], [2]], ["a"], [1.5], [True], 7, "text"):
         with pytest.raises(InputError, match="known must be a list of token ids"):
             require_token_ids("known", wrong)

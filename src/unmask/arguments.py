@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -60,8 +61,13 @@ def require_float_type(name: str, value: Any, error: type[UnmaskError] = InputEr
 
 
 def require_token_ids(name: str, value: Any, error: type[UnmaskError] = InputError) -> tuple[int, ...]:
-    """Token ids that a caller gave as a list, a tuple or a tensor of one axis."""
+    """Token ids that a caller gave as a list, a tuple or an array; a tokenizer's batch of one text is that text."""
     listed = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(listed, (list, tuple)) or not all(type(token) is int and token >= 0 for token in listed):
+    if isinstance(listed, (list, tuple)) and len(listed) == 1 and isinstance(listed[0], (list, tuple)):
+        listed = listed[0]
+    is_listed = isinstance(listed, (list, tuple)) and all(
+        hasattr(token, "__index__") and not isinstance(token, bool) and token >= 0 for token in listed
+    )
+    if not is_listed:
         raise error(f"{name} must be a list of token ids, whole numbers from 0 on, got {value!r}")
-    return tuple(listed)
+    return tuple(operator.index(token) for token in listed)

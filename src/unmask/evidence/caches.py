@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.arguments import named_dtype, require_count, require_float_type, require_token_ids
+from unmask.arguments import named_dtype, require_count, require_token_ids
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError, InputError
-from unmask.evidence.files import reads, require_floats, write
+from unmask.evidence.files import reads, write
+from unmask.evidence.tensors import AS_HELD, as_tensor, require_padded, stated_precision
 from unmask.models.adapter import Model
 from unmask.models.caches import read_cache
 from unmask.models.load import require_model
@@ -39,13 +40,10 @@ class CacheEvidence(DisplayedFields):
     heads: tuple[int, ...]
     model_fingerprint: str
     first_position: int = 0
-    compute_dtype: torch.dtype = torch.float32
+    compute_dtype: torch.dtype = AS_HELD
     known_beginning: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "compute_dtype", require_float_type("compute_dtype", self.compute_dtype, EvidenceError)
-        )
         known = require_token_ids("known_beginning", self.known_beginning, EvidenceError)
         object.__setattr__(self, "known_beginning", known)
         object.__setattr__(self, "heads", require_token_ids("heads", self.heads, EvidenceError))
@@ -53,14 +51,16 @@ class CacheEvidence(DisplayedFields):
         require_count("first_position", self.first_position, least=0, error=EvidenceError)
         if not self.parts:
             raise EvidenceError("a cache must hold keys, values or both, got neither")
-        for name, tensor in require_floats(self.parts).items():
+        expected = (
+            f"keys and values must be (batch, length, heads, width) with {len(self.heads)} heads, and mask (batch, "
+            "length); transformers keeps (batch, heads, length, width): use CacheEvidence.of"
+        )
+        held, mask = require_padded(self.parts, self.mask, 4, expected)
+        if any(tensor.shape[2] != len(self.heads) for tensor in held.values()):
+            raise EvidenceError(f"{expected}, got {', '.join(f'{n} {tuple(t.shape)}' for n, t in held.items())}")
+        for name, tensor in {**held, "mask": mask}.items():
             object.__setattr__(self, name, tensor)
-            if tensor.ndim != 4 or tensor.shape[:2] != self.mask.shape or tensor.shape[2] != len(self.heads):
-                raise EvidenceError(
-                    f"{name} must be (batch, length, heads, width) for a mask of {tuple(self.mask.shape)} and "
-                    f"{len(self.heads)} heads, got {tuple(tensor.shape)}; transformers keeps (batch, heads, length, "
-                    "width): use CacheEvidence.of"
-                )
+        object.__setattr__(self, "compute_dtype", stated_precision(self.compute_dtype, held.values()))
         if len(set(self.heads)) != len(self.heads):
             raise EvidenceError(f"heads must be different ones, got {self.heads}")
 
@@ -78,22 +78,24 @@ class CacheEvidence(DisplayedFields):
         *,
         layer: int,
         heads: Sequence[int] | None = None,
-        mask: MaskBatch | None = None,
+        mask: Any = None,
         first_position: int = 0,
-        compute_dtype: torch.dtype | None = None,
+        compute_dtype: torch.dtype | str | None = None,
         known_beginning: Sequence[int] = (),
     ) -> CacheEvidence:
         """Wrap a cache of transformers, or 'keys' and/or 'values' of one block, each (batch, heads, length, width).
 
         Integers must have been multiplied with their scales. `heads` names those that the tensors hold, in order; a
-        whole cache is cut to them. Cut left padding off, if the service counts positions from a text's first token.
+        whole cache is cut to them. `mask` is the tokenizer's; without it every position is a token. Cut left padding
+        off, if the service counts positions from a text's first token. What is not stated of `compute_dtype` is the
+        cache's own half precision, else that of the model.
         """
         require_model(model, EvidenceError)
         if isinstance(cache, Mapping):
             unknown = sorted(set(cache) - set(_PARTS))
             if unknown:
                 raise EvidenceError(f"a cache's tensors are 'keys' and 'values', got {unknown}; rename them")
-            seen = {name: torch.as_tensor(part).transpose(1, 2) for name, part in cache.items() if part is not None}
+            seen = {name: _rows(name, as_tensor(name, part)) for name, part in cache.items() if part is not None}
         else:
             try:
                 seen = dict(zip(_PARTS, read_cache(cache, layer), strict=True))
@@ -106,8 +108,10 @@ class CacheEvidence(DisplayedFields):
         some = next(iter(seen.values()), torch.zeros(0, 0))
         known = torch.ones(some.shape[:2], dtype=torch.bool) if mask is None else mask
         keys, values = (None if name not in seen else seen[name].detach().clone() for name in _PARTS)
-        knowledge = (model.fingerprint(), first_position, compute_dtype or model.dtype, tuple(known_beginning))
-        evidence = cls(keys, values, known, layer, chosen, *knowledge)
+        precision = stated_precision(compute_dtype, seen.values(), otherwise=model.dtype)
+        evidence = cls(
+            keys, values, known, layer, chosen, model.fingerprint(), first_position, precision, known_beginning
+        )
         evidence.check(model)
         return evidence
 
@@ -164,6 +168,15 @@ class CacheEvidence(DisplayedFields):
             "known_beginning": list(self.known_beginning),
         }
         return write(path, "cache", {**self.parts, "mask": self.mask}, header)
+
+
+def _rows(name: str, part: Tensor) -> Float[Tensor, "batch length g e"]:
+    """A row for each token, of (batch, heads, length, width) as transformers keeps it."""
+    if part.ndim != 4:
+        raise EvidenceError(
+            f"{name} must be (batch, heads, length, width), got {tuple(part.shape)}; one text is a batch of one"
+        )
+    return part.transpose(1, 2)
 
 
 @reads("cache")

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from unmask.errors import EvidenceError
 from unmask.evidence.tensor_files import StoredTensors, by_size, shapes_of
+from unmask.evidence.tensors import as_floats
 from unmask.models.adapter import Model
 
 # Wrappers that put their name before those of the parameters: DDP, torch.compile, FSDP, Opacus.
@@ -40,21 +40,10 @@ def name_tensors(model: Model, tensors: Any) -> dict[str, Tensor]:
         canonical = model.canonical_name(plain_name(_WRAPPERS.sub("", str(name))))
         if canonical in named:
             raise EvidenceError(f"two of the tensors are '{canonical}' (the second one as '{name}'); leave one out")
-        named[canonical] = _tensor(str(name), value)
+        named[canonical] = as_floats(str(name), value)
     if tensors and not named:
         raise EvidenceError("all gradients are None; call backward() first, and read them before zero_grad()")
     return named
-
-
-def _tensor(name: str, value: Any) -> Tensor:
-    if isinstance(value, np.ndarray | np.generic) and np.issubdtype(value.dtype, np.floating):
-        value = torch.from_numpy(np.array(value))
-    if not isinstance(value, Tensor):
-        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"an object of {type(value).__name__}"
-        raise EvidenceError(f"'{name}' must be a tensor or an array of floats, got {kind}")
-    if not value.is_floating_point():
-        raise EvidenceError(f"'{name}' must hold floats, got {value.dtype}; undo the quantisation first")
-    return value.detach() if value.layout is torch.strided else value.detach().to_dense()
 
 
 def trains_classifier(model: Model, tensors: Mapping[str, Tensor]) -> bool:

@@ -15,12 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.arguments import named_dtype, require_count, require_float_type, require_member, require_number
+from unmask.arguments import named_dtype, require_count, require_member, require_number
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
 from unmask.evidence.captured import check_factors, name_tensors, plain_name, refuse_weights
-from unmask.evidence.files import reads, require_floats, write
+from unmask.evidence.files import reads, write
 from unmask.evidence.tensor_files import StoredTensors, by_size, shapes_of
+from unmask.evidence.tensors import AS_HELD, require_floats, stated_precision
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.linear import Role
@@ -62,7 +63,7 @@ class SideKnowledge(TypedDict, total=False):
     task: Task | str | None
     num_texts: int | None
     update: Update | str
-    compute_dtype: torch.dtype
+    compute_dtype: torch.dtype | str
     learning_rate: float | None
     num_steps: int | None
     optimizer: str | None
@@ -99,7 +100,7 @@ class GradientEvidence(DisplayedFields):
     task: Task | None = None
     num_texts: int | None = None
     update: Update = Update.GRADIENT
-    compute_dtype: torch.dtype = torch.float32
+    compute_dtype: torch.dtype = AS_HELD
     learning_rate: float | None = None
     num_steps: int | None = None
     optimizer: str | None = None
@@ -119,12 +120,11 @@ class GradientEvidence(DisplayedFields):
         object.__setattr__(self, "adapters", require_floats(self.adapters))
         if self.head is not None:
             object.__setattr__(self, "head", require_floats({"head": self.head})["head"])
+        held = () if isinstance(self.gradients, StoredTensors) else self.gradients.values()
         if self.task is not None:
             object.__setattr__(self, "task", require_member(Task, "task", self.task, EvidenceError))
         object.__setattr__(self, "update", require_member(Update, "update", self.update, EvidenceError))
-        object.__setattr__(
-            self, "compute_dtype", require_float_type("compute_dtype", self.compute_dtype, EvidenceError)
-        )
+        object.__setattr__(self, "compute_dtype", stated_precision(self.compute_dtype, held))
         for name in ("num_texts", "num_steps", "local_batch_size", "num_clients"):
             require_count(name, getattr(self, name), error=EvidenceError)
         require_number("learning_rate", self.learning_rate, positive=True, error=EvidenceError)

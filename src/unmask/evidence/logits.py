@@ -17,6 +17,7 @@ from unmask.displays import DisplayedFields
 from unmask.errors import InputError, UnmaskError
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.oracles import Refused
+from unmask.evidence.tensors import as_floats
 
 Prompt = tuple[int, ...] | str  # token ids, or text where a service takes nothing else
 Values = Float[Tensor, "b t"]  # of the tokens asked for; NaN: not shown
@@ -105,7 +106,8 @@ class FunctionLogitOracle:
                 yield batch, self._answer([questions[place] for place in batch])
 
     def _answer(self, questions: list[LogitQuestion]) -> Values:
-        logits = self.function(torch.tensor([question.prompt for question in questions])).detach().clone()
+        prompts = torch.tensor([question.prompt for question in questions])
+        logits = as_floats("logits", self.function(prompts)).cpu().clone()
         tokens = torch.tensor([question.tokens for question in questions])
         if self.top is None:
             return logits.gather(1, tokens)

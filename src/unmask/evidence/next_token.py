@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.errors import EvidenceError, UnsupportedModelError
+from unmask.evidence.tensors import as_tensor
 from unmask.evidence.vectors import VectorEvidence
 from unmask.models.adapter import Model
 from unmask.models.linear import TokenHead
@@ -39,7 +40,7 @@ def vectors_of_logits(model: Model, rows: Any, *, prefix: str = "") -> VectorEvi
     """
     require_model(model, EvidenceError)
     head = _require_head(model)
-    logits = torch.as_tensor(rows).detach().to(model.device)
+    logits = as_tensor("rows", rows).to(model.device)
     logits = logits[None] if logits.ndim == 1 else logits
     if logits.ndim != 2 or logits.shape[1] != len(head.embedding) or not logits.is_floating_point():
         raise EvidenceError(

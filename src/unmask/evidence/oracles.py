@@ -13,8 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from unmask.displays import DisplayedFields
-from unmask.errors import InputError, UnmaskError
+from unmask.errors import EvidenceError, InputError, UnmaskError
 from unmask.evidence.ledger import Ledger
+from unmask.evidence.tensors import as_tensor
 
 Sequences = Float[Tensor, "b n d"]
 Answers = Float[Tensor, "b *p"]
@@ -56,8 +57,8 @@ class FunctionOracle:
 
     def _numbers(self, answer: Any) -> Answers:
         try:
-            return torch.as_tensor(answer)
-        except (TypeError, ValueError, RuntimeError):
+            return as_tensor("answer", answer)
+        except EvidenceError:
             raise UnmaskError(
                 f"{self.name} answered with {type(answer).__name__}, which is no array of numbers; it must answer one "
                 "number, or one vector, for each sequence"

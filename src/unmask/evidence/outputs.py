@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.arguments import named_dtype, require_count, require_float_type, require_member, require_token_ids
+from unmask.arguments import named_dtype, require_count, require_member, require_token_ids
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
-from unmask.evidence.files import reads, require_floats, write
+from unmask.evidence.files import reads, write
+from unmask.evidence.tensors import AS_HELD, require_floats, require_padded, stated_precision
 from unmask.models.adapter import Model
 from unmask.shapes import MaskBatch, States
 
@@ -43,23 +44,19 @@ class HiddenEvidence(DisplayedFields):
     layer: int
     model_fingerprint: str
     site: Site = Site.STREAM
-    compute_dtype: torch.dtype = torch.float32
+    compute_dtype: torch.dtype = AS_HELD
     known_beginning: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         known = require_token_ids("known_beginning", self.known_beginning, EvidenceError)
         object.__setattr__(self, "known_beginning", known)
         object.__setattr__(self, "site", require_member(Site, "site", self.site, EvidenceError))
-        object.__setattr__(
-            self, "compute_dtype", require_float_type("compute_dtype", self.compute_dtype, EvidenceError)
-        )
         require_count("layer", self.layer, least=0, error=EvidenceError)
-        object.__setattr__(self, "states", require_floats({"states": self.states})["states"])
-        if self.states.ndim != 3 or self.mask.shape != self.states.shape[:2]:
-            raise EvidenceError(
-                f"states must be (batch, length, width) and mask (batch, length), got {tuple(self.states.shape)} "
-                f"and {tuple(self.mask.shape)}"
-            )
+        expected = "states must be (batch, length, width) and mask (batch, length)"
+        held, mask = require_padded({"states": self.states}, self.mask, 3, expected)
+        object.__setattr__(self, "states", held["states"])
+        object.__setattr__(self, "mask", mask)
+        object.__setattr__(self, "compute_dtype", stated_precision(self.compute_dtype, held.values()))
 
     def check(self, model: Model) -> None:
         """Refuse states of another model or of a layer that it does not have."""

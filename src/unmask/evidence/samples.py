@@ -13,7 +13,8 @@ from torch import Tensor
 
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
-from unmask.evidence.files import reads, require_floats, write
+from unmask.evidence.files import reads, write
+from unmask.evidence.tensors import require_floats
 
 _LEAVE_OUT = "leave out samples whose numbers are not finite"
 
@@ -29,7 +30,7 @@ class SampleEvidence(DisplayedFields):
     answers: Float[Tensor, " m"]
 
     def __post_init__(self) -> None:
-        held = {"sequences": torch.as_tensor(self.sequences), "answers": torch.as_tensor(self.answers)}
+        held = {"sequences": self.sequences, "answers": self.answers}
         for name, tensor in require_floats(held, _LEAVE_OUT).items():
             object.__setattr__(self, name, tensor)
         if self.sequences.ndim != 3 or 0 in self.sequences.shape:

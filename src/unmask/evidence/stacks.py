@@ -12,8 +12,9 @@ from torch import Tensor
 
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
-from unmask.evidence.files import reads, require_floats, write
+from unmask.evidence.files import reads, write
 from unmask.evidence.outputs import AttentionEvidence, require_norms
+from unmask.evidence.tensors import require_floats
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,6 +25,10 @@ class AttentionLayer(DisplayedFields):
     V: Float[Tensor, "d e"]
     causal: bool = False
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, tensor in require_floats({"W": self.W, "V": self.V}).items():
+            object.__setattr__(self, name, tensor)
 
     def evidence(self, output: Float[Tensor, "n e"], row_norms: Float[Tensor, " n"] | None = None) -> AttentionEvidence:
         """What is seen if this layer alone gave the output."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -17,7 +16,8 @@ from torch import Tensor
 from unmask.arguments import named_dtype, require_float_type, require_number
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
-from unmask.evidence.files import reads, require_floats, write
+from unmask.evidence.files import reads, write
+from unmask.evidence.tensors import as_floats, require_floats
 from unmask.linalg.product_codes import has_code, product_codes
 from unmask.models.adapter import Model
 from unmask.models.load import require_model
@@ -27,6 +27,7 @@ _LEAVE_OUT = (
     "an embedding that failed or overflowed is stored like this; leave such rows out, "
     "array[numpy.isfinite(array).all(1)]"
 )
+_CODES = "codes alone are no vectors; multiply codes by their scales first, and pass half of a step as half_steps"
 _NAMED = 6  # rows that are named before the others are counted
 _NEAR_ONE = 0.1  # storage and noise may change a length of 1 by so much; lengths that were not normalised vary more
 
@@ -100,7 +101,7 @@ class VectorEvidence(DisplayedFields):
         What is not given is the model's own recipe (`recipe_of`), whether lengths are 1, and the vectors' width.
         """
         require_model(model, EvidenceError)
-        vectors = _floats(array)
+        vectors = as_floats("vectors", array, _CODES)
         vectors = vectors[None] if vectors.ndim == 1 else vectors
         if vectors.ndim != 2 or 0 in vectors.shape:
             raise EvidenceError(
@@ -147,7 +148,7 @@ class VectorEvidence(DisplayedFields):
             renormalise=is_cut and normalise and near_one,
             prefix=prefix_tokens(model, prefix) if prefix else recipe.prefix,
         )
-        steps = None if half_steps is None else _floats(half_steps)
+        steps = None if half_steps is None else as_floats("half_steps", half_steps)
         if steps is not None:
             try:
                 steps = steps.expand_as(vectors).contiguous()
@@ -233,35 +234,6 @@ def half_steps_of(stored: Float[Tensor, "texts k"]) -> Float[Tensor, "texts k"] 
     kind = torch.finfo(stored.dtype)
     least = math.frexp(kind.smallest_normal)[1] - 1  # below it steps do not shrink
     return kind.eps / 2 * torch.exp2(exponents.clamp_min(least).float())
-
-
-def native_floats(array: np.ndarray) -> np.ndarray:
-    """Floats in this machine's order of bytes, and of a type that torch has: longer ones become float64."""
-    return array.astype(np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("="), copy=False)
-
-
-def _floats(array: Any) -> Float[Tensor, "..."]:
-    """Numbers of numpy or torch as a tensor."""
-    if isinstance(array, Tensor):
-        kind, is_float, tensor = str(array.dtype), array.is_floating_point(), array.detach()
-    else:
-        numbers = _as_numpy(array)
-        kind, is_float = str(numbers.dtype), numbers.dtype.kind == "f"
-        tensor = torch.from_numpy(native_floats(numbers)) if is_float else torch.empty(0)
-    if not is_float:
-        raise EvidenceError(
-            f"the vectors hold {kind}, expected floats, and codes alone are no vectors; multiply codes by their scales "
-            "first, and pass half of a step as half_steps"
-        )
-    return tensor
-
-
-def _as_numpy(array: Any) -> np.ndarray:
-    """A copy of an array or of lists, which must have one width."""
-    try:
-        return np.array(array)
-    except ValueError as error:
-        raise EvidenceError(f"the vectors are no matrix ({error}); give rows of one width") from None
 
 
 def _name_rows(is_bad: Bool[Tensor, " texts"]) -> str:

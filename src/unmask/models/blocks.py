@@ -167,7 +167,7 @@ class Blocks(FirstInputs):
     def visible_keys(self, mask: MaskBatch) -> Bool[Tensor, "batch length length"]:
         """Which key each query may see: real tokens, and under a causal mask no later ones."""
         length = mask.shape[1]
-        allowed = mask[:, None, :].expand(-1, length, -1)
+        allowed = mask[:, None, :].bool().expand(-1, length, -1)
         if self.causal:
             allowed = allowed & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
         return allowed

@@ -106,9 +106,9 @@ def cut(rank: int, width: int, rank_margin: int) -> int:
 
 
 def _whole_gradient(evidence: GradientEvidence, layer: LinearLayer) -> Float[Tensor, "d m"]:
-    """The gradient of all that is stored under a layer's parameter; half precisions are raised to float32."""
+    """The gradient of all that is stored under a layer's parameter; of a client in half precision in float32."""
     stored = replace(layer, columns=None).orient(evidence.gradients[layer.parameter])
-    return stored if stored.dtype is torch.float64 else stored.float()
+    return stored if evidence.compute_dtype is torch.float64 else stored.float()
 
 
 @dataclass(frozen=True)

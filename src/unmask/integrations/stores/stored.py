@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.errors import EvidenceError
-from unmask.evidence.vectors import VectorEvidence, half_steps_of, native_floats
+from unmask.evidence.tensors import native_floats
+from unmask.evidence.vectors import VectorEvidence, half_steps_of
 from unmask.linalg.product_codes import decode_codes, sign_centroids
 from unmask.models.adapter import Model
 from unmask.models.pooling import Pooling, recipe_of

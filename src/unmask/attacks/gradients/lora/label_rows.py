@@ -53,8 +53,9 @@ def find_label_adapter(evidence: GradientEvidence, model: Model) -> LabelAdapter
         down, up = (f"{layer.module}.lora_{factor}.weight" for factor in "AB")
         gradient = evidence.gradients.get(down)
         if gradient is not None and down in evidence.adapters and bool(gradient.any()):
-            scaled = evidence.adapters[up] * scale_at(evidence.adapter_scale, layer.module)
-            return LabelAdapter(role, down, evidence.adapters[down], scaled, gradient.T)
+            A, B = (evidence.adapters[name].to(model.dtype) for name in (down, up))
+            scale = scale_at(evidence.adapter_scale, layer.module)
+            return LabelAdapter(role, down, A, B * scale, gradient.T)
     return None
 
 

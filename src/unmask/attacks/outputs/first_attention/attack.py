@@ -79,12 +79,15 @@ class FirstAttentionAttack:
             return claim_nothing(run, Status.NOT_APPLICABLE, why, _USED)
         precise = model.to(dtype=torch.float64, num_blocks=1)
         read = self.read if model.causal else self._read_encoder
+        # Rows of a service in half precision may come in a longer type.
+        dtype = evidence.compute_dtype if evidence.compute_dtype.itemsize == 2 else evidence.states.dtype
+        rows, masks = evidence.states.to(model.device, dtype), evidence.mask.to(model.device)
         readings = [
             read(precise, states[mask], mask.nonzero()[:, 0].tolist(), progress)
-            for states, mask in zip(evidence.states.to(model.device), evidence.mask.to(model.device), strict=True)
+            for states, mask in zip(rows, masks, strict=True)
             if mask.any()
         ]
-        return self._recovery(readings, model, run, evidence.states.dtype)
+        return self._recovery(readings, model, run, dtype)
 
     @torch.no_grad()
     def read(
