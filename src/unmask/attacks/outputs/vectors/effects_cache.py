@@ -1,23 +1,38 @@
-"""Fitted effects are kept on disk, so that a model is fitted once, on sentences that are the same for all."""
+"""Effects of tokens are kept on disk, so that a model is fitted once, on sentences that are the same for all.
+
+The regression of the catalogue's encoder comes with the package, for its usual recipe (`regressions/`, named by the
+weights' fingerprint). It is the fit's own, in float16; `save_regression` makes it.
+"""
 
 from __future__ import annotations
 
-from importlib.resources import files
+from importlib.resources import as_file, files
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.attacks.kept_fits import fit_once
 from unmask.attacks.outputs.vectors.embedder import Embedder
-from unmask.attacks.outputs.vectors.insertion_effects import FitSettings, InsertionEffects, fit_insertion_effects
+from unmask.attacks.outputs.vectors.insertion_effects import (
+    FitSettings,
+    InsertionEffects,
+    Regression,
+    fit_insertion_effects,
+    fit_regression,
+    token_features,
+)
 from unmask.attacks.run import Progress
 from unmask.models.adapter import Model
 from unmask.models.pooling import special_frame
 
-_VERSION = 1  # raise it when the fit changes
+_VERSION = 2  # raise it when the fit changes
 _LENGTHS = range(3, 49)  # tokens of sentences that are used
 _RANDOM = (500, 16)  # sentences of random tokens, and the longest
 _CONTEXTS = {"cpu": 8_000, "cuda": 30_000}
+_REGRESSIONS = files("unmask.attacks.outputs.vectors").joinpath("regressions")
 
 
 def load_effects(embedder: Embedder, progress: Progress) -> InsertionEffects:
@@ -27,10 +42,38 @@ def load_effects(embedder: Embedder, progress: Progress) -> InsertionEffects:
     name = f"{embedder.model.fingerprint()} {embedder.recipe} {settings} {_VERSION} {_sentences()}"
 
     def fit() -> dict[str, Tensor]:
-        sentences = read_sentences(embedder.model)
-        return vars(fit_insertion_effects(embedder, sentences, settings, progress=progress))
+        sentences, known = read_sentences(embedder.model), packaged_regression(embedder)
+        return vars(fit_insertion_effects(embedder, sentences, settings, progress=progress, regression=known))
 
     return InsertionEffects(**fit_once("effects", name, fit, device))
+
+
+def save_regression(embedder: Embedder, folder: Path) -> Path:
+    """Fit a model, and write what `load_effects` takes from the package."""
+    sentences = read_sentences(embedder.model)
+    settings = FitSettings(contexts=_CONTEXTS[embedder.model.device.type])
+    fitted = fit_regression(embedder, token_features(embedder), sentences, settings)
+    path = folder / _file_name(embedder)
+    halves = {name: value.half().cpu().contiguous() for name, value in vars(fitted).items()}
+    save_file(halves, path, metadata={"recipe": str(embedder.recipe), "settings": str(settings)})
+    return path
+
+
+def packaged_regression(embedder: Embedder) -> Regression | None:
+    """What comes with the package for a model and a recipe, if anything; a GPU fits more contexts within seconds."""
+    if embedder.model.device.type != "cpu":
+        return None
+    with as_file(_REGRESSIONS.joinpath(_file_name(embedder))) as path:
+        if not path.exists():
+            return None
+        with safe_open(path, "pt", device=str(embedder.model.device)) as file:
+            if (file.metadata() or {}).get("recipe") != str(embedder.recipe):
+                return None
+            return Regression(**{name: file.get_tensor(name).float() for name in file.keys()})  # noqa: SIM118
+
+
+def _file_name(embedder: Embedder) -> str:
+    return f"{embedder.model.fingerprint()[:32]}.safetensors"
 
 
 def read_sentences(model: Model) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ the regression leaves over has a covariance Σ, and so effects have a likelihood
 
 Notation: e the vector of the text before, n its tokens afterwards, V the vocabulary, d the width.
 Limits: a guess: what it proposes is tested by a forward pass.
-Cost: about 40,000 short texts and every token alone, once a model.
+Cost: about 30,000 short texts for A, C and Σ, once a model; every token alone for the effects of all tokens.
 Source: ours.
 """
 
@@ -43,6 +43,16 @@ class FitSettings:
 
 
 @dataclass(frozen=True)
+class Regression:
+    """What is fitted: small, whatever the vocabulary."""
+
+    features: Float[Tensor, "f d"]  # A
+    context: Float[Tensor, "d d"]  # C
+    left: Float[Tensor, "d d"]  # Σ
+    exchanged: Float[Tensor, "d d"]  # covariance of an exchange of tokens: what another wrong token adds
+
+
+@dataclass(frozen=True)
 class InsertionEffects:
     """Effects of all tokens, and what they leave over."""
 
@@ -64,10 +74,33 @@ def fit_insertion_effects(
     settings: FitSettings = FitSettings(),
     seed: int = 0,
     progress: Progress = silent,
+    regression: Regression | None = None,
 ) -> InsertionEffects:
+    """The effects of all tokens, by a regression that is known, or that is fitted here."""
+    features = token_features(embedder, progress)
+    if regression is None:
+        regression = fit_regression(embedder, features, sentences, settings, seed, progress)
+    words = torch.tensor([token for text in sentences for token in text], device=features.device)
+    return InsertionEffects(
+        rows=features @ regression.features,
+        context=regression.context,
+        left=regression.left,
+        exchanged=regression.exchanged,
+        log_prior=_log_prior(embedder.model, words),
+    )
+
+
+@torch.no_grad()
+def fit_regression(
+    embedder: Embedder,
+    features: Float[Tensor, "vocab f"],
+    sentences: Sequence[tuple[int, ...]],
+    settings: FitSettings = FitSettings(),
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Regression:
     """Take one token out of pieces of sentences, and put others into its place; the one that was there is the first."""
     generator = torch.Generator().manual_seed(seed)
-    features = _features(embedder, progress)
     device, vocab_size, num = features.device, len(features), settings.contexts
     draw = lambda *shape: torch.rand(*shape, generator=generator).to(device)  # noqa: E731
     pieces = TextBatch.of(_pieces(sentences, generator), device)
@@ -88,16 +121,13 @@ def fit_insertion_effects(
     coefficients, left = _ridge(x, y)
     exchanges = (y.view(num, settings.tokens, -1)[:, 1:] - y.view(num, settings.tokens, -1)[:, :1]).flatten(0, 1)
     width = features.shape[1]
-    return InsertionEffects(
-        rows=features @ coefficients[:width],
-        context=coefficients[width:],
-        left=left,
-        exchanged=exchanges.T @ exchanges / len(exchanges),
-        log_prior=_log_prior(embedder.model, words),
-    )
+    exchanged = exchanges.T @ exchanges / len(exchanges)
+    return Regression(coefficients[:width], coefficients[width:], left, exchanged)
 
 
-def _features(embedder: Embedder, progress: Progress) -> Float[Tensor, "vocab f"]:
+@torch.no_grad()
+def token_features(embedder: Embedder, progress: Progress = silent) -> Float[Tensor, "vocab f"]:
+    """ψ(v) of every token."""
     model = embedder.model
     everyone = torch.arange(model.vocab_size, device=model.device)
     words = model.parameter(model.token_embedding).detach()[: model.vocab_size].float()
