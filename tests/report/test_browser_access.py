@@ -149,3 +149,18 @@ def test_letters_of_a_chart_can_be_read_on_a_phone(browser, usual):
     assert drawn
     assert min(size for size, _ in drawn) >= 10
     assert all(is_inside for _, is_inside in drawn)
+
+
+@pytest.mark.parametrize("width", [1240, 390])
+def test_the_worst_leaks_are_read_whole(browser, usual, width):
+    """'gradien/ts' was cut inside the word, and on a phone the recommendation lay beyond the edge."""
+    visit(browser, usual, width)
+    lines, edges = browser.execute_script("""
+        const names = [...document.querySelectorAll('.worst tbody th')].map((cell) => {
+          const range = document.createRange(); range.selectNode(cell.firstChild);
+          return range.getClientRects().length; });
+        const cells = [...document.querySelectorAll('.worst td:last-child')];
+        return [names, cells.map((cell) => cell.getBoundingClientRect().right)];
+    """)
+    assert set(lines) == {1}
+    assert max(edges) <= width
