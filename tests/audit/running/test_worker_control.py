@@ -104,15 +104,27 @@ def test_noise_holds_no_gate_over_texts_that_were_not_found(tmp_path, bert_folde
     assert Finding.from_json(noisy.to_json()) == noisy
 
 
-def test_a_gate_over_states_is_open_where_noise_leaves_doubt(tmp_path, llama_folder):
+def test_a_gate_over_states_is_held_where_nothing_is_nearer_than_chance(tmp_path, llama_folder):
     """The control is not in the plan, and runs all the same."""
     rest = 'layers = [1]\ndefences = ["noise:sigma=1e3,relative=true"]'
     (noisy,) = work(tmp_path, llama_folder, rest, "outputs")
     assert noisy.control is not None
     assert noisy.control["metrics"]["exact_texts"] == 2
     ruling, why = parse_gate("no near-exact text").explain(noisy)
-    assert ruling is Ruling.INCONCLUSIVE
-    assert "could not confirm its result" in why
+    assert ruling is Ruling.HELD
+    assert "near_exact_texts = 2" in why
+
+
+@pytest.mark.parametrize("defences", ['["topk:share=0.9"]', '["int8", "noise:sigma=1e-6"]', '["clip:norm=1", "fp8"]'])
+@pytest.mark.parametrize("channel", ["outputs", "caches"])
+def test_a_gate_over_states_is_not_held_where_the_nearest_tokens_are_the_text(
+    tmp_path, llama_folder, channel, defences
+):
+    """Reading stops where nothing agrees, or all of it is multiplied by one number; directions tell the tokens."""
+    (found,) = work(tmp_path, llama_folder, f"layers = [1]\ndefences = [{defences}]", channel)
+    assert found.metrics["exact_texts"] == 2, found.reason
+    assert found.metrics["false_texts"] == 0
+    assert parse_gate("no exact text").judge(found) is Ruling.CROSSED
 
 
 def test_a_control_that_raises_is_told_and_does_not_spoil_the_finding(monkeypatch):

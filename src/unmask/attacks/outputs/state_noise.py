@@ -39,6 +39,10 @@ class StateNoise:
         """The noise's length by the state's."""
         return _relative(self.variances, states)
 
+    def scaled(self, factors: Float[Tensor, " n"]) -> StateNoise:
+        """The same of states that are multiplied with these numbers."""
+        return StateNoise(self.variances * factors.square(), self.tolerances)
+
 
 def measure_rounding(
     states: Float[Tensor, "n d"],

@@ -48,8 +48,9 @@ def test_it_stops_where_no_token_agrees(model):
     states = states_of(model).clone()
     states[3] = torch.randn(model.width, generator=torch.Generator().manual_seed(0))
     read = reader_of(model).read(states, 0, silent)
-    assert [token.token for token in read.tokens] == TEXT[:3]
-    assert all(token.certain for token in read.tokens)
+    assert read.stopped == 3
+    assert [token.token for token in read.tokens[:3]] == TEXT[:3]
+    assert [token.certain for token in read.tokens] == [True] * 3 + [False] * (len(TEXT) - 3)
     assert not read.proven
 
 
@@ -62,7 +63,9 @@ def test_a_state_that_is_a_little_off_is_not_skipped(model, monkeypatch):
     states = states_of(model).clone()
     states[2] *= 1.01  # inside of the first window of guesses
     read = reader_of(model).read(states, 0, silent)
-    assert [token.token for token in read.tokens] == TEXT[:2]
+    assert read.stopped == 2
+    assert [token.certain for token in read.tokens] == [True] * 2 + [False] * (len(TEXT) - 2)
+    assert [token.token for token in read.tokens] == TEXT  # by their directions, which a factor leaves
 
 
 def test_a_text_may_begin_later(tiny_gpt2):

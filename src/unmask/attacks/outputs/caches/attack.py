@@ -30,12 +30,13 @@ from torch import Tensor
 from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.claim import claim_prompts
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
+from unmask.attacks.outputs.prompts.one_factor import read_texts
 from unmask.attacks.outputs.prompts.placement import shows_positions
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
 from unmask.attacks.outputs.prompts.readouts import CacheReadout
 from unmask.attacks.outputs.prompts.seen_text import Beginning, BeginningStatus, ReadText
-from unmask.attacks.outputs.prompts.side_by_side import Reading, SharedProgress, read_side_by_side
+from unmask.attacks.outputs.prompts.side_by_side import Reading, SharedProgress
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.outputs.state_noise import computing_error
 from unmask.attacks.run import Progress, Run, silent
@@ -74,10 +75,13 @@ class CacheAttack:
             computing_error=_computing_error(model, evidence, readout),
             equal=equal_tokens(model),
         )
-        shared = SharedProgress(progress, int(evidence.mask.sum()))
-        rows = evidence.mask.any(1).nonzero()[:, 0].tolist()
-        texts = read_side_by_side([_reading(evidence, reader, row, shared) for row in rows])
-        return claim_prompts(texts, model, used, run)
+
+        def readings(each: PromptReader) -> list[Reading[ReadText]]:
+            shared = SharedProgress(progress, int(evidence.mask.sum()))
+            rows = evidence.mask.any(1).nonzero()[:, 0].tolist()
+            return [_reading(evidence, each, row, shared) for row in rows]
+
+        return claim_prompts(read_texts(reader, readings), model, used, run)
 
 
 def _reading(evidence: CacheEvidence, reader: PromptReader, row: int, shared: SharedProgress) -> Reading[ReadText]:
@@ -97,7 +101,7 @@ def _reading(evidence: CacheEvidence, reader: PromptReader, row: int, shared: Sh
     status = BeginningStatus.NONE
     if evidence.known_beginning:
         text = yield from reader.reading(states, position, tell, beginning)
-        if text.before and text.num_known:
+        if text.before and text.stopped != 0:
             return replace(text, first_position=position)
         status = BeginningStatus.DOUBTED if text.beginning is BeginningStatus.UNSEEN else text.beginning
     return replace(reader.guess(states, position), first_position=position, beginning=status)

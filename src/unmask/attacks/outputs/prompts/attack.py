@@ -28,12 +28,13 @@ from torch import Tensor
 from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_states
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
+from unmask.attacks.outputs.prompts.one_factor import read_texts
 from unmask.attacks.outputs.prompts.placement import shows_positions
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
 from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM
 from unmask.attacks.outputs.prompts.seen_text import Beginning, ReadText
-from unmask.attacks.outputs.prompts.side_by_side import Reading, SharedProgress, read_side_by_side
+from unmask.attacks.outputs.prompts.side_by_side import Reading, SharedProgress
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.outputs.state_noise import computing_error
 from unmask.attacks.run import Progress, Run, silent
@@ -72,10 +73,13 @@ class PromptAttack:
             computing_error=computing_error(model, evidence.compute_dtype, evidence.layer),
             equal=equal_tokens(model),
         )
-        shared = SharedProgress(progress, int(evidence.mask.sum()))
-        pairs = zip(evidence.states, evidence.mask, strict=True)
-        readings = [_reading(states, mask, reader, evidence, shared) for states, mask in pairs if mask.any()]
-        return claim_prompts(read_side_by_side(readings), model, ("states",), run)
+
+        def readings(each: PromptReader) -> list[Reading[ReadText]]:
+            shared = SharedProgress(progress, int(evidence.mask.sum()))
+            pairs = zip(evidence.states, evidence.mask, strict=True)
+            return [_reading(states, mask, each, evidence, shared) for states, mask in pairs if mask.any()]
+
+        return claim_prompts(read_texts(reader, readings), model, ("states",), run)
 
 
 def _reading(

@@ -30,6 +30,7 @@ _CLAIM = (
     "smallest rejected error is that of the closest other token tested."
 )
 _CLAIM_OF_ORDER = "Their order and positions are taken from the dump and are not proven."
+_CLAIM_OF_FACTOR = "All states were divided by one number before, which the first reading told."
 _ANOTHER = "the position, the layer or the model may be wrong"
 
 
@@ -55,9 +56,9 @@ def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...]
 
 
 def _searches(text: ReadText) -> tuple[Search, ...]:
-    """How far one text was looked for: a reading that stopped, or proved nothing, says nothing."""
-    stopped = text.num_known < text.length
-    return searches_of(Aim.TOKENS, Aim.TEXTS, stopped=stopped, unconfirmed=not text.proven)
+    """How far one text was looked for: to its end if all of it is proven, or if nothing in it is nearer than chance."""
+    drowned = text.nearest is not None and not text.nearest.stands_out
+    return searches_of(Aim.TOKENS, Aim.TEXTS, unconfirmed=not (text.proven or drowned))
 
 
 def refuse_states(run: Run, evidence: HiddenEvidence, model: Model, needed: str) -> Recovery[RecoveredTexts]:
@@ -106,6 +107,7 @@ def _certificate(texts: Sequence[ReadText]) -> Certificate:
         "candidates_a_token": sum(text.num_candidates for text in texts) / len(certain),
     }
     claim = _CLAIM if all(text.is_placed for text in texts) else f"{_CLAIM} {_CLAIM_OF_ORDER}"
+    claim = f"{claim} {_CLAIM_OF_FACTOR}" if any(text.factor != 1 for text in texts) else claim
     return Certificate(claim, worst.distance, worst.tolerance, min(refused, default=None), details)
 
 
@@ -116,13 +118,9 @@ def _reason(texts: Sequence[ReadText]) -> str:
     parts = [f"texts read to the end: {num_exact} of {len(texts)}{proven}"]
     parts += _about_positions(texts)
     parts += _about_beginnings(texts)
-    stopped = [(number, text) for number, text in enumerate(texts, start=1) if text.num_known < text.length]
-    if stopped:
-        number, text = stopped[0]
-        parts.append(
-            f"reading stopped after {text.num_known} of {count_noun(text.length, 'token')} of text {number}: none of "
-            f"the tested tokens agrees with the next state{'' if text.num_known else f'; {_ANOTHER}'}"
-        )
+    if factor := next((text.factor for text in texts if text.factor != 1), None):
+        parts.append(f"everything that was seen is multiplied by {factor:.3g}, one factor, which was taken out")
+    parts += _about_stops(texts)
     open_texts = sum(text.proven and not text.is_exact for text in texts)
     if open_texts:
         coarse = any(token.rivals for text in texts for token in text.tokens)
@@ -140,7 +138,10 @@ def _reason(texts: Sequence[ReadText]) -> str:
             f"{_ANOTHER}"
         )
     doubtful = sum(
-        not token.proven and not token.is_guess for text in texts if not text.is_mismatch for token in text.tokens
+        not (token.proven or token.is_guess or token.is_nearest)
+        for text in texts
+        if not text.is_mismatch
+        for token in text.tokens
     )
     if doubtful:
         parts.append(f"for {count_noun(doubtful, 'token')} the closest one tested is shown, but the noise leaves doubt")
@@ -149,6 +150,26 @@ def _reason(texts: Sequence[ReadText]) -> str:
     elif noise > 0 and not different:
         parts.append(f"the states are rounded or noisy, by {noise:.1%} of their norm")
     return "; ".join(parts) + "."
+
+
+def _about_stops(texts: Sequence[ReadText]) -> list[str]:
+    """Where reading stopped, and what the directions of states say behind that."""
+    sentences = []
+    stopped = [(number, text, text.stopped) for number, text in enumerate(texts, 1) if text.stopped is not None]
+    if stopped:
+        number, text, after = stopped[0]
+        sentences.append(
+            f"reading stopped after {after} of {count_noun(text.length, 'token')} of text {number}: none of the tested "
+            f"tokens agrees with the next state{'' if after else f'; {_ANOTHER}'}"
+        )
+    if nearest := sum(token.is_nearest for text in texts for token in text.tokens):
+        shown = count_noun(nearest, "token")
+        sentences.append(f"for {shown} the one whose state points nearest to that seen is shown, without a proof")
+    if drowned := sum(text.nearest is not None and not text.nearest.stands_out for text in texts):
+        sentences.append(
+            f"in {count_noun(drowned, 'text')} no token's state is nearer than chance has it: noise hides all of them"
+        )
+    return sentences
 
 
 def _about_positions(texts: Sequence[ReadText]) -> list[str]:

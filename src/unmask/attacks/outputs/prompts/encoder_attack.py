@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -32,6 +33,7 @@ from unmask.attacks.outputs.prompts.claim import refuse_states
 from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_encoder_prompts
 from unmask.attacks.outputs.prompts.encoder_templates import EncoderTemplates, encoder_templates_for
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens
+from unmask.attacks.outputs.prompts.nearest import ExpectedStates, is_beyond_chance
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
 from unmask.attacks.outputs.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.attacks.run import Progress, Run, silent
@@ -117,7 +119,24 @@ class EncoderReader:
         equals = {} if search.wrong.any() else search.equals()
         rejected = None if search.wrong.any() else search.nearest_other()
         best = search.best
-        return EncoderText(best.tokens, best.distances, noise.tolerances, rejected, search.num_texts, equals)
+        stands_out = not search.wrong.any() or self._stands_out(states, best.states)
+        return EncoderText(
+            best.tokens, best.distances, noise.tolerances, rejected, search.num_texts, equals, stands_out
+        )
+
+    @cached_property
+    def expected(self) -> ExpectedStates:
+        """The state that is expected of each token."""
+        every = torch.arange(self.model.vocab_size, device=self.model.device)
+        return ExpectedStates(self.templates.states.means(every))
+
+    def _stands_out(self, states: Rows, closest: Rows) -> bool:
+        """Whether states point to the closest text, or to what is expected of any token, more than noise would."""
+        found = torch.nn.functional.cosine_similarity(states, closest).tolist()
+        largest = [
+            max(cosine, float(self.expected.cosines(row).max())) for cosine, row in zip(found, states, strict=True)
+        ]
+        return is_beyond_chance(largest, states.shape[1], self.model.vocab_size)
 
     def scores(self, states: Rows) -> Float[Tensor, "n vocab"]:
         """How well each token explains each state."""

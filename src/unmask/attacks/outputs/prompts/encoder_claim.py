@@ -34,6 +34,7 @@ class EncoderText:
     rejected: float | None
     num_texts: int
     equals: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    stands_out: bool = True  # whether states point nearer to tokens than noise would
 
     @property
     def proven(self) -> bool:
@@ -71,7 +72,9 @@ def claim_encoder_prompts(texts: Sequence[EncoderText], model: Model, run: Run) 
         cost=run.cost(candidates=runs, forward_passes=runs),
         used=("states",),
         searches=tuple(
-            search for text in texts for search in searches_of(Aim.TOKENS, Aim.TEXTS, unconfirmed=not text.proven)
+            search
+            for text in texts
+            for search in searches_of(Aim.TOKENS, Aim.TEXTS, unconfirmed=text.stands_out and not text.proven)
         ),
     )
 
@@ -118,4 +121,6 @@ def _reason(texts: Sequence[EncoderText]) -> str:
             f"the others are guesses without any certain token ({agreeing} of {total} states agree): the budget ended, "
             "noise was added, or they are pairs"
         )
+    if drowned := sum(not text.stands_out for text in rest):
+        parts.append(f"in {drowned} of them no token's state is nearer than chance has it: noise hides all of them")
     return "; ".join(parts) + "."

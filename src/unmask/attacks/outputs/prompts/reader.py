@@ -14,6 +14,8 @@ row in deep blocks, but it changes the next one: of coarse rows it is proven onl
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +27,7 @@ from torch import Tensor
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, settle_class
 from unmask.attacks.outputs.prompts.first_pair import find_first_again
+from unmask.attacks.outputs.prompts.nearest import ExpectedStates, read_nearest
 from unmask.attacks.outputs.prompts.position_search import (
     LOUDEST,
     FoundToken,
@@ -40,6 +43,7 @@ from unmask.attacks.outputs.prompts.seen_text import (
     Beginning,
     BeginningStatus,
     Begun,
+    NearestText,
     ReadText,
     ReadToken,
     SeenText,
@@ -49,7 +53,7 @@ from unmask.attacks.outputs.prompts.seen_text import (
 from unmask.attacks.outputs.prompts.shared_error import doubt_shared_error
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass, SharedProgress, read_alone
 from unmask.attacks.outputs.prompts.templates import Templates
-from unmask.attacks.outputs.state_noise import measure_rounding
+from unmask.attacks.outputs.state_noise import lengths_of, measure_rounding
 from unmask.attacks.run import Progress
 from unmask.models.adapter import Model
 
@@ -77,6 +81,15 @@ class PromptReader:
     settings: SearchSettings
     computing_error: float
     equal: Classes
+    factor: float = 1.0  # what is seen is so many times what the model computes
+
+    @cached_property
+    def expected(self) -> tuple[ExpectedStates, ExpectedStates]:
+        """The states of first tokens, and of others."""
+        every = torch.arange(self.model.vocab_size, device=self.model.device)
+        return tuple(  # type: ignore[return-value]
+            ExpectedStates(tables.seen.means(every)) for tables in (self.templates.alone, self.templates.in_context)
+        )
 
     @cached_property
     def scores(self) -> RowScores:
@@ -109,11 +122,52 @@ class PromptReader:
         doubt_shared_error(text)
         if text.needs_next and len(text.tokens) == 1:
             text.tokens = [replace(text.tokens[0], proven=False)]
+        stopped = text.done if text.done < len(states) else None
+        nearest = yield from self._read_on(text)
         noise = max(text.noise, default=0.0)
         costs = text.num_candidates, text.num_jacobians
         return ReadText(
-            tuple(text.tokens), len(states), noise, *costs, text.given, begun.status, text.is_mismatch, begun.before
+            tuple(text.tokens),
+            len(states),
+            noise,
+            *costs,
+            text.given,
+            begun.status,
+            text.is_mismatch,
+            begun.before,
+            stopped=stopped,
+            nearest=nearest,
+            factor=self.factor,
         )
+
+    def _read_on(self, text: TextProgress) -> Reading[NearestText | None]:
+        """Where a text is not proven, put the nearest tokens behind the proven ones, if they are nearer than chance."""
+        known = list(itertools.takewhile(lambda token: token.proven, text.tokens))
+        first, seen = len(text.given) + len(known), text.seen
+        if first == len(seen) or self.settings.max_candidates is not None:
+            return None  # nothing is left, or it would cost more candidates than are allowed
+        tokens = torch.tensor([token.token for token in known], dtype=torch.long, device=seen.stored.device)
+        begun = text.start.advance(text.start.run(tokens), len(tokens)) if known else text.start
+        nearest = yield from read_nearest(seen, begun, *self.expected, first)
+        text.num_candidates += nearest.num_tested
+        if nearest.stands_out and sum(nearest.cosines) > self._likeness(text, begun, first):
+            pairs = zip(nearest.tokens, nearest.cosines, seen.noise.tolerances[first:].tolist(), strict=True)
+            text.tokens = [
+                *known,
+                *(
+                    ReadToken(token, False, math.sqrt(max(0.0, 1 - cosine**2)), tolerance, is_nearest=True)
+                    for token, cosine, tolerance in pairs
+                ),
+            ]
+        return nearest
+
+    def _likeness(self, text: TextProgress, begun: Continuation, first: int) -> float:
+        """The sum of cosines of a text that was read to its end, behind `first` rows; none is as far as can be."""
+        tail = [token.token for token in text.tokens[first - len(text.given) :]]
+        if text.done < len(text.seen):
+            return -math.inf
+        rows = begun.run(torch.tensor(tail, device=text.seen.stored.device)).states * text.seen.weights[first:]
+        return float(torch.nn.functional.cosine_similarity(rows, text.seen.states[first:]).sum())
 
     @torch.no_grad()
     def guess(self, states: Float[Tensor, "n m"], position: int) -> ReadText:
@@ -127,7 +181,11 @@ class PromptReader:
         """What rows say, with their noise."""
         positions = position + torch.arange(len(states), device=states.device)
         weights, widths = self.readout.weights(self.model, states), self.readout.split(self.model, states.shape[1])
-        noise = measure_rounding(states, self.computing_error, weights, widths)
+        noise = measure_rounding(states, self.computing_error, weights, widths)  # in the digits that were stored
+        if self.factor != 1:
+            stored, states = states * weights, states / self.factor
+            weights = self.readout.weights(self.model, states)
+            noise = noise.scaled(lengths_of(states * weights) / lengths_of(stored))
         aligned = self.readout.align(self.model, states, positions)
         return SeenText(states, aligned, weights, states * weights, position, noise)
 

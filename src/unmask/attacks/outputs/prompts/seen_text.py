@@ -140,6 +140,7 @@ class ReadToken:
     equals: tuple[int, ...] = ()
     rivals: tuple[int, ...] = ()  # tokens that this state alone does not exclude; later ones may
     stands: bool = True  # whether the state agrees, whatever stands before it
+    is_nearest: bool = False  # whether it was taken for the direction of its state alone (nearest.py)
 
     @property
     def certain(self) -> bool:
@@ -150,6 +151,17 @@ class ReadToken:
     def is_guess(self) -> bool:
         """Whether nothing was recomputed."""
         return self.distance == float("inf")
+
+
+@dataclass(frozen=True)
+class NearestText:
+    """Tokens behind the proven ones, by the directions of states alone (nearest.py)."""
+
+    tokens: tuple[int, ...]
+    cosines: tuple[float, ...]  # of the state of each with the one seen
+    factors: tuple[float, ...]  # how much longer states are than theirs, where they agree but for that
+    stands_out: bool  # whether they are nearer than chance
+    num_tested: int
 
 
 @dataclass(frozen=True)
@@ -172,6 +184,9 @@ class ReadText:
     first_position: int = 0
     is_open: bool = False  # whether nothing that is seen depends on what stands before
     is_placed: bool = True  # whether what is seen of a token tells its position
+    stopped: int | None = None  # tokens after which none agreed; those behind them are the nearest ones, if any
+    nearest: NearestText | None = None  # of a text that is not proven
+    factor: float = 1.0  # of everything that was seen, taken out before it was read
 
     @property
     def num_known(self) -> int:

@@ -1,0 +1,80 @@
+"""Texts by the directions of states alone: behind defences that stop a proof, behind one factor, and in noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import unmask
+from unmask.attacks.outputs.prompts.nearest import is_beyond_chance
+from unmask.defences.table import parse_defence
+from unmask.protocols import observe_cache, observe_hidden
+from unmask.recovery import Aim, Status
+
+TEXTS = [(5, 17, 99, 17, 250, 31, 7, 8), (400, 3, 8, 21, 90, 91, 92, 93)]
+BOTH = {Aim.TOKENS, Aim.TEXTS}
+
+
+def observe(kind, model, *defences):
+    evidence = (observe_hidden if kind == "states" else observe_cache)(model, TEXTS, layer=2)
+    generator = torch.Generator().manual_seed(0)
+    for text in defences:
+        evidence = parse_defence(text)(evidence, generator)
+    return evidence
+
+
+@pytest.mark.parametrize("kind", ["states", "cache"])
+@pytest.mark.parametrize("defences", [["clip:norm=1"], ["clip:norm=1", "int8"], ["int8", "clip:norm=1"]], ids=str)
+def test_one_factor_of_everything_hides_nothing(tiny_llama, kind, defences):
+    recovery = unmask.recover_text(observe(kind, tiny_llama, *defences), tiny_llama)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+    assert {text.tokens for text in recovery.value.certain} == set(TEXTS)
+    assert "one factor, which was taken out" in recovery.reason
+    assert "divided by one number" in recovery.certificate.claim
+    assert recovery.looked_for == BOTH
+
+
+def test_a_factor_of_its_own_at_each_row_is_read_and_proves_nothing(tiny_llama):
+    """Certificates are about one number for all rows."""
+    evidence = observe("states", tiny_llama)
+    factors = 0.1 + torch.rand(evidence.mask.shape, generator=torch.Generator().manual_seed(1))
+    recovery = unmask.recover_text(replace(evidence, states=evidence.states * factors[..., None]), tiny_llama)
+    assert not recovery.value.certain
+    assert {text.tokens for text in recovery.value.texts} == set(TEXTS)
+    assert not recovery.looked_for
+
+
+@pytest.mark.parametrize("kind", ["states", "cache"])
+@pytest.mark.parametrize("defences", [["topk:share=0.9"], ["random:share=0.97"], ["clip:norm=1", "noise:sigma=1e-3"]])
+def test_what_stops_the_proof_does_not_stop_the_reading(tiny_gpt2, kind, defences):
+    recovery = unmask.recover_text(observe(kind, tiny_gpt2, *defences), tiny_gpt2)
+    assert {text.tokens for text in recovery.value.texts} == set(TEXTS), recovery.reason
+    assert set(recovery.value.certain) <= {text for text in recovery.value.texts if text.tokens in TEXTS}
+    assert recovery.status is Status.RECOVERED or not recovery.looked_for
+
+
+@pytest.mark.parametrize("kind", ["states", "cache"])
+def test_noise_that_drowns_everything_leaves_nothing_to_look_for(tiny_llama, kind):
+    """The negative control: a signal that is heard is not called drowned."""
+    drowned = unmask.recover_text(observe(kind, tiny_llama, "noise:sigma=1000"), tiny_llama)
+    assert drowned.status is Status.NOTHING_FOUND
+    assert drowned.looked_for == BOTH
+    assert "no token's state is nearer than chance has it" in drowned.reason
+    heard = unmask.recover_text(observe(kind, tiny_llama, "noise:sigma=0.3,relative=true"), tiny_llama)
+    assert heard.status is Status.RECOVERED or not heard.looked_for
+
+
+@pytest.mark.parametrize(("width", "vocabulary", "length"), [(16, 60, 4), (32, 500, 8), (384, 2_000, 12), (32, 500, 1)])
+def test_noise_is_seldom_beyond_chance_and_a_signal_is(width, vocabulary, length):
+    generator = torch.Generator().manual_seed(width)
+    tokens = torch.nn.functional.normalize(torch.randn(vocabulary, width, generator=generator), dim=1)
+
+    def nearest(share: float) -> list[float]:
+        noise = torch.nn.functional.normalize(torch.randn(length, width, generator=generator), dim=1)
+        rows = torch.nn.functional.normalize(share * tokens[:length] + (1 - share) * noise, dim=1)
+        return (rows @ tokens.T).amax(1).tolist()
+
+    assert sum(is_beyond_chance(nearest(0.0), width, vocabulary) for _ in range(50)) <= 1
+    assert all(is_beyond_chance(nearest(0.8), width, vocabulary) for _ in range(50))
