@@ -7,6 +7,7 @@ gradients  updates of tiny decoders: hard batches × tasks × protocols × defen
 encoders   the same of tiny BERT models, and of MiniLM where it is installed
 federations  what LLM federations send: LoRA, AdamW, local steps, few digits, noise
 states     hidden states of both
+defended   states and caches behind random chains of defences: no gate is held over a leak
 controls   evidence whose signal was destroyed: nothing may be certain
 files      damaged files of evidence: refused with a sentence, or read
 oracles    functions that are no attention layers: never taken for one
@@ -44,6 +45,7 @@ RUNS = {
     "encoders": 1_000,
     "federations": 2_000,
     "states": 1_000,
+    "defended": 1_000,
     "controls": 1_000,
     "files": 1_000,
     "oracles": 200,

@@ -181,7 +181,7 @@ def test_a_run_follows_from_its_part_and_seed(soak):
 
 
 def test_the_printed_lines_reproduce_a_run(soak, capsys):
-    for name in ("gradients", "states", "controls", "oracles"):
+    for name in ("gradients", "states", "defended", "controls", "oracles"):
         part = soak.parts.PARTS[name]
         exec(part.reproduce(part.draw(0)), {})
         assert "\n  cost " in capsys.readouterr().out
@@ -209,10 +209,19 @@ def test_damage_is_done_where_the_recipe_says(soak):
 # ---- a slice of the campaign; `make soak` runs all of it
 
 KILLS = pytest.param("kills", marks=pytest.mark.slow)
-SLICE = {"gradients": 8, "encoders": 2, "states": 5, "controls": 4, "files": 10, "oracles": 5, "kills": 1}
+SLICE = {
+    "gradients": 8,
+    "encoders": 2,
+    "states": 5,
+    "defended": 8,
+    "controls": 4,
+    "files": 10,
+    "oracles": 5,
+    "kills": 1,
+}
 
 
-@pytest.mark.parametrize("name", ["gradients", "encoders", "states", "controls", "files", "oracles", KILLS])
+@pytest.mark.parametrize("name", ["gradients", "encoders", "states", "defended", "controls", "files", "oracles", KILLS])
 def test_nothing_certain_is_false_and_nothing_crashes(soak, name):
     part, tally = soak.parts.PARTS[name], soak.runner.Tally(name)
     for seed in range(SLICE[name]):
