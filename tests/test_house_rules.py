@@ -28,6 +28,7 @@ LAYERS = (
         "arguments",
         "whole_files",
         "safe_text",
+        "progress",
         "displays",
         "specs",
         "recovery",

@@ -128,11 +128,17 @@ class Recovery(Displayed, Generic[Value]):
         incomplete = {search.aim for search in self.searches if search.stopped or search.unconfirmed}
         return frozenset(search.aim for search in self.searches) - incomplete
 
+    @property
+    def unproven(self) -> str:
+        """What it means that the certificate does not hold."""
+        is_open = any(text.ambiguities for text in getattr(self.value, "texts", ()))
+        return "no text is certain while that is open" if is_open else "nothing of this is proven"
+
     def display_rows(self) -> tuple[Row, Sequence[Row]]:
         """The status with its reason; texts or other values; the proof and the cost."""
         rows = self.value.display_rows() if isinstance(self.value, RecoveredTexts) else [("value", repr(self.value))]
         proof = f"{self.certificate.residual:.1e} of at most {self.certificate.tolerance:.1e}: {self.certificate.claim}"
-        proof = proof if self.certificate.holds else "nothing of this is proven"
+        proof = proof if self.certificate.holds else self.unproven
         counts = {"candidates": self.cost.candidates, "forward passes": self.cost.forward_passes}
         counts["queries"] = self.cost.queries
         used = ", ".join([f"{self.cost.seconds:.1f} s", *(f"{n:,} {name}" for name, n in counts.items() if n)])

@@ -24,7 +24,6 @@ from tests.contracts.watched import Answering, WatchedEvidence, WatchedLogits, W
 from tests.tiny_models import VOCAB, WIDTH
 from torch import Tensor
 
-from unmask.attacks.run import Progress, silent
 from unmask.attacks.table import ATTACKS
 from unmask.evidence import AttentionEvidence, AttentionStackEvidence, GradientEvidence, HiddenEvidence
 from unmask.evidence.ledger import Ledger
@@ -33,6 +32,7 @@ from unmask.evidence.oracles import question_keys
 from unmask.evidence.samples import SampleEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.models import Model
+from unmask.progress import Progress, silent, tell, watched_by
 from unmask.protocols import observe_cache, observe_gradients, observe_hidden, observe_lora, observe_vectors
 from unmask.recovery import Recovery, Status
 from unmask.scores.weights import score_heads, score_up_to_linear_map
@@ -58,7 +58,8 @@ class Recipe:
 
     def run(self, evidence: Any, progress: Progress = silent, **settings: Any) -> Recovery[Any]:
         """What the attack makes of evidence; `settings` come before the recipe's."""
-        return replace(self.attack, **settings)(evidence, progress=progress)
+        with watched_by(progress):
+            return replace(self.attack, **settings)(evidence, progress=tell)
 
     def observe(self, path: Path | None = None) -> Any:
         """Evidence, the same each time; answers are kept in a ledger at `path`, if they are answers."""
@@ -130,7 +131,8 @@ class Texts(Recipe):
         return {token for text in self.secret for token in text[: -1 if self.seen == NEXT else None]}
 
     def run(self, evidence: Any, progress: Progress = silent, **settings: Any) -> Recovery[Any]:
-        return replace(self.attack, **settings)(evidence, self.model, progress)
+        with watched_by(progress):
+            return replace(self.attack, **settings)(evidence, self.model, tell)
 
     def observe(self, path: Path | None = None) -> Any:
         return self.observe_on(self.model)

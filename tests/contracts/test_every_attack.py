@@ -21,12 +21,14 @@ from tests.contracts.recipes import RECIPES, Logits, Recipe, Texts, Weights, cla
 from tests.contracts.replay import pack_recovery
 from tests.contracts.watched import WatchedEvidence, touched
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from unmask.attacks.table import ATTACKS
 from unmask.audit.findings.gates import Ruling, parse_gate
 from unmask.channels import CHANNELS
 from unmask.evidence import GradientEvidence
 from unmask.linalg.heads import HeadWeights
+from unmask.progress import Pace
 from unmask.recovery import Aim, Recovery, Status
 from unmask.scores.weights import score_heads
 
@@ -175,14 +177,64 @@ def test_evidence_model_and_global_generator_are_left_alone(case):
         assert all(torch.equal(tensor, kept) for tensor, kept in case.evidence.asked)
 
 
-def test_it_ends_the_same_again_and_tells_its_progress_to_whoever_watches(case):
-    told = []
-    again = case.recipe.run(case.recipe.observe(), lambda *news: told.append(news))
+class WorkClock(TorchFunctionMode):
+    """A clock that goes on with each call of torch, and notes what is told, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.told, self.unknown = 0, [], 0
+        self.pace = Pace(lambda: self.now)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.now += 1
+        self.unknown += self.now > FEW and self.pace.seconds_left is None
+        return func(*args, **(kwargs or {}))
+
+    def hear(self, step: str, done: int, total: int) -> None:
+        self.pace(step, done, total)
+        self.told.append((self.now, step, done, total))
+
+    def faults(self) -> list[str]:
+        """Times at which whoever watches does not learn what is done, or for the most part how long it will take."""
+        times = [0, *(now for now, *_ in self.told), self.now]
+        steps = ["the start", *(step for _, step, *_ in self.told)]
+        gaps = zip(times, times[1:], steps, strict=False)
+        faults = [f"{end - begin} calls after '{step}'" for begin, end, step in gaps if end - begin > FEW]
+        if self.unknown > MOSTLY * self.now:
+            faults.append(f"the time that is left is not known for {self.unknown} of {self.now} calls")
+        return faults
+
+
+FEW = 10_000  # calls of torch, with a tiny model: some seconds at a usual model's size
+MOSTLY = 0.5
+
+
+def test_it_ends_the_same_again_and_tells_what_it_does_and_how_long_that_takes(case):
+    evidence, clock = case.recipe.observe(), WorkClock()
+    with clock:
+        again = case.recipe.run(evidence, clock.hear)
     assert pack_recovery(again) == pack_recovery(case.recovery)
-    assert told
-    for stage, done, total in told:
-        assert stage.strip()
-        assert 0 <= done <= total, (stage, done, total)
+    assert clock.told
+    for _, step, done, total in clock.told:
+        assert step.strip()
+        assert 0 <= done <= total, (step, done, total)
+    assert not clock.faults()
+
+
+def test_an_attack_that_falls_silent_is_noticed():
+    """The control: the same work, told at its begin alone, or without a number."""
+
+    def work(clock: WorkClock, tell_of: Callable[[int], None]) -> list[str]:
+        with clock:
+            for done in range(3 * FEW):
+                tell_of(done)
+                torch.ones(1) + 1
+        return clock.faults()
+
+    heard, silent_one, vague = WorkClock(), WorkClock(), WorkClock()
+    assert not work(heard, lambda done: heard.hear("reading texts", done, 3 * FEW))
+    assert "after 'reading texts'" in work(silent_one, lambda done: done or silent_one.hear("reading texts", 0, 9))[0]
+    assert "is not known" in work(vague, lambda done: vague.hear("reading texts", 0, 1))[0]
 
 
 # ---- gates: what counts as looked for

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import transformers
@@ -9,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tiny_models import NUM_POSITIONS, VOCAB, bert_config, random_model, word_tokenizer
 
+import unmask
 from unmask.attacks.recover import recover_text
+from unmask.cli.words import say_as_options
 from unmask.errors import InputError
 from unmask.models import adapt
 from unmask.protocols import observe_gradients
-from unmask.protocols.batch import Batch, TruncationWarning, make_batch
+from unmask.protocols.batch import Batch, TruncationWarning, least_bytes, make_batch
 
 quick = settings(deadline=None, max_examples=50)
 texts = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10), min_size=1, max_size=5)
@@ -284,3 +288,20 @@ def test_a_list_of_strings_is_no_text(minilm):
 def test_tokens_of_pairs_outside_the_vocabulary_are_refused(tiny_bert):
     with pytest.raises(InputError, match="token ids must lie in"):
         make_batch(tiny_bert, [([1, 2], [VOCAB])])
+
+
+@pytest.mark.parametrize("observe", [unmask.observe_gradients, unmask.observe_fedavg, unmask.observe_hidden])
+def test_texts_that_do_not_fit_into_memory_are_refused_before_they_run(tiny_llama, monkeypatch, observe):
+    """The control: with the memory that there is, and as long as the sentence says, they run."""
+    text = list(range(5, 5 + 60))
+    observe(tiny_llama, [text])
+    monkeypatch.setenv("UNMASK_MEMORY_GB", str(least_bytes(tiny_llama, 1, 60, backward=False) / 2e9))
+    with monkeypatch.context() as never:
+        never.setattr(type(tiny_llama.hf), "forward", None)
+        with pytest.raises(InputError, match="max_length must be lower here: 1 text of 60 tokens") as why:
+            observe(tiny_llama, [text])
+    length = int(re.search(r"try max_length=(\d+)", str(why.value))[1])
+    assert 1 < length < 60
+    assert "--max-length must be lower here" in say_as_options(str(why.value))
+    assert f"try --max-length {length}" in say_as_options(str(why.value))
+    observe(tiny_llama, [text[:length]])

@@ -73,7 +73,7 @@ def test_the_table_counts_outcomes_by_model():
 def test_the_attack_that_runs_is_followed():
     table = AuditTable(Work((Case(spec()),), ()))
     table.report("token filter", 3, 10)
-    assert "token filter: 3 of 10" in rendered(table)
+    assert "token filter: 30%" in rendered(table)
     table.report("solving", 0, 0)
     assert "solving" in rendered(table)
 

@@ -12,6 +12,7 @@ import torch
 
 from unmask import terminal
 from unmask.attacks.recover import recover_text
+from unmask.cli.words import describe_in_options
 from unmask.evidence import GradientEvidence
 from unmask.models.catalog import list_models
 from unmask.protocols import observe_gradients
@@ -74,6 +75,22 @@ def test_what_stays_open_is_shown_under_the_text(model, capsys, monkeypatch):
     assert "it may occur more often" in out
     assert "another text: it may occur" not in out
     assert any(line.startswith("best effort") and "guess" in line for line in lines)
+
+
+def test_what_is_open_of_all_texts_is_said_once_with_what_would_close_it(tiny_llama, capsys, monkeypatch):
+    """The control: with the number of texts stated, and that all tokens are predicted, nothing is open."""
+    monkeypatch.setenv("COLUMNS", "400")
+    evidence = observe_gradients(tiny_llama, [[5, 6, 7, 8], [9, 10, 11], [12, 13]], task="next_token")
+    unstated = replace(evidence, num_texts=None, all_tokens_predicted=None)
+    recovery = describe_in_options(recover_text(unstated, tiny_llama))
+    assert recovery.status is Status.PARTIAL
+    terminal.print_text_recovery(recovery, tiny_llama, json=False)
+    out = capsys.readouterr().out
+    for said in ("--num-texts", "--all-tokens-predicted", "run again on all of them, sends this update"):
+        assert out.count(said) == 1, said
+    assert "nothing of this is proven" not in out
+    closed = recover_text(replace(evidence, num_texts=3, all_tokens_predicted=True), tiny_llama)
+    assert closed.status is Status.RECOVERED
 
 
 def test_a_part_of_a_text_is_called_one(model, capsys, monkeypatch):
@@ -143,16 +160,6 @@ def test_a_certificate_that_does_not_hold_is_not_shown_as_one(model, capsys, res
     assert shown in out
     assert "inf" not in out
     assert ("a claim" in repr(recovery)) == (residual < 1)
-
-
-def test_where_nobody_sees_a_bar_a_line_is_written_from_time_to_time(capsys, monkeypatch):
-    clock = iter([0.0, 1.0, 31.0, 31.0, 32.0])
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
-    with terminal.progress_bar() as report:
-        report("fitting the model", 1, 9)
-        report("fitting the model", 2, 9)
-        report("reading texts", 3, 9)
-    assert capsys.readouterr().err == "fitting the model: 2 of 9\n"
 
 
 def test_the_command_that_installs_a_model_is_shown_whole(capsys, monkeypatch):

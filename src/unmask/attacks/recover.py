@@ -26,7 +26,6 @@ from unmask.attacks.queries.one_head.signs import MembershipAttack
 from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.attacks.queries.profile import OracleProfile, probe_oracle
 from unmask.attacks.queries.query_run import QueryRun
-from unmask.attacks.run import Progress, silent
 from unmask.attacks.table import DEFAULT, Attack, Secret, parse_attack
 from unmask.errors import InputError
 from unmask.evidence.caches import CacheEvidence
@@ -43,6 +42,7 @@ from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.load import require_model
 from unmask.models.pooling import prefix_tokens
+from unmask.progress import Progress, shown_unless_watched, tell
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
 TextEvidence = GradientEvidence | HiddenEvidence | CacheEvidence | VectorEvidence
@@ -66,7 +66,7 @@ def recover_text(
     *,
     attack: AttackChoice = None,
     known_beginning: str | Sequence[int] | None = None,
-    progress: Progress = silent,
+    progress: Progress | None = None,
     effort: int = 1,
     seed: int = 0,
 ) -> Recovery[RecoveredTexts]:
@@ -76,7 +76,8 @@ def recover_text(
     name of the table of attacks, with settings if it has any ('dager:rank_margin=0'), or an attack; by default the
     one that fits. `known_beginning`: what every text begins with, text or token ids (a chat template, a system
     prompt), where states or caches of decoders, or vectors, are read. `effort`: so many times as many attempts,
-    while texts are missing, where updates of encoders, or vectors, are read.
+    while texts are missing, where updates of encoders, or vectors, are read. `progress` is told each step; by default
+    steps are shown on standard error from the third second on (`silent`, or UNMASK_QUIET=1: never).
     """
     if isinstance(model, EncoderDecoder):
         return _recover_pairs(evidence, model, attack, progress, seed)
@@ -94,7 +95,8 @@ def recover_text(
     secrets = Secret.TEXTS, Secret.TOKENS
     run = _choose(attack, usual, channel, *secrets, causal=model.causal, seed=seed, effort=effort)
     evidence.check(model)
-    return run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), progress)
+    with shown_unless_watched(progress):
+        return run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), tell)
 
 
 def _with_beginning(evidence: TextEvidence, model: Model, beginning: str | Sequence[int]) -> TextEvidence:
@@ -116,7 +118,7 @@ def _with_beginning(evidence: TextEvidence, model: Model, beginning: str | Seque
 
 
 def _recover_pairs(
-    evidence: TextEvidence, model: EncoderDecoder, attack: AttackChoice, progress: Progress, seed: int
+    evidence: TextEvidence, model: EncoderDecoder, attack: AttackChoice, progress: Progress | None, seed: int
 ) -> Recovery[RecoveredTexts]:
     """Pairs of texts, from an update of an encoder–decoder."""
     if not isinstance(evidence, GradientEvidence):
@@ -125,7 +127,8 @@ def _recover_pairs(
         raise InputError(f"an update of an encoder–decoder is read by the attack 'pairs', got {attack!r}")
     evidence.check(model)
     run = attack if callable(attack) else PairAttack(seed=seed)
-    return run(evidence.to(model.device), model, progress)
+    with shown_unless_watched(progress):
+        return run(evidence.to(model.device), model, tell)
 
 
 def choose_attack(evidence: TextEvidence, model: Model) -> str:
@@ -160,7 +163,7 @@ def recover_inputs(
     evidence: AttentionEvidence | AttentionStackEvidence,
     *,
     attack: AttackChoice = None,
-    progress: Progress = silent,
+    progress: Progress | None = None,
     seed: int = 0,
 ) -> Recovery[Preimages]:
     """All inputs X that a layer, or a stack of layers, may have had: softmax(scale·X W Xᵀ)·X·V = output.
@@ -177,7 +180,8 @@ def recover_inputs(
     if is_stack and not (attack in (None, DEFAULT) or callable(attack) or str(attack).startswith(_STACK)):
         raise InputError(f"a stack of layers is read by the attack '{_STACK}', got {attack!r}")
     run = _choose(attack, _STACK if is_stack else "attention", "inputs", Secret.INPUTS, seed=seed)
-    recovery: Recovery[Preimages] = run(evidence, progress)
+    with shown_unless_watched(progress):
+        recovery: Recovery[Preimages] = run(evidence, tell)
     return recovery
 
 
@@ -190,7 +194,7 @@ def recover_weights(
     max_norm: float | None = None,
     subspaces: Sequence[Any] | None = None,
     attack: AttackChoice = None,
-    progress: Progress = silent,
+    progress: Progress | None = None,
     seed: int = 0,
 ) -> Recovery[Any]:
     """The heads of an attention layer that may only be asked: `recovery.value.W` (H, d, d), `.v` (H, d).
@@ -208,7 +212,8 @@ def recover_weights(
     """
     if isinstance(oracle, SampleEvidence):
         chosen = _choose(attack, "samples", "queries", Secret.HEADS, seed=seed)
-        return chosen(oracle, progress)
+        with shown_unless_watched(progress):
+            return chosen(oracle, tell)
     if width is None:
         raise InputError("width, the numbers of a token, must be given where an oracle is asked")
     if subspaces is not None:
@@ -228,7 +233,7 @@ def recover_from_answers(
     *,
     profile: OracleProfile | None = None,
     attack: AttackChoice = None,
-    progress: Progress = silent,
+    progress: Progress | None = None,
     seed: int = 0,
 ) -> Recovery[Any]:
     """The same, of evidence; with a `profile` if the oracle was probed before.
@@ -240,53 +245,60 @@ def recover_from_answers(
     tokens, up to three by repeated tokens. Where the ledger was used before, a few new questions tell whether it is
     still the same layer.
     """
+    with shown_unless_watched(progress):
+        return _recover_from_answers(evidence, profile, attack, seed)
+
+
+def _recover_from_answers(
+    evidence: OracleEvidence, profile: OracleProfile | None, attack: AttackChoice, seed: int
+) -> Recovery[Any]:
     before, is_resumed = evidence.ledger.num_asked - (profile.num_queries if profile else 0), evidence.ledger.was_used
     if attack not in (None, DEFAULT):
         chosen = _choose(attack, DEFAULT, "queries", Secret.HEADS, Secret.NETWORK, seed=seed)
-        found: Recovery[Any] = chosen(evidence, progress)
+        found: Recovery[Any] = chosen(evidence, tell)
         if is_resumed and found.status is Status.RECOVERED:
             found = _ask_again(evidence, probe_oracle(evidence, torch.Generator().manual_seed(seed)), found)
             found = replace(found, cost=replace(found.cost, queries=evidence.ledger.num_asked - before))
         return found
-    run = QueryRun(seed, progress, evidence=evidence)
+    run = QueryRun(seed, tell, evidence=evidence)
     try:
         profile = profile or probe_oracle(evidence, torch.Generator().manual_seed(seed))
     except BudgetSpent as ending:
         reason = f"The budget ended while the oracle was probed: {ending}."
         return refuse(run, Status.BUDGET_EXHAUSTED, reason)
-    recovery = _ask_by_profile(evidence, profile, progress, seed)
+    recovery = _ask_by_profile(evidence, profile, seed)
     if is_resumed and recovery.status is Status.RECOVERED:
         recovery = _ask_again(evidence, profile, recovery)
     cost = replace(recovery.cost, queries=evidence.ledger.num_asked - before)  # those of attacks that failed included
     return replace(recovery, cost=cost)
 
 
-def _ask_by_profile(evidence: OracleEvidence, profile: OracleProfile, progress: Progress, seed: int) -> Recovery[Any]:
+def _ask_by_profile(evidence: OracleEvidence, profile: OracleProfile, seed: int) -> Recovery[Any]:
     """The recovery of the attack that fits."""
     if profile.signs_only:
-        return MembershipAttack(seed=seed)(evidence, progress)
+        return MembershipAttack(seed=seed)(evidence, tell)
     if profile.is_linear and not profile.is_odd:
-        return _ask_for_network(evidence, profile, progress, seed)
+        return _ask_for_network(evidence, profile, seed)
     if profile.num_outputs:
-        return VectorHeadsAttack(seed=seed)(evidence, progress, profile)
+        return VectorHeadsAttack(seed=seed)(evidence, tell, profile)
     one_head = NoisyAttack(seed=seed) if profile.absolute_error else SingleHeadAttack(seed)
     if evidence.width == 1:
-        return one_head(evidence, progress)
-    recovery = MultiHeadAttack(seed=seed)(evidence, progress, profile)
+        return one_head(evidence, tell)
+    recovery = MultiHeadAttack(seed=seed)(evidence, tell, profile)
     if recovery.status is not Status.NOTHING_FOUND:
         return recovery
     few = () if profile.max_norm == float("inf") else (one_head,)
     for attack in (*few, CircleHeadsAttack(seed=seed), *(RepetitionAttack(seed=seed) for _ in few)):
-        recovery = attack(evidence, progress)
+        recovery = attack(evidence, tell)
         if recovery.status.conclusive or recovery.status is Status.BUDGET_EXHAUSTED:
             break
     return recovery
 
 
-def _ask_for_network(evidence: OracleEvidence, profile: OracleProfile, progress: Progress, seed: int) -> Recovery[Any]:
+def _ask_for_network(evidence: OracleEvidence, profile: OracleProfile, seed: int) -> Recovery[Any]:
     """One head with a network behind it, or several."""
     for many_heads in (False, True):
-        recovery = TransformerAttack(many_heads, seed=seed)(evidence, progress, profile)
+        recovery = TransformerAttack(many_heads, seed=seed)(evidence, tell, profile)
         if recovery.status is not Status.NOTHING_FOUND:
             break
     return recovery if recovery.status.conclusive else replace(recovery, value=no_heads(evidence))

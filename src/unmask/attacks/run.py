@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from unmask.progress import Progress as Progress
+from unmask.progress import silent as silent
 from unmask.recovery import Cost
-
-# How an attack tells how far it is: the stage in words, steps done, steps in all as far as known.
-Progress = Callable[[str, int, int], None]
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    """The progress of an attack that nobody watches."""
 
 
 @dataclass

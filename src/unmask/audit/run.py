@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from unmask.attacks.run import silent
 from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.folder import audit_of, lock_folder
 from unmask.audit.findings.verdict import Verdict, reach_verdict
 from unmask.audit.plan import Plan, load_plan
 from unmask.audit.running.engines import EngineSettings, engine_of, local_device
 from unmask.audit.running.runner import Shard, Work, outline, prepare, run_cases
+from unmask.progress import silent
 
 
 class Watcher(Protocol):

@@ -111,14 +111,15 @@ def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int 
     """Run single cases again and compare; nothing is written, so that findings stay as they were."""
     from unmask.audit.findings.folder import MANIFEST, read_findings, read_manifest
     from unmask.audit.running.engines import EngineSettings, run_local
-    from unmask.terminal import print_json, progress_bar, suppress_broken_pipe
+    from unmask.progress import shown_progress
+    from unmask.terminal import print_json, suppress_broken_pipe
 
     wanted = [case for case in plan.cases if any(case.id.startswith(start) for start in starts)]
     if not wanted:
         raise InputError(f"no case of the plan has an id that starts with {' or '.join(starts)}; see --dry-run")
     kept, _ = read_findings(out)
     before_this = read_manifest(out) if (out / MANIFEST).exists() else {}
-    with progress_bar() as progress:  # the last digits depend on the threads, so they are those of the findings
+    with shown_progress() as progress:  # the last digits depend on the threads, so they are those of the findings
         settings = EngineSettings(plan.data, device, threads or int(before_this.get("threads", 1)), progress)
         found = list(run_local(wanted, settings))
     rows = []

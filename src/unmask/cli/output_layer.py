@@ -46,16 +46,17 @@ def recover_output_layer_command(
     from unmask.evidence.logits import LogitEvidence
     from unmask.integrations.openai import connect
     from unmask.integrations.openai.client import OpenAIClient
-    from unmask.terminal import progress_bar, working
+    from unmask.progress import shown_unless_watched, tell
+    from unmask.terminal import working
 
     if out is not None and not out.parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.parent}; create it before paying for answers")
     with working("probing the server"):
         oracle = connect(OpenAIClient(server, model, chat, api_key_env))
     evidence = LogitEvidence(oracle, Ledger(ledger, budget=budget, about=oracle.name))
-    with progress_bar() as progress:
+    with shown_unless_watched(None):
         attack = OutputLayerAttack(tokens, max_prompts, first_prompts=min(64, max_prompts), seed=seed)
-        recovery = attack(evidence, progress)
+        recovery = attack(evidence, tell)
     evidence.ledger.close()
     if out is not None:
         _write(recovery, out)

@@ -65,15 +65,12 @@ def recover_text_command(
     """
     from unmask.attacks.recover import recover_text
     from unmask.evidence import load_evidence
-    from unmask.terminal import print_text_recovery, progress_bar, working
+    from unmask.terminal import print_text_recovery, working
 
     seen, beginning = load_evidence(evidence), read_option(known_beginning)
     with working("loading the model"):
         loaded = load(model, DtypeName.float32, device)
-    with progress_bar() as progress:
-        recovery = recover_text(
-            seen, loaded, attack=attack, known_beginning=beginning, progress=progress, effort=effort, seed=seed
-        )
+    recovery = recover_text(seen, loaded, attack=attack, known_beginning=beginning, effort=effort, seed=seed)
     print_text_recovery(describe_in_options(recovery), loaded, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
 
@@ -96,7 +93,7 @@ def recover_inputs_command(
     """
     from unmask.attacks.recover import recover_inputs
     from unmask.evidence import AttentionEvidence, AttentionStackEvidence, load_evidence
-    from unmask.terminal import print_inputs_recovery, progress_bar, write_preimages
+    from unmask.terminal import print_inputs_recovery, write_preimages
 
     refuse_unprintable(attack)
     seen = load_evidence(evidence)
@@ -105,8 +102,7 @@ def recover_inputs_command(
             f"{evidence} contains {type(seen).__name__}, but inputs are recovered from AttentionEvidence; use "
             "`unmask recover text` for gradients and hidden states"
         )
-    with progress_bar() as progress:
-        recovery = recover_inputs(seen, attack=attack, progress=progress, seed=seed)
+    recovery = recover_inputs(seen, attack=attack, seed=seed)
     if out is not None:
         write_preimages(recovery, out)
     print_inputs_recovery(recovery, out, json)

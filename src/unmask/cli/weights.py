@@ -61,7 +61,7 @@ def recover_weights_command(
     from unmask.attacks.table import DEFAULT
     from unmask.evidence.oracles import OracleEvidence
     from unmask.integrations.http import HttpOracle
-    from unmask.terminal import note, progress_bar, working
+    from unmask.terminal import note, working
     from unmask.terminal.weights import print_oracle_profile, print_weights_recovery, write_weights
 
     refuse_unprintable(attack)
@@ -79,8 +79,7 @@ def recover_weights_command(
             note(f"answers are saved in {path} (--ledger: another file; --no-ledger: do not save)")
         if profile is not None and not json:
             print_oracle_profile(profile)
-        with progress_bar() as progress:
-            recovery = recover_from_answers(evidence, profile=profile, attack=attack, progress=progress, seed=seed)
+        recovery = recover_from_answers(evidence, profile=profile, attack=attack, seed=seed)
     written = write_weights(recovery, service.name, out) if out is not None else None
     print_weights_recovery(recovery, profile, book, written, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)

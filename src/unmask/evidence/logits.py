@@ -18,6 +18,7 @@ from unmask.errors import InputError, UnmaskError
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.oracles import Refused
 from unmask.evidence.tensors import as_floats
+from unmask.progress import tell_detail
 
 Prompt = tuple[int, ...] | str  # token ids, or text where a service takes nothing else
 Values = Float[Tensor, "b t"]  # of the tokens asked for; NaN: not shown
@@ -140,6 +141,8 @@ class LogitEvidence(DisplayedFields):
         """Values in float64, NaN where a token is not shown. The same question is paid for once."""
         if len({len(question.tokens) for question in questions}) > 1:
             raise InputError("questions that are asked together must be about the same number of tokens")
+
+        tell_detail("asking the service")
 
         def ask(places: Sequence[int]) -> Iterator[tuple[list[int], np.ndarray]]:
             for within, values in self.oracle.pieces([questions[place] for place in places]):

@@ -16,6 +16,7 @@ from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError, InputError, UnmaskError
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.tensors import as_tensor
+from unmask.progress import tell_detail
 
 Sequences = Float[Tensor, "b n d"]
 Answers = Float[Tensor, "b *p"]
@@ -112,6 +113,8 @@ class OracleEvidence(DisplayedFields):
         sequences = sequences.detach().double()
         if sequences.ndim != 3 or sequences.shape[2] != self.width:
             raise InputError(f"sequences must be (batch, length, {self.width}), got {tuple(sequences.shape)}")
+
+        tell_detail("asking the oracle")
 
         def ask(places: list[int]) -> Iterator[tuple[list[int], np.ndarray]]:
             for within, answers in self.oracle.pieces(sequences[places]):

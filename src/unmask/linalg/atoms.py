@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.progress import tell
 from unmask.shapes import Basis
 
 # Of an atom's squared norm: what is left outside of the chosen ones must be more, or its direction is rounding.
@@ -83,6 +84,7 @@ def explain(
     basis = joint_basis(atoms[chosen].double(), nuisance)
     seen: set[frozenset[int]] = set()
     for _ in range(_MAX_ROUNDS):
+        tell("explaining the update by tokens", min(len(chosen), most), most)
         others = dictionary_gains(atoms, scatter, basis)
         if float(others.max()) <= least:
             break

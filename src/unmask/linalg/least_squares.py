@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.progress import tell_detail
+
 Equations = Callable[[Float[Tensor, " x"]], tuple[Float[Tensor, " e"], Float[Tensor, "e x"]]]
 _LEAST_DAMPING, _MOST_DAMPING = 1e-14, 1e6
 
@@ -49,6 +51,7 @@ def polish_equations(
     residual, J = equations(x)
     value = float(residual.norm())
     for _ in range(max_steps):
+        tell_detail("solving equations")
         norms = J.norm(dim=0).clamp_min(1e-300)
         rows = torch.cat([J / norms, damping**0.5 * torch.eye(len(x), dtype=J.dtype, device=J.device)])
         right = torch.cat([-residual, torch.zeros_like(x)])[:, None]

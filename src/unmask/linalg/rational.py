@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.errors import InputError
+from unmask.progress import track
 
 MOST_HEADS = 3  # a head costs two to three decades of conditioning (benchmarks/run.py queries repetition)
 # Standard deviations that noise explains: in a single row, whose noise may be larger than it is said to be, and in the
@@ -73,7 +74,7 @@ def fit_sigmoids(
     log_rho, values = rho.double().log(), values.double()
     noise = torch.as_tensor(noise, dtype=torch.float64, device=values.device).expand(len(values))
     fits = list[SigmoidFit]()
-    for num_heads in range(max_heads + 1):
+    for num_heads in track(range(max_heads + 1), "fitting sums of sigmoids"):
         parts = [
             _fit(log_rho, part, num_heads, level)
             for part, level in zip(values.split(_ROWS), noise.split(_ROWS), strict=True)

@@ -16,7 +16,6 @@ Source: measured for this project.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.linalg.sparse_posterior import SparsePosterior
+from unmask.progress import tell
 
 _ADDED, _KEPT = 5.0, 3.5  # scores
 _NEAR_BEST = 0.7  # of the best score: atoms below it wait, since the best may explain them
@@ -40,11 +40,7 @@ _HOPEFUL = 0.3  # not explained: with more, another search would end no better
 # 190 in a first round and up to 9000 in a later one. Destroyed steps leave thousands in all cases (measured).
 _EXACT, _APPROXIMATE = 3.0, 30.0
 
-Report = Callable[[int, int], None]  # turns done, turns at most
-
-
-def _silent(done: int, most: int) -> None:
-    """Nobody watches."""
+_STEP = "explaining several steps of AdamW by tokens"
 
 
 @dataclass(frozen=True)
@@ -63,11 +59,11 @@ class GrownSupport:
     is_sharp: bool
 
 
-def grow_support(posterior: SparsePosterior, num_real: int, report: Report = _silent) -> GrownSupport:
+def grow_support(posterior: SparsePosterior, num_real: int) -> GrownSupport:
     """Grow the posterior's support until it explains the steps, or does not."""
     before: frozenset[int] = frozenset()
     for search in range(_MOST_SEARCHES):
-        has_ended = _grow(posterior, num_real, search, report)
+        has_ended = _grow(posterior, num_real, search)
         scores, (margins, _) = posterior.own_scores(), posterior.compare_rivals()
         sound = ((scores > STRONG) & (margins > 0)).nonzero()[:, 0].tolist()
         strong = frozenset(posterior.chosen[place] for place in sound)
@@ -93,11 +89,11 @@ def is_sharp(posterior: SparsePosterior) -> bool:
     return posterior.misfit() < (_EXACT if posterior.steps.is_exact else _APPROXIMATE)
 
 
-def _grow(posterior: SparsePosterior, num_real: int, search: int, report: Report) -> bool:
+def _grow(posterior: SparsePosterior, num_real: int, search: int) -> bool:
     """Turns until one is the last; whether nothing more was found in the end."""
     growth = _Growth(posterior, num_real)
     for turn in range(_MOST_TURNS):
-        report(search * _MOST_TURNS + turn, _MOST_SEARCHES * _MOST_TURNS)
+        tell(_STEP, search * _MOST_TURNS + turn, _MOST_SEARCHES * _MOST_TURNS)
         if growth.take_turn(turn):
             break
     if posterior.largest_unexplained() < _HOPEFUL:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from unmask.linalg.atoms import least_gain
 from unmask.linalg.pursuit import Pursuit, orthonormal
+from unmask.progress import tell
 
 _LEAST_OUTSIDE = 1e-5  # of an atom's squared norm in a column: less is rounding
 _FRESH = 16  # atoms chosen between two computations of all products anew
@@ -107,6 +108,7 @@ class WeightedPursuit:
             is_hopeless = len(self.chosen) == _AFTER and self.rest.square().sum() > _HOPELESS * self._size
             if len(self.chosen) >= most or is_hopeless:
                 return False
+            tell("explaining the update by tokens", len(self.chosen), most)
             self._take(best)
 
     def _gains(self) -> Float[Tensor, " v"]:

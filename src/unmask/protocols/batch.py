@@ -17,6 +17,7 @@ import torch
 from unmask.arguments import require_count
 from unmask.errors import InputError
 from unmask.models.adapter import Model
+from unmask.models.mapped import free_bytes
 from unmask.shapes import MaskBatch, TokenBatch
 from unmask.wording import count_noun
 
@@ -61,6 +62,34 @@ def require_texts(texts: object) -> None:
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         seen = "one string; put it into a list" if isinstance(texts, str) else f"{type(texts).__name__}"
         raise InputError(f"texts must be a list of texts, got {seen}")
+
+
+def least_bytes(model: Model, num_texts: int, length: int, *, backward: bool) -> int:
+    """What a pass certainly holds at one time: attention of every pair of tokens, of each block if gradients follow.
+
+    With gradients also logits, their logarithms and the gradient of both, where the model predicts tokens.
+    """
+    size = torch.finfo(model.dtype).bits // 8
+    heads = getattr(model.config, "num_attention_heads", 1)
+    attention = num_texts * heads * length**2 * size * (model.num_blocks if backward else 2)
+    predicts = backward and model.unembedding is not None
+    return attention + (3 * num_texts * length * model.vocab_size * size if predicts else 0)
+
+
+def require_memory(model: Model, num_texts: int, length: int, *, backward: bool) -> None:
+    """Refuse texts that certainly do not fit into the memory that is free: the system would end the process."""
+    if model.device.type != "cpu":
+        return
+    needed, free = least_bytes(model, num_texts, length, backward=backward), free_bytes()
+    if needed <= free:
+        return
+    fits = length
+    while fits > 1 and least_bytes(model, num_texts, fits, backward=backward) > free / 2:
+        fits = fits * 3 // 4
+    raise InputError(
+        f"max_length must be lower here: {count_noun(num_texts, 'text')} of {length:,} tokens take {needed / 1e9:,.1f} "
+        f"GB of memory at least, and {free / 1e9:,.1f} GB are free; try max_length={fits}, or fewer texts at a time"
+    )
 
 
 def make_batch(

@@ -15,7 +15,7 @@ from unmask.evidence.caches import CacheEvidence
 from unmask.models.adapter import Model
 from unmask.models.caches import fill_cache, read_cache
 from unmask.models.load import require_model
-from unmask.protocols.batch import Texts, make_batch
+from unmask.protocols.batch import Texts, make_batch, require_memory
 
 Parts = Literal["both", "keys", "values"]
 PARTS: tuple[Parts, ...] = ("both", "keys", "values")
@@ -53,6 +53,7 @@ def observe_cache(
     if layer >= model.num_blocks:
         raise InputError(f"layer must lie in 0…{model.num_blocks - 1}, got {layer}")
     batch = make_batch(model, texts, max_length=max_length)
+    require_memory(model, *batch.tokens.shape, backward=False)
     length = batch.tokens.shape[1]
     if first_position >= length:
         raise InputError(f"first_position must be below {length}, the length of the longest text, got {first_position}")

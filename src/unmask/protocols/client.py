@@ -21,7 +21,7 @@ from unmask.evidence.gradients import Task
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.load import require_model
-from unmask.protocols.batch import Batch, Pair, Texts, TokenIds, is_whole, make_batch
+from unmask.protocols.batch import Batch, Pair, Texts, TokenIds, is_whole, make_batch, require_memory
 
 Pooling = Literal["last", "first", "mean"]
 _HEAD_SCALE = 0.02  # the standard deviation that transformers initialises heads with
@@ -107,7 +107,9 @@ class Client(nn.Module):
 
     def batch(self, rows: Sequence[int]) -> Batch:
         """Some of the texts, padded to the longest of them as a data loader does it."""
-        return make_batch(self.model, [self.sequences[row] for row in rows], padding_side=self.padding_side)
+        batch = make_batch(self.model, [self.sequences[row] for row in rows], padding_side=self.padding_side)
+        require_memory(self.model, *batch.tokens.shape, backward=True)
+        return batch
 
     def forward(self, batch: Batch, rows: Sequence[int]) -> Losses:
         """Losses of a batch; `rows` says which of the client's texts it holds.

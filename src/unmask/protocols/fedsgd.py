@@ -14,7 +14,7 @@ from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.inputs import no_cache, training_mode
 from unmask.models.load import require_model
-from unmask.protocols.batch import Batch, Texts, make_batch
+from unmask.protocols.batch import Batch, Texts, make_batch, require_memory
 from unmask.protocols.client import (
     Pooling,
     choose_pooling,
@@ -67,6 +67,7 @@ def observe_gradients(
     generator = torch.Generator().manual_seed(seed)
     known_head = None
     batch = make_batch(model, texts, padding_side=padding_side, max_length=max_length)
+    require_memory(model, *batch.tokens.shape, backward=True)
     with fix_seed(seed), training_mode(model.hf, train_mode):
         if task is Task.NEXT_TOKEN:
             loss = next_token_loss(model, batch)

@@ -13,7 +13,7 @@ from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.models.load import require_model
 from unmask.models.output_projection import OutputProjection
-from unmask.protocols.batch import Batch, Texts, make_batch
+from unmask.protocols.batch import Batch, Texts, make_batch, require_memory
 from unmask.shapes import States
 
 
@@ -42,6 +42,7 @@ def observe_hidden(
         allowed = f"be {last}" if site is Site.FINAL_NORM else f"lie in 0…{last}"
         raise InputError(f"layer must {allowed}, got {layer}")
     batch = make_batch(model, texts, padding_side=padding_side, max_length=max_length)
+    require_memory(model, *batch.tokens.shape, backward=False)
     states, mask = _states(model, batch, layer, site), batch.mask
     if site is Site.MEAN:
         states, mask = states.sum(1, keepdim=True) / mask.sum(1)[:, None, None], mask.any(1, keepdim=True)

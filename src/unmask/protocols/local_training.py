@@ -14,6 +14,7 @@ from torch import nn
 from unmask.arguments import require_count, require_number
 from unmask.errors import InputError
 from unmask.evidence.gradients import OPTIMIZERS
+from unmask.progress import track
 from unmask.protocols.client import Client, fix_seed
 
 _LEARNING_RATES = {"sgd": 0.01, "adamw": 5e-5}  # AdamW's is that of transformers' Trainer
@@ -69,7 +70,7 @@ class LocalTraining:
         batches = _minibatches(num_texts, size, torch.Generator().manual_seed(seed))
         with fix_seed(seed):
             client.train(train_mode)
-            for step, rows in zip(range(num_steps), batches, strict=False):
+            for step, rows in zip(track(range(num_steps), "training the client"), batches, strict=False):
                 self._step(client, rows, descent, step)
         return num_steps
 

@@ -25,6 +25,7 @@ from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.models.inputs import training_mode
 from unmask.models.record import hook_before
+from unmask.progress import track
 from unmask.protocols.gradient_sketches import GradientSketches, Sketch, seed_of
 from unmask.protocols.gradient_visits import only_trainable
 
@@ -115,7 +116,7 @@ def run_client(evidence: GradientEvidence, model: Model, texts: Sequence[tuple[i
     if not can_sketch(evidence, model) or sum(len(chunk) * len(chunk[-1]) for chunk in chunks) > _ROWS_AT_ONCE:
         return None
     client = SketchedClient(evidence, model)
-    for chunk in chunks:
+    for chunk in track(chunks, "running the client"):
         client.run(chunk)
     return client
 
@@ -144,7 +145,7 @@ def replay_sketched(
         client.send_back(labels)
         return client.update_again()
     client = SketchedClient(evidence, model)
-    for chunk in _chunks_of_one_length(inputs):
+    for chunk in track(list(_chunks_of_one_length(inputs)), "running the client"):
         client.run(chunk)
         begun = {text[:length] for text in chunk for length in _upto(text)}
         client.send_back({prefix: labels.pop(prefix) for prefix in begun & labels.keys()})

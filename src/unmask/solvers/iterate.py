@@ -14,6 +14,8 @@ from typing import Generic, Protocol, TypeVar
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.progress import tell_detail
+
 
 class Ending(Enum):
     """Why a solver stopped. The value of a member is the sentence that a user reads."""
@@ -89,6 +91,7 @@ def iterate(
     state = solver.init(problem, start)
     values = [state.value]
     for num_steps in range(max_steps):
+        tell_detail("solving equations")
         if watch is not None:
             watch(num_steps, state)
         if state.ending is not None:

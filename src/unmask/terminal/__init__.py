@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_module
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from unmask.attacks.run import Progress as Report
 from unmask.safe_text import make_safe as printable
 from unmask.safe_text import quote_word
 from unmask.wording import count_noun
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from unmask.models.catalog import ModelListing
     from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery
 
-_SECONDS_BETWEEN_LINES = 30
 _NAMED = 6  # tensors that are named before the others are counted
 
 
@@ -58,36 +54,6 @@ def working(what: str) -> Iterator[None]:
     """A spinner on standard error while something takes time."""
     with Console(stderr=True).status(what):
         yield
-
-
-@contextmanager
-def progress_bar() -> Iterator[Report]:
-    """A bar on standard error that follows an attack's own report."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _log_progress(console)
-        return
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def report(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
-
-        yield report
-
-
-def _log_progress(console: Console) -> Report:
-    """A line from time to time, where nobody sees a bar: a log that stands still for minutes looks like a hang."""
-    told = time.monotonic()
-
-    def report(stage: str, done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _SECONDS_BETWEEN_LINES:
-            told = time.monotonic()
-            console.print(Text(f"{stage}: {done:,} of {total:,}" if total else stage))
-
-    return report
 
 
 def print_models(listings: Sequence[ModelListing], json: bool) -> None:
@@ -196,7 +162,7 @@ def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: 
         table = Table("", "text", "tokens", "vector" if has_rows else "times")
         for text in recovery.value.texts:
             last = text.count if text.row is None else text.row
-            table.add_row(text.certainty, _render(text), str(len(text.tokens)), str(last))
+            table.add_row(text.certainty, _render(text, recovery.reason), str(len(text.tokens)), str(last))
         console.print(table)
     elif recovery.value.token_set:
         words = " · ".join(printable(model.decode([token])) for token in sorted(recovery.value.token_set)[:200])
@@ -204,10 +170,12 @@ def print_text_recovery(recovery: Recovery[RecoveredTexts], model: Model, json: 
     print_proof_and_cost(console, recovery)
 
 
-def _render(text: RecoveredText) -> Text:
-    """The text, and under it, dim, what it could also be."""
+def _render(text: RecoveredText, reason: str) -> Text:
+    """The text, and under it, dim, what it could also be; not again what the reason says of all texts."""
     shown = Text(printable(text.text))
     for open_point in text.ambiguities:
+        if open_point.reason in reason:
+            continue
         is_plain = open_point.kind.value in ("count", "open_beginning")
         line = open_point.reason if is_plain else f"could also be another text: {open_point.reason}"
         shown.append(f"\n{printable(line)}", style="dim")
@@ -255,7 +223,7 @@ def print_proof_and_cost(console: Console, recovery: Recovery[Any]) -> None:
         console.print(Text(f"certificate: {certificate.claim}"))
         console.print(Text(f"  {describe_numbers(certificate)}"))
     elif recovery.status.conclusive:
-        console.print(Text("no certificate: nothing of this is proven"))
+        console.print(Text(f"no certificate: {recovery.unproven}"))
     cost = recovery.cost
     work = f"{cost.queries:,} queries asked" if cost.queries else f"{cost.candidates:,} candidates tested"
     console.print(Text(f"cost: {cost.seconds:.2f} s, {work}", style="dim"))

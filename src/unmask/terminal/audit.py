@@ -22,6 +22,8 @@ from unmask.audit.cases.case_names import model_and_case
 from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.verdict import Judgement, Verdict
 from unmask.audit.running.runner import Work
+from unmask.progress import Pace, describe_seconds, shown_progress
+from unmask.progress import Progress as Report
 from unmask.report.numbers import leak, leak_in_full
 from unmask.report.page import judgements_by_finding, worst_ruling
 from unmask.report.severity import Severity
@@ -70,7 +72,7 @@ class AuditTable:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._bar = Progress(*columns, TimeElapsedColumn())
         self._task = self._bar.add_task("cases", total=len(keys), completed=len(work.done))
-        self._stage, self._started, self._num_run = "", time.monotonic(), 0
+        self._pace, self._started, self._num_run = Pace(), time.monotonic(), 0
         self._left = len(work.todo)
         for finding in work.done:
             self._counts[_key(finding.case), finding.outcome] += 1
@@ -81,11 +83,13 @@ class AuditTable:
         self._num_run += 1
         self._left -= 1
         seconds = (time.monotonic() - self._started) / self._num_run * self._left
-        self._bar.update(self._task, advance=1, description=f"about {_minutes(seconds)} left" if self._left else "done")
+        left = f"about {describe_seconds(seconds)} left" if self._left else "done"
+        self._bar.update(self._task, advance=1, description=left)
+        self._pace = Pace()
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Follow the attack that runs."""
-        self._stage = f"{stage}: {done} of {total}" if total else stage
+        self._pace(stage, done, total)
 
     def __rich__(self) -> Group:
         table = Table("channel", "model", "done", *(outcome.value for outcome in Outcome), title="audit")
@@ -96,16 +100,12 @@ class AuditTable:
             ]
             names = (Text(printable(name) or "–") for name in key)
             table.add_row(*names, f"{sum(counts)} of {total}", *cells)
-        return Group(table, self._bar, Text(printable(self._stage), style="dim"))
+        return Group(table, self._bar, Text(printable(str(self._pace)), style="dim"))
 
 
 def _key(spec: object) -> tuple[str, str]:
     assert hasattr(spec, "get")
     return str(spec.get("channel")), str(spec.get("model", ""))
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
@@ -119,7 +119,8 @@ def audit_progress(work: Work) -> Iterator[AuditTable]:
         note(f"the folder also holds {others} of another plan; its files keep them, and this verdict leaves them out")
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _LineByLine(work)
+        with shown_progress() as shown:
+            yield _LineByLine(work, shown)
         return
     table = AuditTable(work)
     with Live(table, console=console, refresh_per_second=4, transient=True):
@@ -127,7 +128,11 @@ def audit_progress(work: Work) -> Iterator[AuditTable]:
 
 
 class _LineByLine(AuditTable):
-    """The same for logs."""
+    """The same for logs, with a line for a step that takes long."""
+
+    def __init__(self, work: Work, shown: Report) -> None:
+        super().__init__(work)
+        self.report = shown  # type: ignore[method-assign]
 
     def add(self, finding: Finding) -> None:
         """One line a finding."""

@@ -11,7 +11,6 @@ import transformers
 from tests.tiny_models import bert_config, random_model
 
 import unmask
-from unmask.attacks.run import silent
 from unmask.audit.cases.case import Case
 from unmask.audit.channels import queries
 from unmask.audit.channels.queries import interrogate
@@ -32,7 +31,7 @@ def model(llama_folder: Path) -> Model:
 
 def ask(secret: str, *defences: str, model: Model | None = None, seed: int = 0) -> tuple[Recovery[Any], dict[str, Any]]:
     said = {"channel": "queries", "model": "m", "secret": secret, "defences": list(defences), "seed": seed}
-    return interrogate(Case(said | {"attack": "default"}), model, silent)
+    return interrogate(Case(said | {"attack": "default"}), model)
 
 
 SECRETS = ("random:heads=2,width=8", "attention:layer=1", "output-layer")

@@ -62,7 +62,7 @@ def test_the_attack_gets_evidence_and_model_and_nothing_else(tmp_path, bert_fold
     evidence, model = arguments
     assert isinstance(evidence, kind)
     assert isinstance(model, Model)
-    assert (options.keys(), options["attack"]) == ({"progress", "attack", "effort"}, "default")
+    assert (options.keys(), options["attack"]) == ({"attack", "effort"}, "default")
     assert not any(word in text for text in values_of(evidence) for word in " ".join(WORDS).split())
     assert "texts" not in vars(model)
 
@@ -80,7 +80,7 @@ def test_the_service_is_all_that_an_attack_on_weights_gets(monkeypatch):
     case = Case({**spec, "attack": "default"})
     assert CHANNEL_AUDITS["queries"].run(case, WorkerContext({})).outcome is Outcome.LEAK
     (options,) = calls
-    assert {name: options[name] for name in options if name != "progress"} == {
+    assert options == {
         "width": 4,
         "seed": 2,
         "attack": "default",

@@ -88,7 +88,7 @@ def test_the_attack_gets_evidence_and_model_and_nothing_else(tmp_path, bert_fold
     evidence, model = arguments
     assert isinstance(evidence, VectorEvidence)
     assert isinstance(model, Model)
-    assert (options.keys(), options["attack"]) == ({"progress", "attack", "effort"}, "default")
+    assert (options.keys(), options["attack"]) == ({"attack", "effort"}, "default")
     assert not any(word in repr(evidence) for word in " ".join(WORDS).split())
 
 

@@ -21,6 +21,7 @@ from unmask.errors import InputError
 from unmask.evidence.ledger import BudgetSpent
 from unmask.evidence.oracles import OracleEvidence, Refused
 from unmask.linalg.heads import HeadWeights
+from unmask.progress import track
 from unmask.recovery import Recovery, Status
 
 _ROUNDING = 1e-14  # of the largest |v_i|: what float64 leaves of a zero
@@ -188,7 +189,7 @@ def least_nuclear_norm(
     Z = project(X.new_zeros(X.shape[1], X.shape[1]))
     shrinkage = _SHRINKAGE * torch.linalg.matrix_norm(Z, 2)
     P = Z
-    for step in range(max_steps):
+    for step in track(range(max_steps), "solving for the least nuclear norm"):
         P = project(Z)
         left, values, right = torch.linalg.svd(2 * P - Z, full_matrices=False)
         Q = (left * (values - shrinkage).clamp_min(0)) @ right

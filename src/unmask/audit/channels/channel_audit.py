@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from unmask.attacks.run import Progress, silent
 from unmask.audit.cases.case import Case
 from unmask.audit.cases.data import DataSet
 from unmask.audit.channels.axes import Axis
@@ -26,7 +25,6 @@ class WorkerContext:
 
     data: Mapping[str, DataSet]
     device: str = "cpu"
-    progress: Progress = silent
     _loaded: dict[tuple[str, str], Model] = field(default_factory=dict)
 
     def model(self, name: str, dtype: str = "float32") -> Model:

@@ -45,7 +45,7 @@ def audit_gradients(case: Case, context: WorkerContext) -> Finding:
         seed=case["seed"],
         max_length=case.spec.get("max_length"),
     )
-    recovery = recover_case(case, seen.evidence, model, context.progress)
+    recovery = recover_case(case, seen.evidence, model)
     scores = text_result(recovery, texts, others, model, case.spec.get("max_length"))
     scores["metrics"]["cosine"] = seen.cosine
     if math.isfinite(seen.epsilon):

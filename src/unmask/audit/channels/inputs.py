@@ -33,7 +33,7 @@ def audit_inputs(case: Case, context: WorkerContext) -> Finding:
     generator = torch.Generator().manual_seed(case.seed)
     for text in case["defences"]:
         evidence = parse_defence(text)(evidence, generator)
-    recovery = recover_inputs(evidence, attack=case["attack"], progress=context.progress, seed=case["seed"])
+    recovery = recover_inputs(evidence, attack=case["attack"], seed=case["seed"])
     found = recovery.value.preimages if recovery.value is not None else ()
     score = score_inputs(found[0].X, X) if found else None
     is_found = score is not None and score.worst_row_error <= _FOUND

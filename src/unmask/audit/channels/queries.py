@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from unmask.attacks.recover import recover_weights
-from unmask.attacks.run import Progress
 from unmask.attacks.table import Attack, Secret, parse_attack
 from unmask.audit.cases.case import Case
 from unmask.audit.cases.secrets import QuerySecret, parse_secret
@@ -31,6 +30,7 @@ from unmask.linalg.heads import HeadWeights, canonical_heads
 from unmask.models.adapter import Model
 from unmask.models.heads import layer_heads
 from unmask.models.outline import Outline
+from unmask.progress import tell
 from unmask.recovery import Certificate, Cost, Recovery, Status
 from unmask.scores.weights import score_heads, score_up_to_linear_map
 
@@ -42,7 +42,7 @@ _PROMPTS_PER_WIDTH = 2.7
 def audit_queries(case: Case, context: WorkerContext) -> Finding:
     """Weights, a service that answers with them, and the weights that its answers give away."""
     model = context.model(case["model"]) if case["model"] else None
-    recovery, scores = interrogate(case, model, context.progress)
+    recovery, scores = interrogate(case, model)
     return finding_of(case, model, recovery, scores)
 
 
@@ -76,13 +76,13 @@ def find_model_fault(spec: Spec, model: Outline) -> str | None:
     return None
 
 
-def interrogate(case: Case, model: Model | None, progress: Progress) -> tuple[Recovery[Any], dict[str, Any]]:
+def interrogate(case: Case, model: Model | None) -> tuple[Recovery[Any], dict[str, Any]]:
     """Ask the service of a case until its weights are known or cannot be."""
     secret = parse_secret(case["secret"])
     defences = [_of_this_case(parse_oracle_defence(text), case) for text in case["defences"]]
     if secret.name == "output-layer":
         assert model is not None  # plans without a model are refused
-        return _output_layer(case, model, defences, progress)
+        return _output_layer(case, model, defences)
     heads = _secret_heads(secret, model, case["seed"])
     # Where waiting cuts batches, rows are computed one by one: the last digits must not depend on the clock.
     is_cut = any(defence.name == "rate" for defence in defences)
@@ -91,7 +91,7 @@ def interrogate(case: Case, model: Model | None, progress: Progress) -> tuple[Re
         oracle = defence(oracle)
     try:
         width, seed = heads.v.shape[1], case["seed"]
-        recovery = recover_weights(oracle, width=width, attack=case["attack"], progress=progress, seed=seed)
+        recovery = recover_weights(oracle, width=width, attack=case["attack"], seed=seed)
     except RateLimited:
         return _refuse("the service's limit on queries ended the attack"), _scores(0, 1.0, 0)
     true = canonical_heads(heads)
@@ -129,9 +129,7 @@ def _secret_heads(secret: QuerySecret, model: Model | None, seed: int) -> HeadWe
     return HeadWeights(W=layer.W, v=layer.v @ (readout / readout.norm()))
 
 
-def _output_layer(
-    case: Case, model: Model, defences: list[OracleDefence], progress: Progress
-) -> tuple[Recovery[Any], dict[str, Any]]:
+def _output_layer(case: Case, model: Model, defences: list[OracleDefence]) -> tuple[Recovery[Any], dict[str, Any]]:
     """A language model's service that shows logits."""
     unembedding = model.unembedding
     if unembedding is None:
@@ -149,7 +147,7 @@ def _output_layer(
     run = (parse_attack(case["attack"], "queries", Secret.OUTPUT_LAYER) or Attack("output-layer")).make(
         **fitting, seed=case["seed"]
     )
-    recovery = run(LogitEvidence(FunctionLogitOracle(shown, unembedding.shape[0], "logits")), progress)
+    recovery = run(LogitEvidence(FunctionLogitOracle(shown, unembedding.shape[0], "logits")), tell)
     found = recovery.value
     known = min(found.at_least or 0, model.width) / model.width
     if found.hidden_size is None:

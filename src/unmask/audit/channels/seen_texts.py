@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 
 from unmask.attacks.recover import TextEvidence, recover_text
-from unmask.attacks.run import Progress
 from unmask.audit.cases.case import Case
 from unmask.audit.channels.channel_audit import WorkerContext
 from unmask.audit.channels.text_scores import text_result
@@ -19,9 +18,9 @@ from unmask.recovery import RecoveredTexts, Recovery
 Observe = Callable[..., TextEvidence]  # of a model, texts and max_length
 
 
-def recover_case(case: Case, seen: TextEvidence, model: Model, progress: Progress) -> Recovery[RecoveredTexts]:
+def recover_case(case: Case, seen: TextEvidence, model: Model) -> Recovery[RecoveredTexts]:
     """The case's attack, with its effort."""
-    return recover_text(seen, model, attack=case["attack"], effort=case.spec.get("effort", 1), progress=progress)
+    return recover_text(seen, model, attack=case["attack"], effort=case.spec.get("effort", 1))
 
 
 def audit_seen_texts(
@@ -35,5 +34,5 @@ def audit_seen_texts(
     seen = observe(model, texts, max_length=max_length)
     for text in case["defences"]:
         seen = parse_defence(text)(seen, generator)
-    recovery = recover_case(case, seen, model, context.progress)
+    recovery = recover_case(case, seen, model)
     return finding_of(case, model, recovery, text_result(recovery, texts, others, model, max_length))

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.attacks.run import Progress, silent
 from unmask.audit.cases.case import Case
 from unmask.audit.cases.data import DataSet
 from unmask.audit.findings.finding import Finding
 from unmask.audit.running.worker import Worker
 from unmask.errors import InputError
+from unmask.progress import Progress, silent
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from unmask.attacks.run import Progress, silent
 from unmask.audit.cases.case import Case
 from unmask.audit.cases.data import DataSet
 from unmask.audit.channels.channel_audit import WorkerContext
@@ -16,6 +15,7 @@ from unmask.audit.channels.table import CHANNEL_AUDITS
 from unmask.audit.findings.finding import ERROR, Finding
 from unmask.audit.findings.result import Clock, error_finding, late_finding
 from unmask.audit.running.time_limit import TimeLimitError, time_limit
+from unmask.progress import Progress, silent, watched_by
 
 
 class Worker:
@@ -26,7 +26,7 @@ class Worker:
 
     def __init__(self, data: Mapping[str, DataSet], device: str, threads: int, progress: Progress = silent) -> None:
         torch.set_num_threads(threads)
-        self._context = WorkerContext(data, device, progress)
+        self._context, self._progress = WorkerContext(data, device), progress
         self._controls = Controls(self._attack)
 
     def work(self, case: Case) -> Finding:
@@ -44,7 +44,7 @@ class Worker:
         # of all cases that follow: each case starts with it on.
         torch.backends.mkldnn.set_flags(True)
         try:
-            with time_limit(case.time_limit):
+            with time_limit(case.time_limit), watched_by(self._progress):
                 return CHANNEL_AUDITS[case["channel"]].run(case, self._context)
         except TimeLimitError:
             self._context.forget_model()  # it was left in the middle of something

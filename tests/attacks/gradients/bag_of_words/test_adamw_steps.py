@@ -14,6 +14,7 @@ from unmask.attacks.gradients.bag_of_words.weight_changes import WeightChange
 from unmask.audit.cases.data import INVENTED_TEXTS
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.support_growth import GrownSupport
+from unmask.progress import watched_by
 from unmask.protocols import observe_lora
 
 RATE = 5e-5
@@ -93,7 +94,8 @@ def test_progress_is_told():
     problem, seen = make_problem(2), []
     evidence = GradientEvidence({}, "", update=Update.DELTA, optimizer="adamw", learning_rate=RATE)
     words = Vocabulary(problem.dictionary[:NUM_ATOMS])
-    find_adamw_tokens(evidence, words, make_changes(problem, 2), lambda *stage: seen.append(stage))
+    with watched_by(lambda *stage: seen.append(stage)):
+        find_adamw_tokens(evidence, words, make_changes(problem, 2))
     assert len(seen) > 2
     assert all("AdamW" in stage and 0 <= done < most for stage, done, most in seen)
 

@@ -38,7 +38,6 @@ from unmask.attacks.gradients.bag_of_words.weight_changes import (
     WeightChange,
     find_nothing,
 )
-from unmask.attacks.run import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.adam_channel import AdamSteps
 from unmask.linalg.decoys import make_decoys
@@ -60,7 +59,6 @@ _CLAIMED = 30.0
 _CONFUSED = 0.01  # by the ratio of likelihoods, of all batches: some token may be taken for another as often
 _FALSE = 0.01  # of the tokens claimed: of held-out batches 1 of 252
 _SURE = 0.75  # of the strong tokens; right ones 0.8 and more, searches among wrong ones 0.7 at most (measured)
-_STAGE = "explaining several steps of AdamW by tokens"
 _DRIFT = (
     "an adaptive optimiser (Adam) took several steps: the gradient drifts between them by more than the epsilon that "
     "tells its size, so that block 0's weights show little more than signs; and no embedding rows tell tokens"
@@ -68,9 +66,7 @@ _DRIFT = (
 
 
 @torch.no_grad()
-def find_adamw_tokens(
-    evidence: GradientEvidence, model: Model, changes: Sequence[WeightChange], progress: Progress = silent
-) -> DeltaTokens:
+def find_adamw_tokens(evidence: GradientEvidence, model: Model, changes: Sequence[WeightChange]) -> DeltaTokens:
     """Tokens behind the changes of block 0's factors A after several steps of AdamW; none of whole layers."""
     used = tuple(change.name for change in changes)
     factors = [change for change in changes if change.is_factor and change.begins_at_zero == changes[0].begins_at_zero]
@@ -84,7 +80,7 @@ def find_adamw_tokens(
     decoys = make_decoys(words, _MOST_DECOYS, torch.Generator().manual_seed(0))
     dictionary, measured, sigma = (part.to(device) for part in (torch.cat([words, decoys]), measured, sigma))
     posterior = SparsePosterior(dictionary, measured, sigma, steps, layers)
-    found = grow_support(posterior, model.vocab_size, lambda done, most: progress(_STAGE, done, most))
+    found = grow_support(posterior, model.vocab_size)
     details = {
         "adamw_misfit": found.misfit,
         "adamw_unexplained": found.unexplained,

@@ -18,7 +18,6 @@ from unmask.attacks.gradients.bag_of_words.noisy_tokens import NoisyTokens, find
 from unmask.attacks.gradients.bag_of_words.tied_rows import find_tied_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates, filter_tokens, merge_equal
 from unmask.attacks.gradients.sites import first_input_site
-from unmask.attacks.run import Progress, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.coarse import Coarseness, storage_of
 from unmask.linalg.gap import FLOAT32_FLOOR, Gap
@@ -53,7 +52,6 @@ def find_candidates(
     num_probes: int,
     min_gap_decades: float,
     generator: torch.Generator,
-    progress: Progress = silent,
 ) -> BagOfWords:
     """Tokens from embedding rows if they tell, else from the span of block 0's queries, keys and values.
 
@@ -62,7 +60,7 @@ def find_candidates(
     exact = find_exact_tokens(evidence, model, num_probes, min_gap_decades, generator)
     if exact.candidates is not None:
         return exact
-    return find_noisy_bag(evidence, model, exact, generator, progress)
+    return find_noisy_bag(evidence, model, exact, generator)
 
 
 @torch.no_grad()
@@ -106,12 +104,11 @@ def find_noisy_bag(
     model: Model,
     exact: BagOfWords,
     generator: torch.Generator,
-    progress: Progress = silent,
 ) -> BagOfWords:
     """Tokens by all tests that bear noise and optimisers; if there are none, why not."""
     found = find_noisy_tokens(evidence, model, generator)
     tied = find_tied_tokens(evidence, model)
-    steps = find_delta_tokens(evidence, model, progress)
+    steps = find_delta_tokens(evidence, model)
     used = tuple(found.noise)
     details = {
         f"{kind} of {name}": value for kind in ("noise", "signal") for name, value in getattr(found, kind).items()

@@ -26,7 +26,7 @@ def read_tokens(
 ) -> tuple[Candidates, tuple[str, ...]] | Recovery[RecoveredTexts]:
     """The tokens of a batch and the tensors that tell them; or, where no more can be read, what is claimed."""
     run.progress("reading the bag of words", 0, 1)
-    bag = find_candidates(evidence, model, num_probes, min_gap_decades, run.generator, run.progress)
+    bag = find_candidates(evidence, model, num_probes, min_gap_decades, run.generator)
     if bag.candidates is None or bag.expected_false is not None:
         return claim_bag(run, bag)
     return bag.candidates, bag.used

@@ -46,7 +46,6 @@ from unmask.attacks.gradients.bag_of_words.weight_changes import (
     last_place,
     layer_changes,
 )
-from unmask.attacks.run import Progress, silent
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.atoms import chi_square_score
 from unmask.linalg.decoys import make_decoys
@@ -84,7 +83,7 @@ class _Columns:
 
 
 @torch.no_grad()
-def find_delta_tokens(evidence: GradientEvidence, model: Model, progress: Progress = silent) -> DeltaTokens:
+def find_delta_tokens(evidence: GradientEvidence, model: Model) -> DeltaTokens:
     """Tokens from the difference of block 0's query, key and value weights, or of their adapters' factors A."""
     if evidence.update is not Update.DELTA:
         return find_nothing("the update is no difference of weights")
@@ -93,7 +92,7 @@ def find_delta_tokens(evidence: GradientEvidence, model: Model, progress: Progre
     if not columns:
         drifting = [one for one in held if is_adamw(evidence, one.delta) and one.num_gradients > 1]
         if drifting:
-            return find_adamw_tokens(evidence, model, drifting, progress)
+            return find_adamw_tokens(evidence, model, drifting)
         return find_nothing("no difference of block 0's weights tells gradients")
     values, sigma = (torch.cat([getattr(one, part) for one in columns], dim=1) for part in ("values", "sigma"))
     everyone = torch.arange(model.vocab_size, device=model.device)

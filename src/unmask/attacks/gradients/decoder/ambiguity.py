@@ -14,6 +14,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Node
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
+from unmask.progress import track
 from unmask.recovery import Ambiguity, AmbiguityKind, run_length
 
 _SAME_ROWS = 5e-2  # later rows that differ by less do not tell how long a run is
@@ -124,7 +125,9 @@ def texts_of_any_run(model: Model, endings: Sequence[TextEnding], labelled: bool
     firsts = Counter(ending.node[1][0] for ending in endings for _ in range(ending.count))
     risky = {node[1][0] for node, run in runs.items() if not labelled or (run > 1 and firsts[node[1][0]] > 1)}
     return frozenset(
-        node for node, run in runs.items() if node[1][0] in risky and _is_any_run(model, node[1], run, labelled)
+        node
+        for node, run in track(list(runs.items()), "comparing repetitions")
+        if node[1][0] in risky and _is_any_run(model, node[1], run, labelled)
     )
 
 

@@ -308,8 +308,10 @@ def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[
     if num_certain < num_found and len(problems) == 0:
         problems.append(f"the others ({num_found - num_certain}) are a best effort: the replay does not cover them")
     if problems:
-        found = count_noun(num_found, "different text")
-        return Status.PARTIAL, "; ".join([f"certain: {num_certain} of {found}", *problems])
+        known = f"certain: {num_certain} of {count_noun(num_found, 'different text')}"
+        if num_certain < num_found and findings.is_replayed and all(text.certain or text.ambiguities for text in texts):
+            known += ", though the client, run again on all of them, sends this update: open is only what follows"
+        return Status.PARTIAL, "; ".join([known, *problems])
     whole = "the only text" if total == 1 else f"all {total} texts"
     return Status.RECOVERED, f"{whole}: {findings.confirmation.proof.value}"
 

@@ -72,7 +72,7 @@ class EncoderAttack:
         """Run the attack; the evidence and the model are left as they are."""
         run = Run(self.seed, progress)
         run.progress("reading the bag of words", 0, 1)
-        bag = find_candidates(evidence, model, self.num_probes, self.min_gap_decades, run.generator, run.progress)
+        bag = find_candidates(evidence, model, self.num_probes, self.min_gap_decades, run.generator)
         if bag.candidates is None:
             return claim_bag(run, bag)
         if _is_blurred(evidence, model, bag):

@@ -21,6 +21,7 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.box_least_squares import project_to_simplex
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.progress import track
 
 _NUM_ROUNDS = 3
 _NUM_ITERATIONS = 150  # a round
@@ -101,7 +102,7 @@ def _convex_combinations(sums: Float[Tensor, "p m"], parts: Float[Tensor, "t m"]
     grams, crosses = [part @ part.T for _, part in layers], [total @ part.T for total, part in layers]
     shares = torch.full_like(crosses[0], 1 / len(sums))
     weights = torch.ones(len(layers), len(sums), 1).to(sums)
-    for _ in range(_NUM_ROUNDS):
+    for _ in track(range(_NUM_ROUNDS), "placing tokens at positions"):
         bound = sum((w.max() * gram for w, gram in zip(weights, grams, strict=True)), torch.zeros_like(grams[0]))
         sizes = bound.diagonal().clamp_min(1e-300)
         steps = 1 / (sizes * torch.linalg.eigvalsh(bound / (sizes[:, None] * sizes).sqrt())[-1])

@@ -75,7 +75,7 @@ class NoisyAttack:
         if not found.is_confirmed:
             run.progress("reading the bag of words", 0, 1)
             if bag.candidates is None:
-                bag = find_noisy_bag(evidence, model, bag, run.generator, run.progress)
+                bag = find_noisy_bag(evidence, model, bag, run.generator)
             claimed = frozenset() if bag.candidates is None else bag.candidates.searched | bag.candidates.unseen
             if role is not None and not claimed <= set(tokens):
                 found = self._search(run, evidence, model, sites, role, sorted(claimed | set(tokens)))

@@ -30,6 +30,7 @@ from unmask.linalg.gap import Gap
 from unmask.linalg.noisy_span import NoisySpan
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.progress import track
 
 _BLOCKS = 4  # later ones cost more, and their inputs differ more between the client's precision and ours
 _LAYERS = ((Role.ATTENTION_OUT, (Role.ATTENTION_OUT,)), (Role.MLP_IN, (Role.MLP_IN, Role.MLP_GATE)))
@@ -114,13 +115,14 @@ class PrefixGrowth:
         """Extend prefixes until nothing passes; False if more pass than the spans can hold."""
         level = list(alive)
         while level:
-            found = [(prefix, self._extend(prefix)) for prefix in level if len(prefix) < self.model.max_positions]
+            growing = [prefix for prefix in level if len(prefix) < self.model.max_positions]
+            stage = f"growing prefixes of {max(map(len, level))} tokens"
+            found = [(prefix, self._extend(prefix)) for prefix in track(growing, stage)]
             cut = self.cut
             level = []
             for prefix, scores in found:
                 passing = (scores < cut).nonzero()[:, 0]
                 level += self._take(prefix, self.tokens[passing], scores[passing].tolist())
-                self.run.progress("growing prefixes", min(len(self.scores), self.most), self.most)
                 if len(self.scores) > self.most:
                     return False
         return True

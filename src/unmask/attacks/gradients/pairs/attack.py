@@ -33,6 +33,7 @@ from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
+from unmask.progress import track
 from unmask.protocols.replay import Agreement, agree, replay_pairs
 from unmask.recovery import (
     Aim,
@@ -165,7 +166,7 @@ def find_pairs(
         return []
     seen = _sample(evidence.gradients)
     again = ({name: g for name, g in replay_pairs(model, [pair]).items() if name in evidence.gradients}
-             for pair in options)  # fmt: skip
+             for pair in track(options, "trying pairs"))  # fmt: skip
     columns = torch.stack([_sample(each) * len(pair[1]) for each, pair in zip(again, options, strict=True)], dim=1)
     scale = columns.norm(dim=0).clamp_min(1e-300)
     weights = torch.linalg.lstsq(columns.cpu() / scale.cpu(), seen.cpu()[:, None]).solution[:, 0] / scale.cpu()

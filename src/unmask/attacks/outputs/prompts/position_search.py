@@ -36,6 +36,7 @@ from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.attacks.outputs.prompts.templates import Templates, TokenStates
 from unmask.attacks.outputs.prompts.whiteness import Whiteness, WhitenessTest
 from unmask.attacks.outputs.state_noise import lengths_of
+from unmask.progress import tell_detail
 
 CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
 LOUDEST = 0.5  # noise of more than this share of a state's norm: nothing is claimed
@@ -219,6 +220,7 @@ class _Search:
     def test(self, tokens: Int[Tensor, " k"]) -> Reading[None]:
         """Run candidates and compare."""
         self.white = None  # it was that of the closest candidate so far
+        tell_detail(f"testing token {len(self.tested):,} of a vocabulary of {len(self.prior):,}")
         trial = yield RowPass(self.text, tokens)
         distances = self.seen.distances(trial.states)
         self.tested.add(trial, distances, (trial.middle - self.table.means(tokens)).sum(0))

@@ -52,6 +52,7 @@ _NOT_READ = (
     "another way, or the budget was too small (raise the effort)"
 )
 _IN_ONE_RUN = 4  # times as many vectors wait for a place
+_PARTS = 100  # of a vector, that its progress is told in
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,11 @@ class _Reader:
                 search.has_reached = bool(each.agrees(empty)[0])
 
         def watch() -> bool:
-            progress("reading vectors", done + sum(search.is_done for search in searches), total)
+            read = sum(1.0 if search.is_done else search.share for search in searches)
+            progress("reading vectors", round(_PARTS * (done + read)), _PARTS * total)
             return time.perf_counter() - started < self.seconds * len(searches)
 
-        progress("reading vectors", done, total)
+        progress("reading vectors", _PARTS * done, _PARTS * total)
         self.search.run(searches, watch, self.at_once)
         prove = Prover(self.search.embedder, self.search.proposer.effects)
         return [prove(each, search.text, search.close) for each, search in zip(stored, searches, strict=True)]

@@ -33,6 +33,7 @@ from unmask.attacks.outputs.vectors.proposals import Proposer
 from unmask.attacks.outputs.vectors.respellings import Respeller
 from unmask.attacks.outputs.vectors.restarts import Ends, drop_doubtful
 
+_USUAL_TEXTS = 7_000  # that a search tests (see Cost)
 _NUM_CLOSE = 64  # texts that are compared with the one that was found
 _SALT = 0x1E3779B97F4A7C15  # an odd number: attempts number equal texts differently
 _NUM_EXACT = 4  # closest texts of an expansion that are measured exactly
@@ -63,6 +64,12 @@ class VectorSearch:
     def is_done(self) -> bool:
         """Whether the vector is reached, or no attempt is left."""
         return self.has_reached or self.number >= len(self.attempts)
+
+    @property
+    def share(self) -> float:
+        """How far a search is by the texts that it tested: half at as many as one takes on average."""
+        num_texts = self.num_texts + (self.attempt.num_texts if self.attempt else 0)
+        return num_texts / (num_texts + _USUAL_TEXTS)
 
     def note_closest(self, text: tuple[int, ...], vector: Float[Tensor, " d"]) -> None:
         """The closest text after an expansion; the search, or an attempt, may end with it."""
