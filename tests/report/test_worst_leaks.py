@@ -36,7 +36,8 @@ def test_channels_and_models_have_a_line_each_the_worst_first():
 def test_what_stopped_it_is_recommended_with_its_cost():
     (line,) = worst_leaks(verdict_of([LEAK, protected(NOISE, 0.0, cosine=0.25), protected(INT8, 0.9, 3)]))
     assert line.advice == "noise:sigma=0.1: not leaked by this attack in 1 of 1 case that leaks"
-    assert line.cost == "cosine 0.25 with the update as it was (1: no cost)"
+    kept = "6 % of what is sent is the update, the rest is distortion"
+    assert line.cost == f"cosine 0.25 with the true update: {kept}; see docs/defences.md"
 
 
 def test_of_two_that_stopped_it_the_cheaper_one():
@@ -112,7 +113,7 @@ def test_a_private_protocol_states_its_budget():
     private = protected([], 0.0, cosine=0.1, protocol="dpsgd:noise_multiplier=1")
     private = replace(private, metrics={**private.metrics, "epsilon": 2.5})
     (line,) = worst_leaks(verdict_of([LEAK, private]))
-    assert line.cost.endswith("ε = 2.5")
+    assert "; ε = 2.5;" in line.cost
 
 
 def test_live_federations_compare_nothing():

@@ -160,5 +160,8 @@ def _cost(findings: Sequence[Finding]) -> str:
     if cosine is None:
         return f"not measured in an audit; see {page}"
     budgets = [value for finding in findings if (value := number(finding.metrics, "epsilon")) is not None]
-    private = f", ε = {scientific(max(budgets))}" if budgets else ""
-    return f"cosine {cosine:.2f} with the update as it was (1: no cost){private}"
+    private = f"; ε = {scientific(max(budgets))}" if budgets else ""
+    kept = 100 * max(cosine, 0.0) ** 2  # of the squared length of what is sent
+    share = f"{kept:.0f} %" if kept >= 1 else "less than 1 %"
+    left = "next to no cost" if kept > 99 else f"{share} of what is sent is the update, the rest is distortion"
+    return f"cosine {cosine:.2f} with the true update: {left}{private}; see docs/defences.md"
