@@ -8,14 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from baselines.dager_sweep import authors_settings
 from machine import machine
 
 import unmask
-from unmask.attacks.baselines.dager import Dager, FrameTokens
-from unmask.attacks.baselines.dager_claim import AcceptedSequences, TokenSets
-from unmask.attacks.baselines.dager_spans import SequenceCheck
-from unmask.attacks.run import Progress
 from unmask.defences import measure_distortion, parse_defence, secure_aggregate
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
@@ -55,22 +50,6 @@ class ClientCell:
     def num_drawn(self) -> int:
         """Texts of all its clients, and of earlier rounds."""
         return self.num_clients * self.texts + NUM_EARLIER
-
-
-class TokensOnly(Dager):
-    """The faithful DAGER up to its token sets, which is all that noise leaves of it."""
-
-    def grow_prefixes(
-        self, sets: TokenSets, check: SequenceCheck, frame: FrameTokens, num_texts: int | None, progress: Progress
-    ) -> AcceptedSequences:
-        """None."""
-        return AcceptedSequences([], 0)
-
-    def search_products(
-        self, sets: TokenSets, check: SequenceCheck, frame: FrameTokens, num_texts: int | None, progress: Progress
-    ) -> AcceptedSequences:
-        """None."""
-        return AcceptedSequences([], 0)
 
 
 def draw_texts(texts: Sequence[str], count: int, draw: int) -> list[str]:
@@ -115,7 +94,6 @@ def measure_cell(model: Model, cell: ClientCell, drawn: Sequence[str], others: S
         "rouge2": score.rouge2,
         "cosine": distortion.cosine,
         "epsilon": update.epsilon if update.epsilon < float("inf") else None,
-        "dager_recall": dager_recall(evidence, model, inputs, cell.texts) if "noise:" in cell.defence else None,
         "seconds": seconds,
         "machine": machine(),
     }
@@ -134,11 +112,6 @@ def defend(model: Model, cell: ClientCell, update: PrivateUpdate, others: Sequen
         )
     text = cell.defence.format(embeddings=EMBEDDINGS[cell.model], first=FIRST_BLOCKS[cell.model])
     return parse_defence(text)(update.evidence, torch.Generator().manual_seed(cell.draw))
-
-
-def dager_recall(evidence: GradientEvidence, model: Model, held: set[int], num_texts: int) -> float:
-    """The share of the tokens that the faithful DAGER's token sets hold, with its authors' settings."""
-    return len(TokensOnly(**authors_settings(num_texts))(evidence, model).value.token_set & held) / len(held)
 
 
 def _split(texts: Sequence[str], sizes: Sequence[int]) -> list[list[str]]:

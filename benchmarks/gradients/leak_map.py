@@ -6,9 +6,8 @@ python benchmarks/run.py gradients leak_map --show          the tables, the plot
 
 `--data` is a file with one text a line, up to its first tab; without it, texts are invented. Each draw takes texts of
 its own, and adapters of later rounds were trained on others. A cell that ends is appended to --out
-(benchmarks/results/leak_map.jsonl) and is not measured again; one that is stopped after --limit seconds says so. Where
-Gaussian noise is added, the token sets of DAGER with its authors' settings are read from the same update;
-against_papers.py has it tuned.
+(benchmarks/results/leak_map.jsonl) and is not measured again; one that is stopped after --limit seconds says so.
+`against_papers.py` has DAGER under noise.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ CHANCE = 0.01  # of the tokens: a client that gives away no more than that gives
 
 
 def show(cells: list[Cell], draw: bool = True) -> None:
-    """The map, DAGER beside it where noise was added, the budget at which nothing is left; a figure if possible."""
+    """The map, the budget at which nothing is left; a figure if possible."""
     clients = clients_of(cells)
-    for part in (leak_table(clients), noise_table(clients), budgets(clients)):
+    for part in (leak_table(clients), budgets(clients)):
         print("\n".join(["", *part]))
     if not draw:
         return
@@ -59,24 +59,6 @@ def leak(client: Client) -> str:
     recalls = [100 * cell["recall"] for cell in client.ended]
     recall = f"{join(recalls, '.0f')} % of tokens" if any(recalls) else "no token"
     return f"{texts}{also}; {recall}{false}; {join([c['seconds'] for c in client.ended], '.0f')} s{late}"
-
-
-def noise_table(clients: Sequence[Client]) -> list[str]:
-    """Gaussian noise: the share of the tokens that DAGER's token sets hold, and ours, on the same updates."""
-    noisy = [c for c in clients if c.defence.startswith("noise:") and c.protocol == "fedsgd" and c.ended]
-    models = sorted({client.model for client in noisy})
-    heads = [f"{model}: DAGER, authors' settings / ours" for model in models]
-    lines = [
-        f"| σ | {' | '.join(heads)} |",
-        f"| --- | {' | '.join('--:' for _ in models)} |",
-    ]
-    for defence in dict.fromkeys(client.defence for client in noisy):
-        row = {client.model: client for client in noisy if client.defence == defence}
-        shares = [
-            f"{row[m].median('dager_recall'):.2f} / {row[m].median('recall'):.2f}" if m in row else "" for m in models
-        ]
-        lines.append(f"| {defence.removeprefix('noise:sigma=')} | {' | '.join(shares)} |")
-    return lines
 
 
 def budgets(clients: Sequence[Client]) -> list[str]:

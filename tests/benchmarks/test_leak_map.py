@@ -35,7 +35,6 @@ CELL = {
     "rouge2": 0.4,
     "cosine": 1.0,
     "epsilon": None,
-    "dager_recall": None,
     "seconds": 3.0,
     "machine": "a machine",
 }
