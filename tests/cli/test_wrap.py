@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import unmask
 from unmask.cli.wrap import wrap
-from unmask.errors import EvidenceError
+from unmask.errors import EvidenceError, InputError
 
 TEXTS = list(WORDS[:3])
 
@@ -70,6 +70,15 @@ def test_vectors_of_another_width_are_refused(folder, tmp_path):
     np.save(tmp_path / "v.npy", np.ones((2, 65)))
     with pytest.raises(EvidenceError, match="load the model that made them"):
         run(folder, tmp_path / "v.npy")
+
+
+def test_shorter_vectors_are_taken_only_if_they_are_said_to_be(folder, vectors, tmp_path):
+    """Vectors of a narrower model became evidence with exit code 0."""
+    np.save(tmp_path / "v.npy", vectors[:, :16].numpy())
+    with pytest.raises(InputError, match=r"16 numbers and this \w+ model makes 64.*pass --dimensions 16"):
+        run(folder, tmp_path / "v.npy")
+    evidence, _ = run(folder, tmp_path / "v.npy", "--dimensions", "16")
+    assert evidence.recipe.dimensions == 16
 
 
 def test_rows_of_logits_become_last_states(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.report.findings import failed, flower_finding, inconclusive, query_finding, text_case, text_finding
 
-from unmask.audit.findings.finding import OpenPoint, TextPair
+from unmask.audit.findings.finding import OpenPoint, Outcome, TextPair
 from unmask.report.numbers import (
     control_in_words,
     format_value,
@@ -104,6 +104,17 @@ def test_what_was_looked_for_and_the_control_in_words():
 def test_what_is_no_leak_stands_beside_its_chance():
     guessed = text_finding(text_case(), 0.18, status="NOTHING_FOUND", chance={"token_recall": 0.2, "rouge2": 0.1})
     assert leak_in_words(guessed) == "18 % of tokens (chance 20 %)"
+
+
+def test_a_leak_of_no_more_tokens_than_chance_says_why_it_is_one():
+    """'25 % of tokens' at a chance of 28 % was called a leak, and nothing said that none of them is false."""
+    chance = {"token_recall": 0.28, "token_precision": 0.15, "rouge2": 0.1}
+    sure = text_finding(text_case(), 0.25, chance=chance)
+    sure = replace(sure, metrics={**sure.metrics, "exact_texts": 0, "rouge2": 0.0, "token_precision": 1.0})
+    assert sure.outcome is Outcome.LEAK
+    assert leak_in_words(sure) == "25 % of tokens (chance 28 %), but 100 % of those named occur (chance 15 %)"
+    more = replace(sure, metrics={**sure.metrics, "token_recall": 0.4})
+    assert leak_in_words(more) == "40 % of tokens"
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=9))

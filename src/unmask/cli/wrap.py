@@ -19,6 +19,7 @@ from unmask.cli.options import (
     refuse_overwriting,
 )
 from unmask.cli.wrap_update import wrap_update_command
+from unmask.errors import InputError
 from unmask.wording import count_noun
 
 wrap = typer.Typer(help="Make evidence from another system's files.", no_args_is_help=True)
@@ -45,6 +46,9 @@ def wrap_store_command(
     normalise: Annotated[
         bool | None, typer.Option(help="Whether vectors were scaled to length 1. Default: inferred from their lengths.")
     ] = None,
+    dimensions: Annotated[
+        int | None, typer.Option(min=1, help="How many numbers the vectors have, if they were shortened.")
+    ] = None,
     prefix: PrefixOption = "",
     device: DeviceOption = "cpu",
     json: JsonOption = False,
@@ -63,10 +67,16 @@ def wrap_store_command(
         loaded = load(model, DtypeName.float32, device)
     with working(f"reading {path}"):
         stored = read_store(path, collection, limit, loaded.final_width)
+        if dimensions is None and (width := stored.vectors.shape[1]) < loaded.final_width:
+            raise InputError(
+                f"the vectors have {width} numbers and this {loaded.family} model makes {loaded.final_width}; load the "
+                f"model that made them, or pass --dimensions {width} if they were shortened"
+            )
         evidence = stored.evidence(
             loaded,
             pooling=pooling.value.replace("-", "_") if pooling else None,
             normalise=normalise,
+            dimensions=dimensions,
             prefix=prefix,
         )
         evidence.save(out)

@@ -51,7 +51,18 @@ def leak_in_words(finding: Finding) -> str:
     chance = number(finding.chance, name)
     beside = finding.outcome is Outcome.NO_LEAK and value > 0 and chance is not None
     usual = f" (chance {percent(chance)})" if beside and chance is not None else ""
-    return f"{percent(value)} {METRICS[name].unit}{usual}"
+    return f"{percent(value)} {METRICS[name].unit}{usual or _surer_than_chance(finding)}"
+
+
+def _surer_than_chance(finding: Finding) -> str:
+    """Why no more tokens than chance gives are a leak: fewer of those that are named are false."""
+    names = ("token_recall", "token_precision")
+    recall, precision = (number(finding.metrics, name) for name in names)
+    usual, guessed = (number(finding.chance, name) for name in names)
+    if finding.outcome is not Outcome.LEAK or recall is None or precision is None or usual is None or guessed is None:
+        return ""
+    told = f" (chance {percent(usual)}), but {percent(precision)} of those named occur (chance {percent(guessed)})"
+    return told if recall <= usual and precision > guessed else ""
 
 
 def leak_in_full(finding: Finding) -> str:

@@ -40,6 +40,7 @@ class StoredVectors:
         *,
         pooling: Pooling | str | None = None,
         normalise: bool | None = None,
+        dimensions: int | None = None,
         prefix: str = "",
         compute_dtype: torch.dtype | str = torch.float32,
     ) -> VectorEvidence:
@@ -51,6 +52,7 @@ class StoredVectors:
             self.vectors,
             pooling=pooling,
             normalise=normalise,
+            dimensions=dimensions,
             prefix=prefix,
             half_steps=self.half_steps,
             compute_dtype=compute_dtype,
