@@ -99,6 +99,7 @@ ROOMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
     "scale": {
         "scale.memory": {"memory": "a 7B update on a CPU machine: peak memory, tensor by tensor from the disk"},
+        "scale.estimates": {"estimates": "the minutes that --dry-run estimates beside those that an audit took"},
         "scale.audit": {"audit": "the same plan with one and with several workers: speed-up and efficiency"},
     },
     "baselines": {

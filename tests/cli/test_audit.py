@@ -315,6 +315,8 @@ def test_a_dry_run_lists_what_is_left_and_runs_nothing(call, tmp_path):
     assert answer.told.count("no weights") == 3
     assert not (tmp_path / "out").exists()
     call(plan, "--out", tmp_path / "out", "--shard", "1/3", "--threads", 1)
+    assert answer.told.count("under 1 min") == 3
+    assert "a rough estimate" in " ".join(answer.err.split())
     document = call(plan, "--out", tmp_path / "out", "--dry-run", "--json").document
     assert document["done"] == 1
     assert [row["case"] for row in document["todo"]] == [

@@ -27,17 +27,20 @@ _EXTRAS: Mapping[str, tuple[str, str]] = {"dpsgd": ("opacus", "dp"), "lora": ("p
 def find_problems(cases: Sequence[Case], engine: str = "local") -> dict[str, list[str]]:
     """Sentences about what cannot run, each with the ids of its cases; empty where nothing is known to be wrong."""
     problems: dict[str, list[str]] = {}
-    outlines: dict[str, Outline | str | None] = {}
+    outlines = outlines_of(cases)
     for case in cases:
         name = case["model"]
-        if name and name not in outlines:
-            outlines[name] = _outline(name)
         found = [_missing_extra(case), _model_problem(case, outlines.get(name))]
         if engine == "ray" and importlib.util.find_spec("ray") is None:
             found.append("--engine ray needs Ray, which is not installed; run: pip install 'unmask[ray]'")
         for sentence in filter(None, found):
             problems.setdefault(sentence, []).append(case.id)
     return problems
+
+
+def outlines_of(cases: Sequence[Case]) -> dict[str, Outline | str | None]:
+    """The models of cases without their weights; why one cannot load; None where that shows only when it is converted."""
+    return {name: _outline(name) for name in dict.fromkeys(case["model"] for case in cases) if name}
 
 
 def _missing_extra(case: Case) -> str | None:

@@ -51,7 +51,8 @@ def audit_command(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check the plan, its models and extras, and list the cases without running them."
+            "--dry-run",
+            help="Check the plan, its models and extras, list the cases, and estimate minutes and memory.",
         ),
     ] = False,
     json: JsonOption = False,
@@ -141,19 +142,32 @@ def _repeat(plan: Plan, out: Path, starts: list[str], device: str, threads: int 
 def _list_cases(plan: Plan, out: Path, shard: Shard | None, engine: str, json: bool) -> int:
     """What would run, and what cannot."""
     from unmask.audit.check import find_problems
+    from unmask.audit.running.estimate import estimate_all
     from unmask.audit.running.runner import outline
+    from unmask.progress import describe_seconds
     from unmask.terminal import note, print_json, suppress_broken_pipe, working
 
     work = outline(plan, out, shard)
     with working("looking at the models"):
         problems = find_problems(work.todo, engine)
-    rows = [{"id": case.id, "case": str(case), "gates": ", ".join(case.gates)} for case in work.todo]
+    estimates = estimate_all(work.todo)
+    rows = [
+        {"id": case.id, "case": str(case), "gates": ", ".join(case.gates), "rough estimate": str(guess or "not known")}
+        for case, guess in zip(work.todo, estimates, strict=True)
+    ]
     with suppress_broken_pipe():
         if json:
             found = [{"problem": sentence, "cases": ids} for sentence, ids in problems.items()]
             print_json({"todo": rows, "done": len(work.done), "problems": found})
         else:
             _print_rows(rows)
+    if rows and not json:
+        minutes = sum(guess.minutes for guess in estimates if guess)
+        largest = max((guess.gigabytes for guess in estimates if guess), default=0.0)
+        note(
+            f"all together about {describe_seconds(60 * minutes)} on one core of this kind and up to {largest:.1f} GB: "
+            "a rough estimate, within a factor of five or so"
+        )
     for sentence, ids in problems.items():
         note(f"{len(ids)} of {len(rows)} cases cannot run: {sentence}")
     return EXIT_ERROR if problems else EXIT_DONE

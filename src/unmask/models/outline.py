@@ -8,11 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Outline:
-    """A model's direction and size, and whether it has a language head."""
+    """A model's direction and size, whether it has a language head, and how many numbers it holds."""
 
     causal: bool
     num_blocks: int
     has_language_head: bool
+    num_parameters: int = 0
 
 
 def outline_of(hf: Any) -> Outline:
@@ -25,4 +26,5 @@ def outline_of(hf: Any) -> Outline:
         causal=not both_ways and kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         num_blocks=int(config.num_hidden_layers),
         has_language_head=hf.get_output_embeddings() is not None,
+        num_parameters=sum(parameter.numel() for parameter in hf.parameters()),
     )
