@@ -5,7 +5,8 @@ python benchmarks/run.py scale estimates plan.toml runs/audit
 
 from __future__ import annotations
 
-import sys
+import argparse
+from pathlib import Path
 from statistics import median
 
 from unmask.audit.findings.folder import read_findings
@@ -15,8 +16,11 @@ from unmask.audit.running.estimate import estimate_all
 
 def main() -> None:
     """A line for each case, and the median ratio."""
-    plan, folder = sys.argv[1:]
-    cases, (findings, _) = load_plan(plan).cases, read_findings(folder)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("folder", type=Path, help="what `unmask audit plan --out FOLDER` wrote")
+    options = parser.parse_args()
+    cases, (findings, _) = load_plan(options.plan).cases, read_findings(options.folder)
     ratios = []
     for case, guess in zip(cases, estimate_all(cases), strict=True):
         if guess is None or case.id not in findings:

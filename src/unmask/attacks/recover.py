@@ -298,7 +298,7 @@ def _ask_by_profile(evidence: OracleEvidence, profile: OracleProfile, seed: int)
 def _ask_for_network(evidence: OracleEvidence, profile: OracleProfile, seed: int) -> Recovery[Any]:
     """One head with a network behind it, or several."""
     for many_heads in (False, True):
-        recovery = TransformerAttack(many_heads, seed=seed)(evidence, tell, profile)
+        recovery: Recovery[Any] = TransformerAttack(many_heads, seed=seed)(evidence, tell, profile)
         if recovery.status is not Status.NOTHING_FOUND:
             break
     return recovery if recovery.status.conclusive else replace(recovery, value=no_heads(evidence))

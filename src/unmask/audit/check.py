@@ -39,7 +39,7 @@ def find_problems(cases: Sequence[Case], engine: str = "local") -> dict[str, lis
 
 
 def outlines_of(cases: Sequence[Case]) -> dict[str, Outline | str | None]:
-    """The models of cases without their weights; why one cannot load; None where that shows only when it is converted."""
+    """The models of cases without their weights, or why one cannot load; None where only its conversion shows."""
     return {name: _outline(name) for name in dict.fromkeys(case["model"] for case in cases) if name}
 
 

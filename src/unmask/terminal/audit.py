@@ -132,7 +132,7 @@ class _LineByLine(AuditTable):
 
     def __init__(self, work: Work, shown: Report) -> None:
         super().__init__(work)
-        self.report = shown  # type: ignore[method-assign]
+        self.report = shown  # type: ignore[method-assign,assignment]
 
     def add(self, finding: Finding) -> None:
         """One line a finding."""
