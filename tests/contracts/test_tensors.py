@@ -19,7 +19,9 @@ from unmask.errors import EvidenceError
 from unmask.evidence import (
     AttentionLayer,
     AttentionStackEvidence,
+    CacheEvidence,
     GradientEvidence,
+    HiddenEvidence,
     SampleEvidence,
     load_evidence,
 )
@@ -181,6 +183,22 @@ def test_only_padding_may_hold_what_is_no_number(kind):
     require_same(evidence, hand_over(evidence, lambda t: t.masked_fill(holes, float("nan"))))
     with pytest.raises(EvidenceError, match="NaN or Inf"):
         hand_over(evidence, lambda t: t.masked_fill(~holes, float("inf")))
+
+
+def test_evidence_says_the_precision_of_what_was_handed_over():
+    """Of tensors that are all in half precision; what was stated, and what numpy lengthened, stays."""
+    llama, states, cache = make_model("tiny_llama"), seen()["states"], seen()["cache"]
+    for dtype, of_gradients in ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)):
+        found = GradientEvidence.of(llama, {n: t.to(dtype) for n, t in seen()["gradients"].gradients.items()})
+        assert found.compute_dtype is of_gradients
+        about = states.mask, 2, states.model_fingerprint
+        assert HiddenEvidence(states.states.to(dtype), *about).compute_dtype is dtype
+        stated = HiddenEvidence(states.states.to(dtype), *about, compute_dtype="float32")
+        assert stated.compute_dtype is torch.float32
+        parts = {name: part.transpose(1, 2).to(dtype) for name, part in cache.parts.items()}
+        assert CacheEvidence.of(llama, parts, layer=1).compute_dtype is dtype
+    long = HiddenEvidence(states.states.double().numpy(), *about)
+    assert (long.states.dtype, long.compute_dtype) == (torch.float32, torch.float32)
 
 
 @cache

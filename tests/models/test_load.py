@@ -97,3 +97,11 @@ def test_a_sentence_transformer_of_no_folder_is_refused(minilm):
 @pytest.mark.parametrize("name", ["bf16", "torch.bfloat16", torch.bfloat16])
 def test_a_precision_has_a_name(tmp_path, name):
     assert load_model(str(save_llama(tmp_path)), dtype=name).dtype is torch.bfloat16
+
+
+def test_a_model_in_half_precision_is_made_of_the_same_parts(smollm2):
+    """Rounding once hid the sums of some blocks: a precise copy is asked instead. The model stays as it is."""
+    half = unmask.load_model(smollm2.to(dtype=torch.bfloat16).hf)
+    assert half.dtype is torch.bfloat16
+    assert half.problem == ""
+    assert half.layout == smollm2.layout

@@ -154,9 +154,9 @@ def as_client_ran_it(model: Model, compute_dtype: torch.dtype) -> Model:
     A client in bfloat16 has rounded weights: they are rounded here too, then used in float32.
     """
     precise = torch.float64 if compute_dtype is torch.float64 else torch.float32
-    if model.dtype is compute_dtype is precise:
-        return model
-    return model.to(dtype=compute_dtype).to(dtype=precise)
+    for dtype in (compute_dtype, precise):
+        model = model if model.dtype is dtype else model.to(dtype=dtype)
+    return model
 
 
 def recover_inputs(

@@ -149,7 +149,7 @@ def stated_precision(stated: Any, tensors: Iterable[Tensor], otherwise: torch.dt
     if stated is not AS_HELD:
         return require_float_type("compute_dtype", stated, EvidenceError)
     held = {tensor.dtype for tensor in tensors if tensor.ndim > 1}
-    return held.pop() if held in ({torch.bfloat16}, {torch.float16}) else otherwise
+    return next(iter(held)) if held in ({torch.bfloat16}, {torch.float16}) else otherwise
 
 
 def require_finite(name: str, tensor: Tensor, advice: str = OVERFLOW) -> None:

@@ -31,6 +31,11 @@ __all__ = ["Attended", "Model"]
 _SHORTEST_CHECK = 64
 
 
+def _in_half_precision(hf: nn.Module) -> Tensor | None:
+    """A weight of fewer digits than float32, if there is one."""
+    return next((each for each in hf.parameters() if each.is_floating_point() and each.dtype.itemsize < 4), None)
+
+
 class Model(Blocks):
     """A transformer with the parts that attacks use."""
 
@@ -38,7 +43,10 @@ class Model(Blocks):
         self, hf: Any, tokenizer: Any = None, adapters: Adapters | None = None, *, layout: ModelLayout | None = None
     ) -> None:
         passes: list[tuple[Tensor, Tensor]] = []
-        if layout is None:
+        if layout is None and (half := _in_half_precision(hf)) is not None:
+            # Rounding hides which rows are sums of which: a precise copy tells what the model is made of.
+            layout = Model(copy_module(hf, half.device, torch.float32)).layout
+        elif layout is None:
             layout, passes = ask_model(hf, find_body(hf))
         super().__init__(hf, tokenizer, adapters, layout=layout)
         self._problems: dict[int, str] = {}
