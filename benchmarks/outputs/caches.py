@@ -136,7 +136,7 @@ def compare(
         statuses[recovery.status.name] = statuses.get(recovery.status.name, 0) + 1
         candidates += recovery.cost.candidates
         total += len(prompt)
-        exact += any(list(text.tokens) == prompt for text in recovery.value.certain)
+        exact += any(list(text.tokens) == prompt for text in recovery.value.texts)
         false += sum(list(text.tokens) != prompt for text in recovery.value.certain)
         false_tokens += len(recovery.value.token_set - set(prompt))
         certain += len(recovery.value.token_set)

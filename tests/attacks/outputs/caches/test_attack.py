@@ -18,7 +18,7 @@ from unmask.errors import InputError
 from unmask.evidence import CacheEvidence
 from unmask.models import Model, adapt
 from unmask.protocols import observe_cache, observe_hidden
-from unmask.recovery import AmbiguityKind, Status
+from unmask.recovery import Status
 
 TEXTS = [(5, 17, 99, 17, 250, 8, 3), (400, 3, 8, 21), (44, 45, 46, 47, 48, 49, 50, 51)]
 
@@ -35,9 +35,12 @@ def certain(recovery) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("layer", [0, 2])
 @pytest.mark.parametrize("parts", ["both", "keys", "values"])
 def test_every_prompt_is_read(model, layer, parts):
+    """Of block 0 no text is certain: its rows may be of several."""
     recovery = CacheAttack()(observe_cache(model, TEXTS, layer=layer, parts=parts), model)
-    assert recovery.status is Status.RECOVERED, recovery.reason
-    assert certain(recovery) == set(TEXTS)
+    assert recovery.status is (Status.RECOVERED if layer else Status.PARTIAL), recovery.reason
+    assert certain(recovery) == (set(TEXTS) if layer else set())
+    assert {text.tokens for text in recovery.value.texts} == set(TEXTS)
+    assert recovery.value.token_set == {token for text in TEXTS for token in text}
     assert recovery.used == (("keys", "values") if parts == "both" else (parts,))
 
 
@@ -49,9 +52,10 @@ def test_a_token_whose_row_is_zero_is_read_too(tiny_llama, layer):
     model = adapt(hf)
     evidence = observe_cache(model, TEXTS, layer=layer)
     assert layer or not evidence.keys[0, 1].any()
-    assert certain(CacheAttack()(evidence, model)) >= set(TEXTS[1:])
-    states = unmask.recover_text(observe_hidden(model, TEXTS, layer=layer), model)
-    assert certain(states) == set(TEXTS)
+    read = CacheAttack()(evidence, model).value
+    states = unmask.recover_text(observe_hidden(model, TEXTS, layer=layer), model).value
+    for found, held in ((read, set(TEXTS[1:])), (states, set(TEXTS))):
+        assert {text.tokens for text in (found.certain if layer else found.texts)} >= held
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float8_e4m3fn", "int8"])
@@ -59,6 +63,21 @@ def test_coarse_storage_protects_nothing(tiny_llama, storage):
     recovery = CacheAttack()(observe_cache(tiny_llama, TEXTS, layer=2, dtype=storage), tiny_llama)
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert certain(recovery) == set(TEXTS)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("parts", ["both", "keys", "values"])
+def test_rows_of_two_texts_are_no_text(model, layer, parts):
+    """Spliced caches used to be RECOVERED, certain and wrong, keys with their positions too."""
+    evidence = observe_cache(model, [text[:4] for text in TEXTS], layer=layer, parts=parts)
+    spliced = {name: part.clone() for name, part in evidence.parts.items()}
+    for name, part in evidence.parts.items():
+        spliced[name][0, 2:] = part[1, 2:]
+    recovery = CacheAttack()(replace(evidence, **spliced), model)
+    assert recovery.status is not Status.RECOVERED
+    assert certain(recovery) == ({text[:4] for text in TEXTS[1:]} if layer else set())
+    assert recovery.value.token_set <= {token for text in TEXTS for token in text[:4]}
+    assert layer or "are of one text" in recovery.reason or "order and positions" in recovery.reason
 
 
 def test_one_head_of_two_is_enough(tiny_llama):
@@ -88,8 +107,7 @@ def test_a_page_of_the_first_block_is_a_part_and_says_so(model):
     assert "seen from position 2 on, and not what comes before" in recovery.reason
     for text in recovery.value.texts:
         assert not text.certain
-        assert [one.kind for one in text.ambiguities] == [AmbiguityKind.OPEN_BEGINNING]
-        assert any(text.covers(whole[:5]) for whole in TEXTS)
+        assert not text.ambiguities  # a class of texts would be claimed to hold one of the batch
 
 
 def test_nothing_of_the_first_block_tests_a_beginning_that_was_not_seen(model):
@@ -111,8 +129,9 @@ def test_values_of_rotary_models_do_not_prove_an_order(tiny_llama, parts):
     for each in (evidence, shuffled):
         recovery = CacheAttack()(each, tiny_llama)
         assert ("order and positions of the tokens are taken from the dump" in recovery.reason) is (parts == "values")
-        assert ("not proven" in recovery.certificate.claim) is (parts == "values")
-    assert (recovery.status is Status.RECOVERED) is (parts == "values")  # keys tell that they were shuffled
+        assert ("order and positions" in recovery.certificate.claim) is (parts == "values")
+        assert not recovery.value.certain
+    assert ("read to the end: 1 of 1" in recovery.reason) is (parts == "values")  # keys tell that they were shuffled
 
 
 def test_a_page_of_a_deeper_block_is_guessed_and_nothing_is_claimed(model):
@@ -203,8 +222,9 @@ def test_noise_is_still_read_through(tiny_llama):
     noise = unmask.parse_defence("noise:sigma=0.1,relative=true")
     evidence = unmask.defend_states(observe_cache(tiny_llama, TEXTS, layer=0), noise, torch.Generator().manual_seed(0))
     recovery = CacheAttack()(evidence, tiny_llama)
-    assert recovery.status is Status.RECOVERED, recovery.reason
-    assert certain(recovery) == set(TEXTS)
+    assert recovery.status is Status.PARTIAL, recovery.reason
+    assert {text.tokens for text in recovery.value.texts} == set(TEXTS)
+    assert recovery.value.token_set == {token for text in TEXTS for token in text}
 
 
 @pytest.mark.slow
@@ -234,8 +254,8 @@ def test_smollm2_gives_its_prompts_away(smollm2, storage):
     ]
     for layer in (0, 15):
         recovery = unmask.recover_text(observe_cache(smollm2, texts, layer=layer, dtype=storage), smollm2)
-        assert recovery.status is Status.RECOVERED, recovery.reason
-        assert {text.text for text in recovery.value.certain} == set(texts)
+        assert recovery.status is (Status.RECOVERED if layer else Status.PARTIAL), recovery.reason
+        assert {text.text for text in recovery.value.texts} == set(texts)
 
 
 # No attention in block 0, compressed caches; a window that has moved on is refused when it is observed.

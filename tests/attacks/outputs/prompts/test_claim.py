@@ -84,6 +84,14 @@ def test_an_order_that_nothing_proves_is_the_dumps(claim):
     assert "dump" not in claim(text_of(SURE)).reason
 
 
+def test_rows_that_nothing_binds_are_no_text(claim):
+    recovery = claim(replace(text_of(SURE), is_bound=False))
+    assert recovery.status is Status.PARTIAL
+    assert not recovery.value.certain
+    assert recovery.value.token_set == {5}
+    assert "That they are of one text is taken from the dump" in recovery.certificate.claim
+
+
 def test_what_is_no_noise_names_what_may_be_another_one(claim):
     recovery = claim(replace(text_of(DOUBTFUL, noise=0.2), is_mismatch=True))
     assert recovery.status is Status.NOTHING_FOUND

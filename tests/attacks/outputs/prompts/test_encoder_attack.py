@@ -19,7 +19,20 @@ SENTENCES = [
 ]
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2, 3])
+def test_embeddings_prove_tokens_and_no_text(tiny_bert):
+    """Rows of two texts one behind the other used to be RECOVERED, certain and wrong."""
+    evidence = observe_hidden(tiny_bert, [[1, 17, 99, 2], [5, 77, 320, 41], [9]], layer=0)
+    spliced = evidence.states.clone()
+    spliced[0, 2:] = evidence.states[1, 2:]
+    for states, first in ((evidence.states, (1, 17, 99, 2)), (spliced, (1, 17, 320, 41))):
+        recovery = EncoderPromptAttack()(replace(evidence, states=states), tiny_bert)
+        assert recovery.status is Status.PARTIAL
+        assert [text.tokens for text in recovery.value.certain] == [(9,)]  # nothing to bind
+        assert {text.tokens for text in recovery.value.texts} == {first, (5, 77, 320, 41), (9,)}
+        assert "is taken from the dump" in recovery.reason
+
+
+@pytest.mark.parametrize("layer", [1, 2, 3])
 def test_exact_texts(tiny_bert, layer):
     recovery = EncoderPromptAttack()(observe_hidden(tiny_bert, TEXTS, layer=layer), tiny_bert)
     assert recovery.status is Status.RECOVERED, recovery.reason

@@ -65,12 +65,13 @@ def test_behind_a_norm_that_forgets_lengths_multiples_are_equal(tiny_llama):
 def test_a_class_is_reported_and_the_rest_of_the_batch_is_certain(model, site, layer):
     recovery = recover(model, TEXTS, site, layer)
     assert recovery.status is Status.PARTIAL, recovery.reason
-    assert {text.tokens for text in recovery.value.certain} == {tuple(TEXTS[1]), tuple(TEXTS[2])}
-    (open_text,) = [text for text in recovery.value.texts if not text.certain]
-    (ambiguity,) = open_text.ambiguities
-    assert (ambiguity.kind, ambiguity.position, ambiguity.tokens) == (AmbiguityKind.EQUAL_TOKENS, 2, TWINS)
-    assert open_text.covers(TEXTS[0])
-    assert not open_text.covers([5, 17, 42, 17, 250])
+    is_bound = (site, layer) != (Site.STREAM, 0)  # embeddings prove tokens, not that they are of one text
+    assert {text.tokens for text in recovery.value.certain} == ({*map(tuple, TEXTS[1:3])} if is_bound else set())
+    for open_text in [text for text in recovery.value.texts if not text.certain] if is_bound else []:
+        (ambiguity,) = open_text.ambiguities
+        assert (ambiguity.kind, ambiguity.position, ambiguity.tokens) == (AmbiguityKind.EQUAL_TOKENS, 2, TWINS)
+        assert open_text.covers(TEXTS[0])
+        assert not open_text.covers([5, 17, 42, 17, 250])
     assert recovery.value.token_set == {5, 17, 250, *TEXTS[1], *TEXTS[2]}
     assert recovery.value.token_classes == (TWINS,)
     assert "equal embeddings" in recovery.reason
@@ -81,7 +82,7 @@ def test_a_class_is_reported_and_the_rest_of_the_batch_is_certain(model, site, l
 def test_a_text_of_nothing_else_is_not_identifiable(model, site, layer):
     recovery = recover(model, [[41]], site, layer)
     assert recovery.status is Status.NOT_IDENTIFIABLE, recovery.reason
-    assert recovery.value.texts[0].covers([300])
+    assert recovery.value.texts[0].covers([300]) or (site, layer) == (Site.STREAM, 0)
     assert not recovery.value.certain
     assert not recovery.value.token_set
     assert recovery.value.token_classes == (TWINS,)
@@ -111,8 +112,10 @@ def test_runs_of_a_leading_token_are_no_problem(tiny_llama):
     texts = [[9, 9, 9], [9, 9], [9], [9, 9, 9, 9, 4], [9, 9, 4]]
     for site, layer in SITES:
         recovery = recover(tiny_llama, texts, site, layer)
-        assert recovery.status is Status.RECOVERED, recovery.reason
-        assert sorted(text.tokens for text in recovery.value.certain) == sorted(map(tuple, texts))
+        is_bound = (site, layer) != (Site.STREAM, 0)
+        assert recovery.status is (Status.RECOVERED if is_bound else Status.PARTIAL), recovery.reason
+        read = recovery.value.certain if is_bound else recovery.value.texts
+        assert sorted(text.tokens for text in read) == sorted(map(tuple, texts))
 
 
 def test_a_sentence_names_the_class_and_stays_short(tiny_gpt2):

@@ -7,9 +7,9 @@ reader of hidden states (prompts/attack.py) reads them: what is seen of the stre
 (prompts/readouts.py). A service keeps fewer numbers than the stream has (384 of SmolLM2's 576), or only some heads of
 them, and stores them coarsely; where these do not tell tokens apart, those that are left are reported as open.
 
-Block 0's keys and values depend on a token alone, or on it and its position, so any page of them is read; the text is
-then open at its beginning. Whether a position shows is measured: the tokens that were read are run again one position
-further on (prompts/placement.py). Where rows stay the same, order and positions are the dump's, unproven.
+Block 0's keys and values depend on a token alone, or on it and its position, so any page of them is read, and its
+tokens are proven. That they are of one text is the dump's word, and so are order and positions unless keys show them,
+which is measured (prompts/placement.py): no text is certain.
 Deeper blocks need all earlier tokens: a page without them is guessed by the table and nothing is claimed, unless a
 known beginning holds them. If nothing agrees behind that one, it is doubted, and the page is guessed.
 
@@ -31,7 +31,7 @@ from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.claim import claim_prompts
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.one_factor import read_texts
-from unmask.attacks.outputs.prompts.placement import shows_positions
+from unmask.attacks.outputs.prompts.placement import place
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
 from unmask.attacks.outputs.prompts.readouts import CacheReadout
@@ -96,8 +96,8 @@ def _reading(evidence: CacheEvidence, reader: PromptReader, row: int, shared: Sh
     tell = shared.add_text()
     if not is_page or evidence.layer == 0:
         text = yield from reader.reading(states, position, tell, beginning)
-        placed = shows_positions(text, reader.model, reader.readout, evidence.layer, position)
-        return replace(text, first_position=position, is_open=is_page, is_placed=placed)
+        placed = place(text, reader.model, reader.readout, evidence.layer, position)
+        return replace(placed, first_position=position, is_open=is_page)
     status = BeginningStatus.NONE
     if evidence.known_beginning:
         text = yield from reader.reading(states, position, tell, beginning)

@@ -12,7 +12,8 @@ were seen need only be sent through the blocks that they have not passed.
 
 Notation: l the layer seen, d the width, V the vocabulary; distance = ‖h(v) − h‖/‖h‖.
 Limits: all positions of a text must be seen. Noise beyond half of a state's norm leaves guesses. Tokens with equal
-embeddings have equal states: a class of them is reported, and the text is not certain (equal_tokens.py).
+embeddings have equal states: a class of them is reported, and the text is not certain (equal_tokens.py). Before the
+first block a state is a function of one token alone: tokens are proven, that they are one text in this order is not.
 Cost: some 20 seconds to fit a layer of SmolLM2 (templates.py; kept in the process), then a few candidates a token, some
 tens at the last layer. Texts of a batch are read side by side and share their passes (side_by_side.py).
 Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, tables, the linear map and the prior are ours.
@@ -20,7 +21,7 @@ Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, tables, the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
@@ -29,7 +30,7 @@ from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.claim import claim_prompts, refuse_states
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.one_factor import read_texts
-from unmask.attacks.outputs.prompts.placement import shows_positions
+from unmask.attacks.outputs.prompts.placement import place
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
 from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM
@@ -94,8 +95,7 @@ def _reading(
     tell = shared.add_text()
     beginning = Beginning(evidence.known_beginning, position)
     text = yield from reader.reading(_real(states, mask, reader.model), position, tell, beginning)
-    placed = shows_positions(text, reader.model, reader.readout, evidence.layer, position)
-    return replace(text, is_placed=placed)
+    return place(text, reader.model, reader.readout, evidence.layer, position)
 
 
 def _real(states: Float[Tensor, "length d"], mask: Tensor, model: Model) -> Float[Tensor, "n d"]:

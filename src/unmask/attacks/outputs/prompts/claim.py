@@ -31,6 +31,7 @@ _CLAIM = (
 )
 _CLAIM_OF_ORDER = "Their order and positions are taken from the dump and are not proven."
 _CLAIM_OF_FACTOR = "All states were divided by one number before, which the first reading told."
+_CLAIM_OF_ONE_TEXT = "That they are of one text is taken from the dump and is not proven."
 _ANOTHER = "the position, the layer or the model may be wrong"
 
 
@@ -75,9 +76,9 @@ def _as_recovered_text(text: ReadText, model: Model) -> RecoveredText:
     ambiguities = tuple(
         equal_tokens_ambiguity(model, position, token.equals, are_equal=not token.rivals)
         for position, token in enumerate(text.tokens, start=len(known))
-        if token.equals and text.proven
+        if token.equals and text.proven and text.is_bound
     )
-    if text.is_open and text.proven:
+    if text.is_open and text.proven and text.is_bound:
         ambiguities = (Ambiguity(AmbiguityKind.OPEN_BEGINNING, _what_is_open(text)), *ambiguities)
     decoded, given = model.decode(tokens), len(known)
     return RecoveredText(tokens, decoded, text.certain, worst, ambiguities=ambiguities, num_given=given)
@@ -106,9 +107,11 @@ def _certificate(texts: Sequence[ReadText]) -> Certificate:
         "jacobians": float(sum(text.num_jacobians for text in texts)),
         "candidates_a_token": sum(text.num_candidates for text in texts) / len(certain),
     }
-    claim = _CLAIM if all(text.is_placed for text in texts) else f"{_CLAIM} {_CLAIM_OF_ORDER}"
-    claim = f"{claim} {_CLAIM_OF_FACTOR}" if any(text.factor != 1 for text in texts) else claim
-    return Certificate(claim, worst.distance, worst.tolerance, min(refused, default=None), details)
+    claims = [_CLAIM]
+    claims += [] if all(text.is_placed for text in texts) else [_CLAIM_OF_ORDER]
+    claims += [] if all(text.is_bound for text in texts) else [_CLAIM_OF_ONE_TEXT]
+    claims += [_CLAIM_OF_FACTOR] if any(text.factor != 1 for text in texts) else []
+    return Certificate(" ".join(claims), worst.distance, worst.tolerance, min(refused, default=None), details)
 
 
 def _reason(texts: Sequence[ReadText]) -> str:
@@ -179,7 +182,12 @@ def _about_positions(texts: Sequence[ReadText]) -> list[str]:
     if any(text.tokens and not text.is_placed for text in texts):
         sentences.append(
             "the order and positions of the tokens are taken from the dump and are not proven: a token looks the "
-            "same at every position, so rows may be missing or in another order"
+            "same at every position, so rows may be missing or in another order, and no text is certain"
+        )
+    elif any(text.tokens and not text.is_bound for text in texts):
+        sentences.append(
+            "before the first block a row depends on its own token and position alone: that the rows are of one text "
+            "is taken from the dump and is not proven, so no text is certain"
         )
     return sentences
 

@@ -14,7 +14,8 @@ distance = ‖H_i(g) − h_i‖/‖h_i‖.
 Limits: all positions must be seen, of one text with token types 0 (not a pair). Coarse storage is allowed for
 (float16 that was cast to float32 is not recognised); noise that was added on purpose leaves a guess without a proof. A
 text that is not found within the budget is handed out as a guess, with no token certain. Tokens with equal embeddings
-are reported as a class (equal_tokens.py).
+are reported as a class (equal_tokens.py). Before the first block a state is a function of one token and its position:
+tokens are proven, that they are of one text is not.
 Cost: one fit a layer (kept), then one text through l blocks where the first guess holds, 64 and more a repair.
 Source: ours. For causal models see attack.py.
 """
@@ -22,7 +23,7 @@ Source: ours. For causal models see attack.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -69,7 +70,8 @@ class EncoderPromptAttack:
             progress("reading texts", number, len(evidence.mask))
             rows = states[mask].to(device=model.device, dtype=model.dtype)
             if len(rows):
-                texts.append(reader.read(rows, int(mask.int().argmax()), measure_rounding(rows, error)))
+                text = reader.read(rows, int(mask.int().argmax()), measure_rounding(rows, error))
+                texts.append(replace(text, is_bound=evidence.layer > 0 or len(rows) == 1))
         return claim_encoder_prompts(texts, model, run)
 
 

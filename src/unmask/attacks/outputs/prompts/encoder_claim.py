@@ -35,6 +35,7 @@ class EncoderText:
     num_texts: int
     equals: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     stands_out: bool = True  # whether states point nearer to tokens than noise would
+    is_bound: bool = True  # whether the states tell that they are those of one text: behind a block, they do
 
     @property
     def proven(self) -> bool:
@@ -43,9 +44,14 @@ class EncoderText:
         return agrees and self.rejected is not None and self.rejected > _CLEAR * float(self.tolerances.max())
 
     @property
+    def is_exact(self) -> bool:
+        """Whether these tokens give the states seen, and no others do."""
+        return self.proven and not self.equals
+
+    @property
     def certain(self) -> bool:
         """Whether this is the text, and no other one."""
-        return self.proven and not self.equals
+        return self.is_exact and self.is_bound
 
     @property
     def certain_tokens(self) -> frozenset[int]:
@@ -82,7 +88,9 @@ def claim_encoder_prompts(texts: Sequence[EncoderText], model: Model, run: Run) 
 def _as_recovered_text(text: EncoderText, model: Model) -> RecoveredText:
     tokens = tuple(text.tokens.tolist())
     ambiguities = tuple(
-        equal_tokens_ambiguity(model, position, equal) for position, equal in text.equals.items() if text.proven
+        equal_tokens_ambiguity(model, position, equal)
+        for position, equal in text.equals.items()
+        if text.proven and text.is_bound
     )
     return RecoveredText(
         tokens, model.decode(tokens), text.certain, float(text.distances.max()), ambiguities=ambiguities
@@ -106,12 +114,17 @@ def _certificate(proven: Sequence[EncoderText]) -> Certificate:
 
 
 def _reason(texts: Sequence[EncoderText]) -> str:
-    num_certain, num_proven = sum(text.certain for text in texts), sum(text.proven for text in texts)
-    parts = [f"texts that give all observed states when recomputed: {num_certain} of {len(texts)}"]
-    if num_proven > num_certain:
+    num_exact, num_proven = sum(text.is_exact for text in texts), sum(text.proven for text in texts)
+    parts = [f"texts that give all observed states when recomputed: {num_exact} of {len(texts)}"]
+    if any(text.proven and not text.is_bound for text in texts):
+        parts.append(
+            "before the first block a state depends on its own token and position alone: that the states are of one "
+            "text is taken from the dump and is not proven, so no text is certain"
+        )
+    if num_proven > num_exact:
         parts.append(
             "texts proven except for tokens with equal embeddings, which no state tells apart: "
-            f"{num_proven - num_certain}"
+            f"{num_proven - num_exact}"
         )
     rest = [text for text in texts if not text.proven]
     if rest:

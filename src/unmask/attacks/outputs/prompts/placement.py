@@ -1,4 +1,4 @@
-"""Does what is seen of a text tell where its tokens stand, or only which they are?
+"""Does what is seen of a text tell where its tokens stand, and that they are of one text, or only which they are?
 
 Before the first block a row is a function of its token and its position. Where positions are learned they are added to
 it; rotary ones turn keys, and leave values and the stream as they are. Then a row agrees at every position, and the
@@ -7,7 +7,8 @@ is named: the tokens that were read are put one position further on,
 
     ‖s(v, p + 1) − s(v, p)‖ > 2·tolerance·‖s(v, p)‖   for every token v   ⇔   positions show
 
-Behind a block a row depends on all tokens before it, so that another order does not agree.
+Behind a block a row depends on all tokens before it, so that neither another order agrees nor rows of two texts do.
+Before the first block rows that show their positions may still be of several texts: nothing binds them to each other.
 
 Notation: s(v, p) what is seen of token v at position p.
 Limits: the next position stands for all others.
@@ -15,11 +16,19 @@ Limits: the next position stands for all others.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from unmask.attacks.outputs.prompts.readouts import Readout
 from unmask.attacks.outputs.prompts.seen_text import ReadText
 from unmask.models.adapter import Model
+
+
+def place(text: ReadText, model: Model, readout: Readout, layer: int, position: int) -> ReadText:
+    """The text with what its rows tell of their positions and of each other."""
+    is_placed = shows_positions(text, model, readout, layer, position)
+    return replace(text, is_placed=is_placed, is_bound=layer > 0 or (is_placed and text.length == 1))
 
 
 @torch.no_grad()

@@ -187,6 +187,7 @@ class ReadText:
     stopped: int | None = None  # tokens after which none agreed; those behind them are the nearest ones, if any
     nearest: NearestText | None = None  # of a text that is not proven
     factor: float = 1.0  # of everything that was seen, taken out before it was read
+    is_bound: bool = True  # whether the rows tell that they are those of one text
 
     @property
     def num_known(self) -> int:
@@ -206,7 +207,7 @@ class ReadText:
     @property
     def certain(self) -> bool:
         """Whether this is the text, all of it, and no other one."""
-        return self.is_exact and not self.is_open
+        return self.is_exact and self.is_bound and not self.is_open
 
 
 @dataclass(frozen=True)
