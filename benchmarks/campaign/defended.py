@@ -7,6 +7,7 @@ it reads a text that the attack did not list, the attack must not say that it lo
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from unmask.recovery import Aim, RecoveredTexts, Recovery
 RUNS_PER_MODEL = 16
 LONGEST, MOST_TEXTS = 12, 3  # the judge runs the vocabulary at every position
 
+_TELLING = 16.0  # nats: shorter texts are read from noise by chance
+
 Evidence = HiddenEvidence | CacheEvidence
 
 
@@ -48,7 +51,7 @@ def draw(seed: int) -> DefendedRecipe:
     shared, rng = random.Random(f"defended model {seed // RUNS_PER_MODEL}"), random.Random(f"defended {seed}")
     model = draw_decoder(shared)
     _, texts = draw_batch(rng, range(1, model.vocab - 1), model)
-    cut = tuple(tuple(text[:LONGEST]) for text in texts[:MOST_TEXTS])
+    cut = tuple(dict.fromkeys(tuple(text[:LONGEST]) for text in texts))[:MOST_TEXTS]  # each row is a text by itself
     site = rng.choice(("stream", "final_norm", "cache", "cache"))
     layer = rng.randint(0, model.blocks - (site == "cache"))
     defences = tuple(_draw_defence(rng, site) for _ in range(rng.randint(1, 3)))
@@ -93,7 +96,8 @@ def judge(recipe: DefendedRecipe, model: Model, evidence: Evidence, recovery: Re
     """What is claimed against the texts, and what is said to have been looked for against the judge's reading."""
     batch = list(recipe.texts)
     faults = false_claims(recovery, batch, (), recipe.model.equal)
-    missing = [row for row, text in enumerate(batch) if not any(r.covers(text) for r in recovery.value.texts)]
+    telling = [row for row, text in enumerate(batch) if len(text) * math.log(recipe.model.vocab) > _TELLING]
+    missing = [row for row in telling if not any(text.covers(batch[row]) for text in recovery.value.texts)]
     if Aim.TEXTS in recovery.looked_for:
         for row in missing:
             if read_nearest(recipe, model, evidence, row) == batch[row]:

@@ -15,7 +15,7 @@ from unmask.audit.findings.finding import Outcome
 from unmask.evidence import VectorEvidence
 from unmask.models import Model
 from unmask.protocols.vectors import embed_texts
-from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status, searches_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,7 +40,7 @@ def try_words(evidence: VectorEvidence, model: Model, progress: Any) -> Recovery
     claim = Certificate("the vector agrees", 0.0, 1e-5, 1.0) if found else Certificate.none("nothing agrees")
     value = RecoveredTexts(tuple(found), tokens_seen)
     return Recovery(
-        value, status, "words were tried", claim, Run().cost(), ("vectors",), frozenset(Aim) - {Aim.WEIGHTS}
+        value, status, "words were tried", claim, Run().cost(), ("vectors",), searches_of(Aim.TOKENS, Aim.TEXTS)
     )
 
 

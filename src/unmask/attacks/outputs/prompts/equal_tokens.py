@@ -24,7 +24,7 @@ from unmask.recovery import Ambiguity, AmbiguityKind
 
 Classes = Mapping[int, tuple[int, ...]]
 
-_NEAR = 1e-3  # rows that are this near may give states within the tolerance of float32, 1e-4; they are tested
+NEAR = 1e-3  # rows that are this near may give states within the tolerance of float32, 1e-4; they are tested
 _APART = 10.0  # a token that agrees so much better than another one is told from it
 _NAMED = 8  # tokens of a class that a sentence names
 _FLOOR = 0.01  # of the tolerance: what rounding leaves of a zero
@@ -40,7 +40,7 @@ def equal_tokens(model: Model, rows: Literal["embeddings", "inputs"] = "embeddin
     def measure() -> dict[int, tuple[int, ...]]:
         everyone = torch.arange(model.vocab_size, device=model.device)
         read = model.embed if rows == "embeddings" else model.first_input
-        near = near_rows(read(everyone, torch.zeros_like(everyone)), everyone, _NEAR)
+        near = near_rows(read(everyone, torch.zeros_like(everyone)), everyone, NEAR)
         return {token: members for token, members in near.items() if len(members) > 1}
 
     return compute_once(model, ("equal tokens", rows), measure)

@@ -34,7 +34,7 @@ from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 _SHORTLIST = 256
 _MOST_FLOPS = 1e10  # a position: half a second on one core
 _GUMBEL_MEAN, _GUMBEL_DEVIATION = 0.58, 1.28
-_BEYOND = 4.0  # deviations of the mean over positions
+_BEYOND = 2.0  # deviations of the mean over positions: of texts of noise, one in forty seems to hold something
 _SHORTEST = 1e-30
 
 

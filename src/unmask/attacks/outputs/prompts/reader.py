@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation
-from unmask.attacks.outputs.prompts.equal_tokens import Classes, settle_class
+from unmask.attacks.outputs.prompts.equal_tokens import NEAR, Classes, settle_class
 from unmask.attacks.outputs.prompts.first_pair import find_first_again
 from unmask.attacks.outputs.prompts.nearest import ExpectedStates, read_nearest
 from unmask.attacks.outputs.prompts.position_search import (
@@ -55,6 +55,7 @@ from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass, Shared
 from unmask.attacks.outputs.prompts.templates import Templates
 from unmask.attacks.outputs.state_noise import lengths_of, measure_rounding
 from unmask.attacks.run import Progress
+from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
 
 __all__ = ["PromptReader", "ReadText", "ReadToken"]
@@ -64,6 +65,7 @@ _CONFIRM = 0.02  # noise of more than this share: a token must also win by likel
 _CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
 _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
 _FINE = 5e-4  # above this a first token, which hardly changes its own row, must be borne out by the next row
+_REACH = 4.0  # tolerances: two states that agree with one seen are two apart; embeddings may be further
 _BEFORE_PAIRS = 256  # second tokens that are tested before the first one is doubted
 _NEIGHBOURS, _FIRST_NEIGHBOURS = 16, 64
 _BY_CHANCE = 1e-3  # wrong tokens that may agree by chance; where more do, every token is tested
@@ -141,7 +143,7 @@ class PromptReader:
         )
 
     def _read_on(self, text: TextProgress) -> Reading[NearestText | None]:
-        """Where a text is not proven, put the nearest tokens behind the proven ones, if they are nearer than chance."""
+        """Where a text is not proven, put the nearest tokens behind the proven ones."""
         known = list(itertools.takewhile(lambda token: token.proven, text.tokens))
         first, seen = len(text.given) + len(known), text.seen
         if first == len(seen) or self.settings.max_candidates is not None:
@@ -150,7 +152,7 @@ class PromptReader:
         begun = text.start.advance(text.start.run(tokens), len(tokens)) if known else text.start
         nearest = yield from read_nearest(seen, begun, *self.expected, first)
         text.num_candidates += nearest.num_tested
-        if nearest.stands_out and sum(nearest.cosines) > self._likeness(text, begun, first):
+        if sum(nearest.cosines) > self._likeness(text, begun, first):
             pairs = zip(nearest.tokens, nearest.cosines, seen.noise.tolerances[first:].tolist(), strict=True)
             text.tokens = [
                 *known,
@@ -225,7 +227,8 @@ class PromptReader:
         if bool((seen.noise.relative(seen.states)[window] > _CONFIRM).any()):
             return False
         guess = self.scores(text, window).scores.argmax(1)
-        alone = [int(token) not in self.equal for token in guess]
+        near = self._near(guess.tolist(), float(seen.noise.tolerances[window].max()))
+        alone = [int(token) not in near for token in guess]
         if False in alone:
             guess = guess[: alone.index(False)]
         if not len(guess):
@@ -256,7 +259,7 @@ class PromptReader:
             noise_variance=float(seen.noise.variances[index]),
             confirm=by_chance or relative > (0 if is_first else loud),
             against_all=by_chance or (is_first and relative > loud),
-            noisy=text.is_noisy if index else None,
+            noisy=False if _has_gaps(seen.stored[index]) else text.is_noisy if index else None,
             widths=self.readout.split(self.model, seen.states.shape[1]),
         )
         found = yield from self._find(text, sighting)
@@ -321,15 +324,35 @@ class PromptReader:
         """How many wrong tokens are expected to agree by chance: a quarter of the numbers count as independent."""
         return self.model.vocab_size * min(1.0, tolerance) ** (width / 4)
 
+    def _near(self, tokens: list[int], tolerance: float) -> Classes:
+        """Classes of tokens whose states may agree as well, where a stream is rounded: some tolerances around each."""
+        reach = _REACH * tolerance
+        if not self.readout.is_stream or reach <= NEAR or tolerance > _CONFIRM * _REACH:
+            return self.equal
+        near = near_rows(self.rows, tokens, reach)
+        return {token: members for token, members in near.items() if len(members) > 1}
+
+    @cached_property
+    def rows(self) -> Float[Tensor, "vocab d"]:
+        """What enters the model for each token."""
+        with torch.no_grad():
+            every = torch.arange(self.model.vocab_size, device=self.model.device)
+            return self.model.embed(every, torch.zeros_like(every))
+
     def _members(self, text: TextProgress, token: int, index: int) -> tuple[int, ...]:
         """Tokens that may agree as well as the one that was found, itself included."""
-        members = set(self.equal.get(token, (token,)))
+        members = set(self._near([token], float(text.seen.noise.tolerances[index])).get(token, (token,)))
         if self._is_crowded(text, slice(index, index + 1)):
             metric = self.scores.metric_at(text)
             number = min(_NEIGHBOURS if text.continuation.num_known else _FIRST_NEIGHBOURS, len(metric.rows))
             near = metric.scores(metric.rows[token][None])[0].topk(number).indices
             members |= set(near.tolist())
         return tuple(sorted(members))
+
+
+def _has_gaps(row: Float[Tensor, " m"]) -> bool:
+    """Whether entries were left out, which is no noise that is the same in all directions."""
+    return 2 <= int((row == 0).sum()) < len(row)
 
 
 def _read_token(found: FoundToken, seen: Observation, behind_proven: bool, equals: tuple[int, ...]) -> ReadToken:

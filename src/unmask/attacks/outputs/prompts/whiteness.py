@@ -14,7 +14,7 @@ are compared by Bartlett's test:
     T = (d·log ν̄ − Σ_b n_b·log ν_b)/c  ~  χ²,    r is even  ⇔  P(χ² ≥ T) ≥ 10⁻⁸
 
 Nor is it noise if a part of the state (a head's keys, its values) has next to none: values that agree beside keys that
-don't are those of another position.
+don't are those of another position. Nor is what lies in few entries: these were left out.
 
 Notation: r = h − h(v); C the covariance between tokens' templates, Σ around them; J the map to the state;
 excess = ‖r‖²/(d·ν), 1 for white noise; n_b entries and ν_b mean square of a band, ν̄ of all of r; c ≈ 1.
@@ -37,6 +37,7 @@ _SLACK = 0.3  # the quiet half of 576 coordinates tells the variance to 6 %, fou
 _FALSE_ALARM = 1e-8  # of Gaussian noise, a position
 _BAND = 8  # entries of a band at least
 _MOST_BANDS = 8
+_SPIKY = 12.0  # mean fourth power by the square of the mean square: 3 of Gaussian noise, 6 of Laplace's
 _SILENT = 0.01  # of the mean square: 16 entries of Gaussian noise have so little in one of 10¹³ cases
 
 
@@ -76,7 +77,8 @@ class WhitenessTest:
         squares = (residual.double() @ self.directions).square()
         quiet = float(squares[: len(squares) // 2].mean())
         excess = float(squares.mean()) / quiet if quiet > 0 else float("inf")
-        return Whiteness(quiet, excess, 0.0 if _has_silent_part(residual.double(), widths) else _evenness(squares))
+        is_other = _has_silent_part(residual.double(), widths) or _has_spikes(residual.double())
+        return Whiteness(quiet, excess, 0.0 if is_other else _evenness(squares))
 
 
 def _has_silent_part(residual: Float[Tensor, " d"], widths: Sequence[int]) -> bool:
@@ -84,6 +86,12 @@ def _has_silent_part(residual: Float[Tensor, " d"], widths: Sequence[int]) -> bo
     least = _SILENT * float(residual.square().mean())
     parts = residual.split(list(widths)) if widths else (residual,)
     return any(float(part.square().mean()) < least for part in parts if len(part) >= 2 * _BAND)
+
+
+def _has_spikes(residual: Float[Tensor, " d"]) -> bool:
+    """Whether few entries hold most of it, as where entries were left out."""
+    square = float(residual.square().mean())
+    return square > 0 and float(residual.pow(4).mean()) > _SPIKY * square**2
 
 
 def _evenness(squares: Float[Tensor, " d"]) -> float:
