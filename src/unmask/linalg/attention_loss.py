@@ -95,6 +95,13 @@ class LossPoint:
         """f h − B: what the data do not explain."""
         return self.f @ self.h - self.loss.B
 
+    @property
+    def rounded_size(self) -> float:
+        """The sizes that rounding of ‖c‖ goes with: of B, of the sums f h, and of these times scores, which make f."""
+        sizes = self.X.abs()
+        scores = (sizes @ self.loss.map.W.abs() @ sizes.mT).amax(-1, keepdim=True)
+        return float(((1 + scores) * (self.f @ sizes @ self.loss.V.abs()) + self.loss.B.abs()).norm())
+
     # Value and gradient
 
     @cached_property

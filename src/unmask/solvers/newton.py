@@ -31,6 +31,8 @@ from unmask.solvers.iterate import Ending
 _LEAST_DECREASE = 1e-4  # of what the slope promises (Armijo)
 _HALVINGS = 40
 _ROUNDING = 1e-15  # of L: smaller changes are not seen
+_STILL_FALLING = 0.25  # of L in one step: no stationary point but a pre-image, where ∇L = 2Jᵀc is small as c is
+_EPS = torch.finfo(torch.float64).eps
 
 
 class NewtonMatrix(Protocol):
@@ -97,18 +99,24 @@ class Newton:
         return self._state(problem, start)
 
     def step(self, problem: AttentionLoss, state: NewtonState) -> NewtonState:
-        """One step; STALLED if the line search finds nothing lower."""
+        """One step; STALLED if the line search finds nothing lower, CONVERGED if none that falls at a flat point."""
         direction = self.matrix.direction(state.point)
-        if not self.line_search:
-            return self._state(problem, state.x + direction)
-        following = _lower(problem, state.point, direction)
-        return NewtonState(state.point, Ending.STALLED) if following is None else self._state(problem, following)
+        X = _lower(problem, state.point, direction) if self.line_search else state.x + direction
+        following = NewtonState(state.point, Ending.STALLED) if X is None else self._state(problem, X)
+        if self._is_flat(state.point) and not following.value < _STILL_FALLING * state.value:
+            return NewtonState(state.point, Ending.CONVERGED)
+        return following
 
     def _state(self, problem: AttentionLoss, X: Float[Tensor, "n d"]) -> NewtonState:
         point = problem.at(X)
-        scale = 2 * (problem.V.norm() * problem.B.norm() + problem.gamma * X.norm())
-        done = bool(point.gradient.norm() <= self.tolerance * scale)
+        done = self._is_flat(point) and float(point.c.norm()) <= _EPS * float(problem.B.norm())
         return NewtonState(point, Ending.CONVERGED if done else None)
+
+    def _is_flat(self, point: LossPoint) -> bool:
+        """Whether ∇L is at the tolerance. Where J is nearly singular, L may still fall by many digits from there."""
+        loss = point.loss
+        scale = 2 * (loss.V.norm() * loss.B.norm() + loss.gamma * point.X.norm())
+        return bool(point.gradient.norm() <= self.tolerance * scale)
 
 
 def _lower(problem: AttentionLoss, point: LossPoint, direction: Float[Tensor, "n d"]) -> Float[Tensor, "n d"] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,10 +22,12 @@ def gaussian(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def observed(seed: int = 0, causal: bool = False, scale: float = 0.5) -> tuple[AttentionEvidence, Tensor]:
-    """A layer with a positive definite W, its output, and the input behind it."""
-    A, V, X = gaussian(seed, D, D), gaussian(seed + 1, D, D) / math.sqrt(D), gaussian(seed + 2, N, D)
-    W = A @ A.T / D**1.5
+def observed(
+    seed: int = 0, causal: bool = False, scale: float = 0.5, definite: bool = True, width: int = D
+) -> tuple[AttentionEvidence, Tensor]:
+    """A layer with a positive definite W (or any), its output, and the input behind it."""
+    A, V, X = gaussian(seed, D, D), gaussian(seed + 1, D, width) / math.sqrt(D), gaussian(seed + 2, N, D)
+    W = A @ A.T / D**1.5 if definite else A / D
     scores = scale * X @ W @ X.T
     if causal:
         scores = scores.masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
@@ -44,6 +47,37 @@ def test_without_gamma_a_near_start_is_led_to_the_input(causal):
     assert recovery.certificate.holds
     assert error(recovery.value.X, X) < 1e-9  # rounding, times the condition number of the layer
     assert recovery.value.values[-1] < recovery.value.values[0]
+
+
+def test_an_input_that_was_found_is_never_called_a_local_minimum():
+    """Where J is nearly singular ∇L is at rounding before c is: some of these 60 layers were said to be minima."""
+    for seed in range(0, 200, 10):
+        for definite, scale in ((True, 0.5), (False, 0.5), (False, 1.0)):
+            evidence, X = observed(seed, scale=scale, definite=definite)
+            recovery = PaperNewton(start=X + 1e-6 * gaussian(seed + 9, N, D))(evidence)
+            assert recovery.status is Status.PARTIAL, (seed, definite, scale, recovery.reason)
+            assert error(recovery.value.X, X) < 1e-6
+
+
+def test_a_minimum_that_explains_less_is_called_one_and_one_near_rounding_is_not():
+    evidence, X = observed(width=2 * D)  # no input explains all of a disturbed output
+    noise = gaussian(50, N, 2 * D)
+    for level, word in ((0.5, "a local minimum"), (1e-3, "a local minimum"), (1e-11, "near rounding, but not at it")):
+        disturbed = replace(evidence, output=evidence.output + level * noise / noise.norm() * evidence.output.norm())
+        recovery = PaperNewton(matrix=GaussNewton(), line_search=True, start=X, max_steps=200)(disturbed)
+        assert recovery.status is Status.NOTHING_FOUND
+        assert word in recovery.reason, recovery.reason
+
+
+@pytest.mark.parametrize("factor", [0.5, 1e6, 1e30])
+def test_an_input_that_is_far_off_never_explains_the_output(factor):
+    """A long X̂ rounds more, but not so much that anything passes; nor does X = 0 in half precision."""
+    evidence, X = observed()
+    for dtype, start in ((torch.float64, factor * X), (torch.bfloat16, 0 * X)):
+        rounded = replace(evidence, output=evidence.output.to(dtype))
+        recovery = PaperNewton(start=start, max_steps=0)(rounded)
+        assert not recovery.certificate.holds
+        assert recovery.status is Status.NOTHING_FOUND
 
 
 def test_a_tiny_gamma_recovers_near_the_start_but_not_to_rounding():

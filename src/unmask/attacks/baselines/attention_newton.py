@@ -28,7 +28,8 @@ from unmask.recovery import Aim, Certificate, Recovery, Status, searches_of
 from unmask.solvers.iterate import Ending, IterationResult, iterate
 from unmask.solvers.newton import Dense, Newton, NewtonMatrix, NewtonState
 
-_ROUNDINGS = 1e3  # of the evidence's number type: scores and sums of some hundred terms
+_ROUNDINGS = 4.0  # of the sizes that enter the residual; 500 random layers left 0.3
+_FLAT = 1e-6  # ∇L against 2‖V‖‖c‖: above it, too few digits are left to tell a stationary point from a pre-image
 
 
 @dataclass(frozen=True)
@@ -90,22 +91,26 @@ class PaperNewton:
 def _certificate(evidence: AttentionEvidence, state: NewtonState) -> Certificate:
     """Whether X̂ explains the output to the last digits that the evidence has."""
     unexplained = float(state.point.c.norm())
-    output = float(state.point.loss.B.norm())
+    output = float(state.point.loss.B.norm()) or 1.0
+    eps = torch.finfo(evidence.output.dtype).eps
     return Certificate(
         claim="the layer maps X̂ to the output that was seen; other inputs may be mapped there too",
-        residual=unexplained / output if output else unexplained,
-        tolerance=_ROUNDINGS * torch.finfo(evidence.output.dtype).eps,
+        residual=unexplained / output,
+        tolerance=min(_ROUNDINGS * eps * state.point.rounded_size / output, eps**0.5),  # half the digits at the least
         details={"loss": state.value, "gradient": float(state.point.gradient.norm()), "norm": float(state.x.norm())},
     )
 
 
 def _claim(outcome: IterationResult[NewtonState], certificate: Certificate, gamma: float) -> tuple[Status, str]:
     left = f"leaves {certificate.residual:.1e} of the output unexplained"
-    if outcome.ending is not Ending.CONVERGED:
-        return Status.NOTHING_FOUND, f"after {outcome.num_steps} steps X̂ {left}. {outcome.ending.value}"
     if certificate.holds:
         return Status.PARTIAL, "X̂ explains the output to rounding, but pre-images may not be unique: it is one of them"
+    if outcome.ending is not Ending.CONVERGED:
+        return Status.NOTHING_FOUND, f"after {outcome.num_steps} steps X̂ {left}. {outcome.ending.value}"
     if gamma > 0:
         bias = f"γ = {gamma:.1e} moves it towards X = 0 (norm {certificate.details['norm']:.1e})"
         return Status.NOTHING_FOUND, f"the stationary point of the regularised loss {left}: {bias}"
+    point = outcome.state.point
+    if point.gradient.norm() > _FLAT * 2 * point.loss.V.norm() * point.c.norm():
+        return Status.NOTHING_FOUND, f"X̂ {left}: near rounding, but not at it; whether a pre-image is near is not known"
     return Status.NOTHING_FOUND, f"the stationary point {left}: a local minimum or a saddle, not a pre-image"
