@@ -30,7 +30,7 @@ from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.attacks.recover import recover_text
 from unmask.evidence.vectors import VectorEvidence
 from unmask.models import Model, load_model
-from unmask.models.pooling import recipe_of, special_frame
+from unmask.models.pooling import recipe_of
 from unmask.protocols.vectors import observe_vectors
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -72,7 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def choose_texts(model: Model, options: argparse.Namespace, length: str) -> list[tuple[int, ...]]:
     """Texts of some length, evenly spaced in the file, without the tokens that frame every text."""
     low, high = map(int, length.split("-"))
-    opening, closing = special_frame(model)
+    opening, closing = model.special_frame
     framed = (model.encode(line) for line in dict.fromkeys(read_lines(options.data, 0, 10**6)))
     tokens = [tuple(line[len(opening) : len(line) - len(closing)]) for line in framed]
     fitting = [text for text in dict.fromkeys(tokens) if low <= len(text) <= high][options.skip :]
@@ -91,7 +91,7 @@ def storages(model: Model, options: argparse.Namespace) -> Iterator[Row]:
 
 def measure(model: Model, options: argparse.Namespace, length: str, storage: str) -> dict:
     """One cell: vectors one by one, or together on a GPU."""
-    opening, closing = special_frame(model)
+    opening, closing = model.special_frame
     texts = [(*opening, *text, *closing) for text in choose_texts(model, options, length)]
     evidence = observe_vectors(model, texts, dtype=storage)
     recover_text(evidence.select([0]), model, attack=EmbeddingAttack(max_texts=1, max_attempts=1), progress=tell)
@@ -144,7 +144,7 @@ def controls(model: Model, options: argparse.Namespace) -> Iterator[Row]:
 
 def measure_control(model: Model, options: argparse.Namespace, name: str) -> dict:
     """How many are claimed: none may be."""
-    opening, closing = special_frame(model)
+    opening, closing = model.special_frame
     texts = [(*opening, *text, *closing) for text in choose_texts(model, options, options.lengths[0])]
     evidence = spoil(observe_vectors(model, texts), model, texts, name, options.seed)
     claimed = statuses = 0

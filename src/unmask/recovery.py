@@ -179,7 +179,8 @@ class RecoveredText:
     describe (`covers` tells which), and the text is not certain. `count` is how often the batch holds it: exactly, or
     at least, where an ambiguity of the count says so. `side` says who read it, where a model has an encoder and a
     decoder: pairs come one after the other. `row` is the vector that it was read from, where each text has its own. The
-    first `num_given` tokens were known before, and are not recovered.
+    first `num_given` tokens were known before, and are not recovered. `text` leaves out the special tokens that the
+    tokenizer puts around every text; `tokens` have them.
     """
 
     tokens: tuple[int, ...]

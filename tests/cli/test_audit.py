@@ -128,10 +128,7 @@ def test_with_a_sufficient_defence_a_gate_on_tokens_is_held(call, real, tmp_path
 def assert_not_called_safe(answer: Answer, out: Path) -> None:
     assert answer.code == INCONCLUSIVE
     assert "Inconclusive" in answer.told
-    shown = (
-        (answer.told + answer.err).replace("not mean 'safe'", "").replace("not 'safe'", "").replace("about safety", "")
-    )
-    assert "safe" not in shown.replace(str(out.parent), "")
+    assert "safe" not in (answer.told + answer.err).replace(str(out.parent), "")
     (found,) = read_audit(out).findings
     assert f"inconclusive: 'no exact text' (exact_texts = 0) · {found.id}" in answer.told
     assert found.reason[:40] in answer.told

@@ -61,7 +61,7 @@ def test_a_file_of_gradients(call, folder, gradients, tmp_path):
     assert answer.document["holds"] == f"{len(gradients)} tensors (gradients)"
     evidence = unmask.load_evidence(out)
     assert (evidence.num_texts, evidence.num_clients, evidence.all_tokens_predicted) == (1, 1, True)
-    assert texts_of(out, folder) == [f"[CLS] {TEXT} [SEP]"]
+    assert texts_of(out, folder) == [TEXT]
 
 
 @pytest.mark.parametrize("way", ["delta", "weights", "before"])
@@ -78,7 +78,7 @@ def test_weights_after_training(call, folder, gradients, tmp_path, way):
     assert "(weight differences)" in answer.told
     evidence = unmask.load_evidence(out)
     assert (evidence.update.value, evidence.learning_rate, evidence.optimizer) == ("delta", 0.1, "sgd")
-    assert texts_of(out, folder) == [f"[CLS] {TEXT} [SEP]"]
+    assert texts_of(out, folder) == [TEXT]
 
 
 @pytest.mark.parametrize("options", [(), ("--delta",)], ids=["gradients", "delta"])

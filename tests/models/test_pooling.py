@@ -15,7 +15,6 @@ from unmask.models.pooling import (
     prefix_tokens,
     prompt_of,
     recipe_of,
-    special_frame,
 )
 from unmask.protocols.batch import make_batch
 
@@ -60,20 +59,20 @@ def test_a_recipe_that_is_none_is_refused(setting, value):
 
 def test_a_framed_text_is_what_the_tokenizer_makes(minilm, smollm2):
     for model in (minilm, smollm2):
-        opening, closing = special_frame(model)
+        opening, closing = model.special_frame
         whole = model.encode("The garden was quiet.")
         inner = whole[len(opening) : len(whole) - len(closing)]
         recipe = EmbeddingRecipe()
         assert recipe.frame(model, inner) == whole
         assert torch.equal(recipe.frame(model, torch.tensor([inner, inner])), torch.tensor([whole, whole]))
-    assert special_frame(minilm) == ((101,), (102,))
+    assert minilm.special_frame == ((101,), (102,))
 
 
 @pytest.mark.parametrize("name", ["minilm", "smollm2"])
 def test_prefixes_are_the_tokens_that_every_text_begins_with(name, request):
     model = request.getfixturevalue(name)
     prefix = prefix_tokens(model, "query: ")
-    opening, _ = special_frame(model)
+    opening, _ = model.special_frame
     assert prefix
     for text in ("Nothing else.", "4 people"):
         assert tuple(model.encode(f"query: {text}"))[len(opening) : len(opening) + len(prefix)] == prefix

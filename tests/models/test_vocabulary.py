@@ -11,6 +11,7 @@ from tokenizers.models import WordLevel
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from unmask.audit.findings.text_marks import pieces_of
 from unmask.errors import InputError
 from unmask.models.vocabulary import Vocabulary
 
@@ -39,6 +40,29 @@ def test_the_tokenizer_is_asked_how_it_frames_a_text(template, frame):
     assert made.frame_tokens == frame  # token 0 is a token, as in RoBERTa's vocabulary
 
 
+@pytest.mark.parametrize(
+    ("template", "tokens", "text"),
+    [
+        ("<s> $A </s>", [0, 1, 1, 2], "a a"),
+        ("<s> $A </s>", [0, 1], "a"),  # cut
+        ("<s> $A </s>", [1, 2], "a </s>"),  # no frame: the end is data
+        ("<s> $A </s>", [0, 0, 1, 2, 1, 2, 2], "<s> a </s> a </s>"),  # what stands inside the frame is data
+        ("<s> $A </s>", [0, 2], "<s> </s>"),  # nothing else: an empty text
+        ("<s> $A </s>", [0], "<s>"),
+        ("<s> $A </s>", [], ""),
+        ("<s> $A", [0, 1, 2], "a </s>"),
+        ("$A </s>", [0, 1, 2], "<s> a"),
+        ("$A", [0, 1, 2], "<s> a </s>"),  # this tokenizer adds neither
+    ],
+)
+def test_a_text_is_shown_without_what_the_tokenizer_adds(template, tokens, text):
+    made = Vocabulary()
+    made.tokenizer = word_tokenizer(template)
+    assert made.decode(tokens) == text
+    pieces = pieces_of(tokens, made)
+    assert (len(pieces), "".join(pieces)) == (len(tokens), text)
+
+
 def test_special_tokens_are_those_of_the_tokenizer():
     assert vocabulary(all_special_ids=[101, 102, 0, 102]).special_tokens == {0, 101, 102}
     assert vocabulary().special_tokens == frozenset()
@@ -49,6 +73,7 @@ def test_without_a_tokenizer_texts_are_refused_and_tokens_shown_as_numbers():
         vocabulary().encode("hello")
     assert vocabulary().decode([5, 17]) == "5 17"
     assert vocabulary().decode([]) == ""
+    assert vocabulary().special_frame == ((), ())
 
 
 def test_real_tokenizers_have_a_frame_or_none(minilm, smollm2):

@@ -57,7 +57,7 @@ def test_why_is_said():
     found = suite([LEAK, UNCLEAR, FAILED], ["no exact text"])
     assert "'no exact text' is crossed" in found.find("testcase/failure").get("message")
     unclear, failed = found.findall("testcase/error")
-    assert "does not mean 'safe'" in unclear.get("message")
+    assert "is inconclusive" in unclear.get("message")
     assert "no direction of the gradients" in unclear.get("message")
     assert "the attack did not apply or did not finish" in unclear.get("message")
     assert failed.get("message") == "InputError: text 3 has no tokens"

@@ -52,6 +52,8 @@ def test_it_never_holds_a_text_and_never_calls_anything_safe():
     text = render(audit_of(realistic(), ["no exact text"]))
     assert not [sentence for sentence in SENTENCES if sentence.split()[1] in text.split()]
     assert "never mean 'safe'" in text
+    assert "inconclusive" in text
+    assert text.count("safe'") == 1
 
 
 def test_it_fits_into_a_comment():

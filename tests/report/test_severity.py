@@ -47,6 +47,6 @@ def test_of_a_live_federation_claims_decide():
 
 def test_what_is_not_known_is_worse_than_nothing_found_and_not_safe():
     assert Severity.UNKNOWN.rank < Severity.NONE.rank
-    assert "does not mean 'safe'" in Severity.UNKNOWN.meaning
+    assert "Nothing is known" in Severity.UNKNOWN.meaning
     assert [severity.rank for severity in Severity] == list(range(len(Severity)))
     assert all(severity.meaning for severity in Severity)

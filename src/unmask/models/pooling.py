@@ -102,7 +102,7 @@ class EmbeddingRecipe:
 
     def frame_of(self, model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What stands in front of every text (special tokens, then the prefix), and what stands behind it."""
-        opening, closing = special_frame(model)
+        opening, closing = model.special_frame
         return (*opening, *self.prefix), closing
 
     def width(self, model: Model) -> int:
@@ -115,21 +115,11 @@ def _last(mask: MaskBatch) -> Tensor:
     return mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
 
 
-def special_frame(model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The special tokens that the tokenizer puts in front of a text and behind it."""
-    if model.tokenizer is None:
-        return (), ()
-    made = model.tokenizer("a", return_special_tokens_mask=True)
-    tokens, special = list(made["input_ids"]), list(made["special_tokens_mask"])
-    inner = [place for place, is_special in enumerate(special) if not is_special]
-    return tuple(tokens[: inner[0]]), tuple(tokens[inner[-1] + 1 :])
-
-
 def prefix_tokens(model: Model, prefix: str) -> tuple[int, ...]:
     """The tokens that a prefix ('query: ') puts in front of every text, whatever the text is."""
     if not prefix:
         return ()
-    opening, _ = special_frame(model)
+    opening, _ = model.special_frame
     some = (model.decode([model.vocab_size * part // 8]) for part in range(1, 8))  # a small vocabulary lacks the probes
     whole = [model.encode(prefix + probe) for probe in (*_PROBES, *some)]
     shared = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*whole, strict=False))

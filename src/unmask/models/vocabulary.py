@@ -53,6 +53,14 @@ class Vocabulary:
         return (empty[0], empty[1]) if len(empty) == 2 else None
 
     @property
+    def special_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The special tokens that the tokenizer puts in front of every text and behind it, as far as it has any."""
+        made = {} if not callable(self.tokenizer) else self.tokenizer("a", return_special_tokens_mask=True)
+        tokens, special = (list(made.get(key, ())) for key in ("input_ids", "special_tokens_mask"))
+        inner = [place for place, is_special in enumerate(special) if not is_special]
+        return (tuple(tokens[: inner[0]]), tuple(tokens[inner[-1] + 1 :])) if inner else ((), ())
+
+    @property
     def mask_token(self) -> int | None:
         """The token that hides another one in masked-token training, where the tokenizer has one."""
         token = getattr(self.tokenizer, "mask_token_id", None)
@@ -72,10 +80,27 @@ class Vocabulary:
         return list(both["input_ids"]), list(both["token_type_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens; their numbers where there is no tokenizer."""
+        """Text of tokens without what the tokenizer puts around every text; their numbers where there is no tokenizer.
+
+        Special tokens inside are data, and stay: encoding the text of framed tokens gives them again.
+        """
         if self.tokenizer is None:
             return " ".join(str(token) for token in tokens)
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+        begin, end = self.inside(tokens)
+        return str(self.tokenizer.decode(list(tokens[begin:end]), skip_special_tokens=False))
+
+    def inside(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Where a text begins and ends within its frame; whole, if there is nothing else.
+
+        A closing token is the frame's only behind a whole opening: else it may be data.
+        """
+        opening, closing = self.special_frame
+        begin, end = len(opening), len(tokens) - len(closing)
+        if begin >= len(tokens) or tuple(tokens[:begin]) != opening:
+            return 0, len(tokens)
+        if tuple(tokens[max(0, end) :]) != closing:
+            return begin, len(tokens)
+        return (begin, end) if begin < end else (0, len(tokens))
 
     def _encode(self, max_length: int | None, *texts: str, **options: Any) -> Any:
         """What the tokenizer makes of a text or a pair; it does not warn of long ones, as whoever cuts says so."""

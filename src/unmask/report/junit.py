@@ -58,10 +58,10 @@ def _add(suite: ElementTree.Element, finding: Finding, judgement: Judgement | No
         node = ElementTree.SubElement(case, "failure", message=f"{gate} is crossed; {measured}", type="crossed")
         node.text = f"{full_name(finding.case)}\n{why}"
     elif judgement is not None and judgement.ruling is Ruling.INCONCLUSIVE:
-        open_point = f"{gate} is inconclusive; that does not mean 'safe' ({finding.status}): {make_safe(judgement.why)}"
+        open_point = f"{gate} is inconclusive ({finding.status}): {make_safe(judgement.why)}"
         _add_unknown(case, f"{open_point}; {why}", is_gated=True)
     elif judgement is None and finding.outcome is Outcome.INCONCLUSIVE:
-        _add_unknown(case, f"inconclusive; that does not mean 'safe' ({finding.status}): {why}", is_gated=False)
+        _add_unknown(case, f"inconclusive, so nothing is known ({finding.status}): {why}", is_gated=False)
     else:
         held = "" if judgement is None else f"{gate} is held: {make_safe(judgement.why)}\n"
         ElementTree.SubElement(case, "system-out").text = f"{measured}\n{held}{why}"

@@ -76,14 +76,14 @@ def hero(verdict: Verdict) -> Hero:
         case code if code == FAILED:
             return Hero("error", "Incomplete", "Some cases ended in an error. Nothing is known about them.")
         case code if code == INCONCLUSIVE:
-            return Hero("unclear", "Inconclusive", "It is not known whether the gates hold. That does not mean 'safe'.")
+            return Hero("unclear", "Inconclusive", "It is not known whether the gates hold.")
     if not verdict.judgements:
         note = "The plan sets no gate, so nothing can fail. Read the findings below."
         return Hero("neutral", "No gate set", note)
     note = _why_held([METRICS[judgement.gate.metric].is_proven for judgement in verdict.judgements])
     if unknown := verdict.outcomes.get(Outcome.INCONCLUSIVE):
         cases = f"{count_noun(unknown, 'case')} {'is' if unknown == 1 else 'are'}"
-        return Hero("neutral", "No gate crossed", f"{note} {cases} inconclusive; that does not mean 'safe'.")
+        return Hero("neutral", "No gate crossed", f"{note} {cases} inconclusive.")
     return Hero("held", "No gate crossed", note)
 
 

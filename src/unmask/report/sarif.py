@@ -26,7 +26,7 @@ _HOME = "https://github.com/unmask-audit/unmask"
 LEAK, UNCLEAR, FAILURE, MISSING = "leak-without-gate", "inconclusive", "error", "not-run"
 _RULES: Mapping[str, str] = {
     LEAK: "A case leaks, and the plan sets no gate on it.",
-    UNCLEAR: "The attack did not apply or did not finish. That does not mean 'safe'.",
+    UNCLEAR: "The attack did not apply or did not finish. Nothing is known.",
     FAILURE: "A case ended in an error, so nothing is known about it.",
     MISSING: "A planned case was not run yet.",
 }
@@ -81,7 +81,7 @@ def _results(finding: Finding, judgements: Sequence[Judgement]) -> list[tuple[st
         if judgement.ruling is Ruling.CROSSED:
             results.append((gate, "error", f"The gate '{gate}' is crossed. {measured}", case_id))
         elif judgement.ruling is Ruling.INCONCLUSIVE:
-            open_point = f"The gate '{gate}' is inconclusive; that does not mean 'safe': {make_safe(judgement.why)}."
+            open_point = f"The gate '{gate}' is inconclusive: {make_safe(judgement.why)}."
             text = f"{open_point} {name}: {why}"
             results.append((gate, "warning", text, case_id))
     if judgements:

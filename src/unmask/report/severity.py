@@ -38,7 +38,7 @@ _MEANINGS = {
     Severity.HIGH: "Whole texts, weights or inputs were read, but the attacker cannot prove that they are right.",
     Severity.MEDIUM: "At least half of the words, weights or inputs were read.",
     Severity.LOW: "Some words were read, or something about the weights.",
-    Severity.UNKNOWN: "The attack failed, did not apply or did not finish. That does not mean 'safe'.",
+    Severity.UNKNOWN: "The attack failed, did not apply or did not finish. Nothing is known.",
     Severity.NONE: "This attack found nothing. Another one may.",
 }
 

@@ -40,6 +40,8 @@ class Bytes(Vocabulary):
 class Rewriting(Vocabulary):
     """A decoder that joins what came before in another way, as clean-up of spaces does."""
 
+    tokenizer = None
+
     def decode(self, tokens: object) -> str:
         words = [("don", "'", "t", "stop")[token] for token in tokens]  # type: ignore[attr-defined]
         return " ".join(words).replace(" ' ", "'")

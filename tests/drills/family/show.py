@@ -24,4 +24,4 @@ class CousinForCausalLM(transformers.LlamaForCausalLM):
 model = unmask.load_model(random_model(CousinForCausalLM, CousinConfig(**llama_sizes())), tokenizer=word_tokenizer())
 recovery = unmask.recover_text(unmask.observe_gradients(model, texts()), model)
 assert recovery.status is unmask.Status.RECOVERED
-assert {text.text for text in recovery.value.texts} == {f"[CLS] {text} [SEP]" for text in texts()}
+assert {text.text for text in recovery.value.texts} == set(texts())

@@ -88,6 +88,7 @@ def test_outcomes_have_words_and_inconclusive_is_never_safe(whole):
     text = Reader(whole).text
     assert "not leaked by this attack" in text
     assert "it never means 'safe'" in text
+    assert text.count("'safe'") == 1  # said once, where the words are explained
 
 
 def test_labels_and_landmarks(whole):

@@ -79,10 +79,13 @@ def pieces_of(tokens: Sequence[int], vocabulary: Vocabulary) -> list[str]:
     """What each token adds to the text, so that the pieces join to it.
 
     A token that is part of a character adds nothing that can be shown; the one that completes it adds the character.
+    Nor do the special tokens around a text add anything.
     """
     text = vocabulary.decode(tokens)
-    cuts = [0]
-    for end in range(1, len(tokens)):
-        so_far = zip(vocabulary.decode(tokens[:end]), text, strict=False)
+    first, last = vocabulary.inside(tokens)
+    cuts = [0] * (first + 1)
+    for end in range(first + 1, last):
+        so_far = zip(vocabulary.decode(tokens[first:end]), text, strict=False)
         cuts.append(max(cuts[-1], len([*takewhile(lambda pair: pair[0] == pair[1], so_far)])))
+    cuts += [len(text)] * (len(tokens) - last)
     return [text[start:end] for start, end in pairwise([*cuts, len(text)])] if tokens else []

@@ -105,15 +105,14 @@ def _sentence(
     if unknown:
         return (
             INCONCLUSIVE,
-            f"Inconclusive: for {count_noun(len(unknown), 'case')} it is not known whether the gate holds; that "
-            f"does not mean 'safe'; {leaks}.",
+            f"Inconclusive: for {count_noun(len(unknown), 'case')} it is not known whether the gate holds; {leaks}.",
         )
     if judgements:
         judged = len({judgement.finding.id for judgement in judgements})
         free = f", {len(findings) - judged} without a gate" if judged < len(findings) else ""
         return PASSED, f"No gate is crossed in {count_noun(judged, 'case')}{free}; {leaks}. {_WORTH}"
     if all(finding.outcome is Outcome.INCONCLUSIVE for finding in findings):
-        return INCONCLUSIVE, "Inconclusive: every attack was inconclusive; that does not mean 'safe'."
+        return INCONCLUSIVE, "Inconclusive: no attack could tell."
     return PASSED, f"Done, and no gate was set; {leaks}."
 
 

@@ -96,9 +96,7 @@ def _figure(chart: Chart, number: int) -> dict[str, Any]:
     if any(point.chance is not None for point in points):
         sentences.append("Dashed: chance.")
     if any(point.is_open for point in points):
-        sentences.append(
-            "Hollow, dotted: a run is inconclusive, failed or was not run, so a low value does not mean 'safe'."
-        )
+        sentences.append("Hollow, dotted: a run is inconclusive, failed or was not run, so a low value means nothing.")
     if num_empty := sum(len(line.empty) for line in chart.lines):
         sentences.append(f"{num_empty} more {'position has' if num_empty == 1 else 'positions have'} no value at all.")
     if num_ungated := sum(line.num_ungated for line in chart.lines):

@@ -32,8 +32,8 @@ def test_short_sentences_are_proven(minilm, dtype):
     recovery = recover_text(evidence, minilm, progress=lambda stage, done, total: stages.append((done, total)))
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert [(text.row, text.text) for text in recovery.value.texts] == [
-        (0, "[CLS] the door was open. [SEP]"),
-        (1, "[CLS] she left early. [SEP]"),
+        (0, "the door was open."),
+        (1, "she left early."),
     ]
     assert recovery.certificate.holds
     assert recovery.certificate.rejected > 0.01
@@ -75,7 +75,7 @@ def test_a_prefix_is_known_and_not_part_of_the_text(minilm):
     evidence = observe_vectors(minilm, TEXTS[:1], prefix="query: ")
     assert evidence.recipe.prefix
     recovery = recover_text(evidence, minilm, attack=EmbeddingAttack(max_attempts=1, language="none"))
-    assert recovery.value.texts[0].text == "[CLS] the door was open. [SEP]"
+    assert recovery.value.texts[0].text == "the door was open."
     assert recovery.status is Status.RECOVERED
 
 
@@ -106,4 +106,4 @@ def test_models_without_a_tokenizer_are_read_too(tiny_bert):
 def test_the_empty_text_is_found_at_once(minilm):
     recovery = recover_text(observe_vectors(minilm, ["", TEXTS[0]]), minilm)
     assert recovery.status is Status.RECOVERED
-    assert [text.text for text in recovery.value.texts] == ["[CLS] [SEP]", "[CLS] the door was open. [SEP]"]
+    assert [text.text for text in recovery.value.texts] == ["[CLS] [SEP]", "the door was open."]

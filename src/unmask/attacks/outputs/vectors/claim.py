@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from unmask.attacks.run import Run
 from unmask.models.adapter import Model
-from unmask.models.pooling import special_frame
 from unmask.recovery import (
     Aim,
     Ambiguity,
@@ -91,7 +90,7 @@ def claim_texts(
 
 
 def _as_recovered_text(read: ReadVector, row: int, model: Model) -> RecoveredText:
-    opening, closing = special_frame(model)
+    opening, closing = model.special_frame
     framed = (*opening, *read.tokens, *closing)
     ambiguities = tuple(
         Ambiguity(

@@ -26,7 +26,6 @@ from unmask.attacks.outputs.vectors.insertion_effects import (
 )
 from unmask.attacks.run import Progress
 from unmask.models.adapter import Model
-from unmask.models.pooling import special_frame
 
 _VERSION = 2  # raise it when the fit changes
 _LENGTHS = range(3, 49)  # tokens of sentences that are used
@@ -85,7 +84,7 @@ def read_sentences(model: Model) -> list[tuple[int, ...]]:
         generator = torch.Generator().manual_seed(0)
         rows = torch.randint(0, model.vocab_size, _RANDOM, generator=generator).tolist()
         return [tuple(row[: 3 + number % (_RANDOM[1] - 2)]) for number, row in enumerate(rows)]
-    opening, closing = special_frame(model)
+    opening, closing = model.special_frame
     framed = (model.encode(line) for line in _sentences().splitlines() if line)
     tokens = (tuple(line[len(opening) : len(line) - len(closing)]) for line in framed)
     return [line for line in tokens if len(line) in _LENGTHS]

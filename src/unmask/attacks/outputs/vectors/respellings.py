@@ -16,7 +16,6 @@ from torch import Tensor
 from unmask.attacks.outputs.vectors.edits import TextBatch
 from unmask.attacks.outputs.vectors.orders import continuing_tokens, split_words
 from unmask.models.adapter import Model
-from unmask.models.pooling import special_frame
 
 _ENDINGS = ("s", "es", "d", "ed", "ing", "ly", "er", "est", "y", "ness", "less", "ful", "able", "al", "ity", "ment")
 _BEGINNINGS = ("un", "re", "in", "im", "dis", "over", "out", "under", "mis", "non", "pre", "sub")
@@ -35,7 +34,7 @@ class Respeller:
 
     def __post_init__(self) -> None:
         self.continues = continuing_tokens(self.model)
-        self._frame = tuple(map(len, special_frame(self.model)))
+        self._frame = tuple(map(len, self.model.special_frame))
 
     def __call__(self, texts: TextBatch, widely: bool) -> tuple[Int[Tensor, " k"], TextBatch]:
         """Texts with two words joined; `widely`: or with one word in another form. Which text each is of, and they."""

@@ -96,7 +96,7 @@
       lines.append(make("tr", "", th, make("td", "", value), make("td", "", chance || "–")));
     }
     table.append(lines);
-    const note = finding.outcome === "INCONCLUSIVE" ? make("p", "absent", "The attack is inconclusive, so a low number here does not mean 'safe'.") : null;
+    const note = finding.outcome === "INCONCLUSIVE" ? make("p", "absent", "The attack is inconclusive, so a low number here means nothing.") : null;
     return card("Measured, beside chance", "", note, table);
   };
 
