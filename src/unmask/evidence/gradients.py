@@ -92,7 +92,8 @@ class GradientEvidence(DisplayedFields):
     `all_tokens_predicted`, whether every token behind a text's first one has a label; chat fine-tuning masks some. Of
     classification: `head` (labels, d), the weights that the server sent where they are no part of the model, and
     `pooling`, the state that the head reads ('first', 'last' or 'mean'). `num_clients`: 1 if the update is one client's
-    plain mean over its batch, more if it is a sum; then losses have weights of their own.
+    mean over its batch (of tokens, or of each text's own mean), more if it is a sum; then losses have weights of their
+    own.
     """
 
     gradients: Mapping[str, Tensor]

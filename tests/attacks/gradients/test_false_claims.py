@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -237,6 +238,30 @@ def test_weights_of_micro_batches_are_no_counts(small_llama):
         assert_nothing_false(recovery, texts)
         assert all(text.count == 1 for text in recovery.value.texts)
         assert {text.tokens for text in recovery.value.certain} == {tuple(text) for text in texts}
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "copies", "num_texts", "status"),
+    [
+        ((3, 5, 6, 5, 5), 1, None, Status.PARTIAL),
+        ((3, 5, 6, 5, 5), 1, 5, Status.RECOVERED),
+        ((1, 3), 2, 4, Status.PARTIAL),
+    ],
+)
+def test_weights_of_texts_in_a_mean_of_their_own_means_are_no_counts(
+    small_llama, num_labels, copies, num_texts, status
+):
+    """Texts that occur once used to occur 'at least' 5 to 10 times, and two texts twice were RECOVERED as 1 and 3."""
+    rng = random.Random(0)
+    texts = [rng.sample(range(5, 499), 1 + number) for number in num_labels]
+    parts = [observe_gradients(small_llama, [text]) for text in texts]
+    mean = {name: sum(part.gradients[name] for part in parts) / len(parts) for name in parts[0].gradients}
+    evidence = replace(parts[0], gradients=mean, num_texts=num_texts)
+    assert evidence.num_clients == 1
+    recovery = recover_text(evidence, small_llama)
+    assert_nothing_false(recovery, texts * copies)
+    assert recovery.status is status, recovery.reason
+    assert {text.tokens for text in recovery.value.certain} == set(map(tuple, texts))
 
 
 def test_a_scaled_update_invents_no_label_that_the_model_is_sure_of():

@@ -13,6 +13,7 @@ from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation
+from unmask.attacks.gradients.encoder.masked_tokens import Original
 from unmask.attacks.run import Run
 from unmask.evidence import GradientEvidence, Task
 from unmask.linalg.gap import Gap
@@ -94,6 +95,17 @@ def test_everything_explained_is_recovered(tiny_bert):
     assert recovery.cost.candidates == 500 + 1 + 2
     assert recovery.used == ("some.weight",)
     assert recovery.reason == f"all 2 texts: {Proof.ARRIVALS.value}"
+
+
+def test_words_that_masks_hid_are_in_the_bag_of_a_whole_batch(tiny_bert):
+    """The bag holds what the model saw; of a whole batch it used to lack the labels, and to hold masks."""
+    originals = {A: Original((*A[:-2], 50, A[-1]), 1, 0.0, 1), B: Original(B, 1, 0.0, 1)}
+    candidates = Candidates({0: torch.tensor([1, 2, 5, 6, 7, 8, 9])}, Gap(1e-6, 1e-1), 500)
+    result = EncoderResult(Search(tiny_bert), candidates, 1.0, ("some.weight",), AGREES, originals)
+    recovery = claim_encoder_texts(Run(), evidence(), result)
+    assert recovery.status is Status.RECOVERED
+    assert recovery.value.token_set == {token for text in recovery.value.texts for token in text.tokens}
+    assert 50 in recovery.value.token_set
 
 
 def test_without_a_replay_spans_of_later_blocks_make_texts_certain_but_not_the_whole(tiny_bert):

@@ -57,6 +57,14 @@ def test_how_often_all_pairs_occur_is_open_where_nobody_says(model):
     assert all(text.ambiguities for text in recovery.value.texts)
 
 
+def test_weights_of_pairs_in_a_mean_of_their_own_means_are_no_counts(model):
+    """The shorter of two pairs that occur once used to occur 'at least' twice."""
+    parts = [unmask.observe_gradients(model, [pair]) for pair in PAIRS[:4:3]]
+    mean = {name: sum(part.gradients[name] for part in parts) / 2 for name in parts[0].gradients}
+    recovery = PairAttack(frame=FRAME)(replace(parts[0], gradients=mean, num_texts=None), model)
+    assert found_pairs(recovery) == Counter(PAIRS[:4:3])
+
+
 def test_a_text_that_does_not_end_with_the_end_token_is_not_certain(model):
     pairs = [(read, written[:-1]) for read, written in PAIRS]
     recovery = PairAttack(frame=FRAME)(unmask.observe_gradients(model, pairs), model)

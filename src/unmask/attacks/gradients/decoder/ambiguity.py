@@ -112,6 +112,17 @@ def open_count(why: str) -> Ambiguity:
     return Ambiguity(AmbiguityKind.COUNT, f"it may occur more often: {why}")
 
 
+def counts_by_means(counts: Sequence[int], num_labels: Sequence[int], num_texts: int) -> list[int] | None:
+    """Counts that send the same update if the loss is a mean of each text's own mean; None if none are `num_texts`.
+
+    There a text of n labels weighs n times less on each than it does in a mean over all labels.
+    """
+    weights = [count * labels for count, labels in zip(counts, num_labels, strict=True)]
+    shares = [num_texts * weight for weight in weights]
+    total = sum(weights)
+    return None if not total or any(share % total for share in shares) else [share // total for share in shares]
+
+
 @torch.no_grad()
 def texts_of_any_run(model: Model, endings: Sequence[TextEnding], labelled: bool) -> frozenset[Node]:
     """Texts whose rows hardly change when their first token is repeated once more, or once less.

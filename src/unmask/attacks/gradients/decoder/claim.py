@@ -14,6 +14,7 @@ from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
 from unmask.attacks.gradients.decoder.ambiguity import (
     COUNT_IS_UNSTATED,
     EqualTokens,
+    counts_by_means,
     leading_run,
     open_count,
     open_end,
@@ -113,8 +114,8 @@ def claim_texts(run: Run, evidence: GradientEvidence, findings: SearchResult) ->
     texts = _texts(evidence, findings)
     status, reason = _status(evidence, findings, texts)
     tokens, classes = _bag(findings, texts)
-    if status is Status.RECOVERED:  # padding may leave a trace as well, and is in no text
-        tokens &= {token for text in texts for token in text.tokens}
+    if status is Status.RECOVERED:  # padding may leave a trace as well, and is in no text; a label may leave none
+        tokens = frozenset(token for text in texts for token in text.tokens)
     value = RecoveredTexts(tuple(texts), tokens, classes)
     cost = run.cost(
         candidates=findings.candidates.num_tested + findings.forest.num_tested,
@@ -214,11 +215,21 @@ def _open_points(
 
 
 def _counts_are_told(evidence: GradientEvidence, findings: SearchResult) -> bool:
-    """Whether the weights of labels are counts: in a plain mean over one client's batch, which the replay confirms."""
+    """Whether the weights of labels are counts: as many as texts were stated, in a mean over one client's tokens.
+
+    That it is one is not known: a mean of each text's own mean must not give as many texts with other counts.
+    """
     exact = (Proof.CLIENT, Proof.ROUNDED_CLIENT, Proof.NOISY_CLIENT)
-    plain = evidence.num_clients == 1 and findings.confirmation.proof in exact
-    total = sum(ending.count for ending in findings.endings)
-    return plain and (evidence.num_texts is None or total <= evidence.num_texts)
+    counts = [ending.count for ending in findings.endings]
+    if evidence.num_clients != 1 or findings.confirmation.proof not in exact or sum(counts) != evidence.num_texts:
+        return False
+    return _counts_by_means(evidence, findings) in (None, counts)
+
+
+def _counts_by_means(evidence: GradientEvidence, findings: SearchResult) -> list[int] | None:
+    """As `counts_by_means`, of the texts found."""
+    labels = [len(ending.node[1]) - 1 for ending in findings.endings]
+    return counts_by_means([ending.count for ending in findings.endings], labels, evidence.num_texts or 0)
 
 
 def _why_counts_are_open(
@@ -236,7 +247,7 @@ def _why_counts_are_open(
     counts = {ending.count for ending in findings.endings}
     if findings.confirmation.proof is Proof.CLIENT and evidence.num_clients == 1 and len(counts) > 1:
         total = sum(ending.count for ending in findings.endings)
-        if total > evidence.num_texts:
+        if total > evidence.num_texts and _counts_by_means(evidence, findings) is None:
             return f"the client sends this update for {count_noun(total, 'text')}, but {evidence.num_texts} were stated"
     if num_found == evidence.num_texts and findings.explains_everything and everyone:
         return None  # each of them occurs, so each occurs once

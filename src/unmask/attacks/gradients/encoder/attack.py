@@ -120,7 +120,7 @@ class EncoderAttack:
             used=tuple(dict.fromkeys((*used, *problem.parameters, *told, *replayed))),
             confirmation=confirmation,
             originals=originals,
-            counts_told=evidence.num_clients == 1,
+            num_told=evidence.num_texts if evidence.num_clients == 1 else None,
         )
         return claim_encoder_texts(run, evidence, findings)
 

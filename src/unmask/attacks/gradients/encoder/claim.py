@@ -15,7 +15,7 @@ from functools import cached_property
 from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords
 from unmask.attacks.gradients.bag_of_words.claim import claim_bag, claim_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import EQUAL, Candidates
-from unmask.attacks.gradients.decoder.ambiguity import COUNT_IS_UNSTATED, equal_tokens, open_count
+from unmask.attacks.gradients.decoder.ambiguity import COUNT_IS_UNSTATED, counts_by_means, equal_tokens, open_count
 from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation
 from unmask.attacks.gradients.encoder.masked_tokens import Original
@@ -45,7 +45,7 @@ class EncoderResult:
     used: tuple[str, ...]
     confirmation: EncoderConfirmation
     originals: Mapping[Text, Original] | str | None = None  # of masked texts, or why they cannot be read
-    counts_told: bool = False  # whether weights of labels are counts: in one client's plain mean
+    num_told: int | None = None  # so many texts were stated for one client
 
     @property
     def texts(self) -> dict[TokenIds, float]:
@@ -61,7 +61,7 @@ class EncoderResult:
             original = self._original(places)
             is_covered = self._is_covered(places) and original.is_explained
             classes = equal_tokens(self.model, original.tokens, self._equal)
-            certain, count = is_covered and not classes, original.count if is_covered and self.counts_told else 1
+            certain, count = is_covered and not classes, original.count if is_covered and self._counts_are_told else 1
             if (other := texts.get(original.tokens)) is not None:
                 certain, distance, count = certain and other.certain, max(distance, other.residual), count + other.count
             text = self.model.decode(original.tokens)
@@ -69,6 +69,15 @@ class EncoderResult:
                 original.tokens, text, certain, distance, count, tuple(classes) if is_covered else ()
             )
         return list(texts.values())
+
+    @cached_property
+    def _counts_are_told(self) -> bool:
+        """Whether weights of labels are counts: as many as were stated, and a mean of means gives no others."""
+        read = [self._original(places) for places in self.search.found]
+        counts = [original.count for original in read]
+        if sum(counts) != self.num_told:
+            return False
+        return counts_by_means(counts, [original.num_labels for original in read], sum(counts)) in (None, counts)
 
     @cached_property
     def _equal(self) -> Mapping[int, tuple[int, ...]]:
@@ -144,8 +153,10 @@ def claim_encoder_texts(run: Run, evidence: GradientEvidence, findings: EncoderR
     cost = run.cost(
         candidates=findings.candidates.num_tested + len(findings.search.refused) + len(findings.texts),
     )
-    bag = findings.candidates.tokens, findings.candidates.classes
-    value = RecoveredTexts((*texts, *guesses), *bag)
+    tokens = findings.candidates.tokens
+    if status is Status.RECOVERED:  # what masks and random words hid is in no row, and they are in no text
+        tokens = frozenset(token for text in texts for token in text.tokens)
+    value = RecoveredTexts((*texts, *guesses), tokens, findings.candidates.classes)
     unconfirmed = not findings.explains_everything or not all(text.certain for text in texts)
     searches = Search(Aim.TOKENS), Search(Aim.TEXTS, stopped=findings.is_cut, unconfirmed=unconfirmed)
     return Recovery(value, status, reason, certificate, cost, findings.used, searches)

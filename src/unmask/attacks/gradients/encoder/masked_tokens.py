@@ -40,11 +40,15 @@ _MEMORY_BUDGET_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Original:
-    """A text before masking, how often it occurs, and the largest share of a δ that its labels leave unexplained."""
+    """A text before masking, how often it occurs, and the largest share of a δ that its labels leave unexplained.
+
+    Its count is told by how much each of its labels weighs, in a mean over all of them.
+    """
 
     tokens: tuple[int, ...]
     count: int
     residual: float
+    num_labels: int = 0
 
     @property
     def is_explained(self) -> bool:
@@ -148,4 +152,5 @@ def _original(tokens: Sequence[int], labels: Mapping[int, Labels], unit: float |
     restored = {position: next(iter(found.weights)) for position, found in labels.items()}
     count = max(round(weight / unit) for found in labels.values() for weight in found.weights.values())
     residual = max(found.residual for found in labels.values())
-    return Original(tuple(restored.get(p, token) for p, token in enumerate(tokens)), max(count, 1), residual)
+    original = tuple(restored.get(p, token) for p, token in enumerate(tokens))
+    return Original(original, max(count, 1), residual, len(labels))

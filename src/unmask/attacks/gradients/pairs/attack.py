@@ -24,6 +24,7 @@ from torch import Tensor
 from unmask.attacks.claims import claim_nothing
 from unmask.attacks.gradients.bag_of_words.claim import read_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
+from unmask.attacks.gradients.decoder.ambiguity import counts_by_means
 from unmask.attacks.gradients.decoder.prefix_search import PrefixSearch
 from unmask.attacks.gradients.encoder.attack import EncoderAttack
 from unmask.attacks.gradients.sites import output_site
@@ -51,7 +52,7 @@ from unmask.recovery import (
 _SMALLEST_WEIGHT = 0.3  # of the largest: pairs below are none
 _ENTRIES = 2**18  # of gradients that pairs are told apart by
 _MOST_PAIRS = 256
-_COUNT_IS_OPEN = "all pairs may occur equally more often: a mean over the batch is the same, and its size is not stated"
+_COUNT_IS_OPEN = "pairs may occur more often: the size of the batch is not stated, or does not tell their counts"
 SIDES = ("encoder", "decoder")
 
 Tokens = tuple[int, ...]
@@ -195,14 +196,14 @@ def _claim(
     cost, used = run.cost(candidates=len(tokens)), tuple(sorted(evidence.gradients))
     if agreement is not None and agreement.holds:
         counts = Counter(pairs)
-        factor, rest = divmod(evidence.num_texts or 0, len(pairs))
-        open_count = () if factor and not rest else (Ambiguity(AmbiguityKind.COUNT, _COUNT_IS_OPEN),)
+        told = _told_counts(counts, evidence.num_texts or 0)
+        open_count = () if told else (Ambiguity(AmbiguityKind.COUNT, _COUNT_IS_OPEN),)
         tells_equal, texts = _tells_equal_tokens(evidence, model), []
-        for pair, count in counts.items():
+        for pair in counts:
             for side, text, found in zip(SIDES, pair, (read, written), strict=True):
                 equal = () if tells_equal else found.open_tokens(model, text)
                 made = _text(model, side, text, not equal)
-                texts.append(replace(made, count=max(factor, 1) * count, ambiguities=(*equal, *open_count)))
+                texts.append(replace(made, count=told.get(pair, 1), ambiguities=(*equal, *open_count)))
         certificate = Certificate(
             claim="the client, run again on these pairs, sends the same update: every tensor agrees",
             residual=agreement.misfit_as_is,
@@ -232,6 +233,16 @@ def _claim(
     )
     value = RecoveredTexts(tuple(guesses), tokens)
     return Recovery(value, Status.PARTIAL, reason, certificate, cost, used, searches)
+
+
+def _told_counts(counts: Mapping[tuple[Tokens, Tokens], int], num_pairs: int) -> dict[tuple[Tokens, Tokens], int]:
+    """How often each pair occurs, from how often in a mean over all labels; nothing where that is open."""
+    if num_pairs == len(counts):
+        return dict.fromkeys(counts, 1)
+    factor, rest = divmod(num_pairs, sum(counts.values()))
+    told = [factor * count for count in counts.values()]
+    by_means = counts_by_means(list(counts.values()), [len(written) for _, written in counts], num_pairs)
+    return {} if rest or not factor or by_means not in (None, told) else dict(zip(counts, told, strict=True))
 
 
 def _text(model: EncoderDecoder, side: str, tokens: Tokens, certain: bool) -> RecoveredText:
