@@ -2,10 +2,10 @@
 
     H ≈ 2JᵀSJ + 2γI,   S samples rows of J and scales them, so that E[JᵀSJ] = JᵀJ
 
-The paper's theorem holds 'with probability 1 − δ', though nothing in its exact step is random. This is a step for which
-that makes sense: rows drawn in proportion to their leverage give (1 − ε)JᵀJ ≤ JᵀSJ ≤ (1 + ε)JᵀJ with probability 1 − δ
-as soon as there are `sketch_size` of them. That is more rows than J has unless e ≫ d: where J is nearly square, the
-exact product is cheaper.
+The paper's theorem has a probability of failure δ, though nothing in its exact step is random. This is a step for
+which that makes sense: rows drawn in proportion to their leverage give (1 − ε)JᵀJ ≤ JᵀSJ ≤ (1 + ε)JᵀJ with
+probability 1 − δ as soon as there are `sketch_size` of them. That is more rows than J has unless e ≫ d: where J is
+nearly square, the exact product is cheaper.
 Source: arXiv 2310.12462, Theorem 1.3; Tropp, arXiv 1004.4389, Theorem 1.1 (matrix Chernoff); the samplers are Drineas
 et al.'s.
 """

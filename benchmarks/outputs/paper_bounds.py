@@ -1,9 +1,9 @@
 """Bounds on derivatives of the paper's loss: constants that hold, and how far they are from what is seen.
 
 Notation: as in `unmask.linalg.attention_bounds`, which has K₂; v the spectral norm of V, R the paper's bound on norms.
-Source: arXiv 2310.12462 states a Lipschitz constant of the Hessian and γ of the order n·d·R⁸ for its positive
-definiteness (Theorem 1.3 and the lemmas behind it); the constants of its appendix were not at hand, so all constants
-here but `paper_gamma` are ours, with proofs.
+Source: arXiv 2310.12462, Lemma 4.4 (the Hessian is Lipschitz, of the order n³d³R¹⁰) and Lemma 4.5 (it is positive
+definite for a γ of the order n·d·R⁸), for ‖W‖_F, ‖V‖_F ≤ R, |b_ij| ≤ R and R > 1. The constants of its appendix were
+not at hand: `paper_gamma` and `paper_lipschitz` have 1 in their place; all other constants are ours, with proofs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Sizes:
 
     @classmethod
     def all_at_most(cls, R: float, n: int) -> Sizes:
-        """The paper's assumption: one R bounds W, V, B, and the tokens too (which Theorem 1.3 forgets to ask for)."""
+        """One R bounds all norms; the paper's bounds W and V in Frobenius norm and the entries of B."""
         return cls(n, R, R, R, R)
 
     @property
@@ -68,12 +68,17 @@ class Sizes:
 
 
 def paper_gamma(n: int, d: int, R: float) -> float:
-    """n·d·R⁸, the size of the γ for which the paper has its Hessian positive definite.
+    """n·d·R⁸, the order of the γ for which Lemma 4.5 has the Hessian positive definite.
 
     The paper writes γ = O(−n·d·R⁸), of which the sign cannot be meant: −n·d·R⁸ is the bound from below on the
     eigenvalues without γ.
     """
     return n * d * R**8
+
+
+def paper_lipschitz(n: int, d: int, R: float) -> float:
+    """n³d³R¹⁰, the order of Lemma 4.4's Lipschitz constant of ∇²L."""
+    return (n * d) ** 3 * R**10
 
 
 def convexity_gamma(sizes: Sizes) -> float:

@@ -70,9 +70,10 @@ def _bounds(rows: Sequence[dict], pyplot: Any) -> Any:
     lines = (
         (0, "negative_eigenvalue", "o-", "seen, −λ_min/2"),
         (0, "our_gamma", "-", "our γ"),
-        (0, "paper_gamma", "--", "n·d·R⁸"),
+        (0, "paper_gamma", "--", "Lemma 4.5, n·d·R⁸"),
         (1, "hessian_change", "o-", "seen, ‖Δ∇²L‖/‖ΔX‖"),
         (1, "our_lipschitz", "-", "our constant"),
+        (1, "paper_lipschitz", "--", "Lemma 4.4, n³d³R¹⁰"),
     )
     for panel, column, line, label in lines:
         panels[panel].plot(radii, [row[column] for row in chosen], line, label=label)

@@ -15,10 +15,12 @@ from outputs.paper_bounds import (
     jacobian_norm,
     largest_second_derivative,
     paper_gamma,
+    paper_lipschitz,
     second_derivative,
     third_derivative,
     tightness,
 )
+from paper.unmasking_weights import measure_bounds
 from torch import Tensor
 
 from unmask.errors import InputError
@@ -183,6 +185,16 @@ def test_gammas_grow_like_r_to_the_eighth():
     assert paper_gamma(4, 8, 2.0) == 4 * 8 * 256
     wide = [convexity_gamma(Sizes.all_at_most(100.0, n)) for n in (10**8, 2 * 10**8)]
     assert math.log2(wide[1] / wide[0]) == pytest.approx(1, abs=0.01)
+
+
+def test_lemmas_4_4_and_4_5_hold_on_draws_with_the_papers_norms():
+    """‖W‖_F = ‖V‖_F = R > 1, |b_ij| ≤ R, and ‖X‖_F = R."""
+    rows = list(measure_bounds(small=True))
+    assert all(row["R"] > 1 for row in rows)
+    for row in rows:
+        size = row["n"], row["d"], row["R"]
+        assert 0 < row["negative_eigenvalue"] <= paper_gamma(*size)
+        assert 0 < row["hessian_change"] <= paper_lipschitz(*size) == (row["n"] * row["d"]) ** 3 * row["R"] ** 10
 
 
 def test_bounds_refuse_what_is_no_size():

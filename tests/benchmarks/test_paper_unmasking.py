@@ -34,6 +34,7 @@ def test_every_part_runs_and_is_on_the_page(benchmark, tmp_path, capsys):
     assert "Not measured yet" not in page
     for title in ("Stacks of layers", "Gradient descent", "Wrong weights", "lemmas' constants", "Indefinite W"):
         assert title in page
+    assert all(row["R"] > 1 and row["paper_lipschitz"] > row["hessian_change"] for row in parts["bounds"])
     assert not [row for row in parts["stacks"] if row["wrong"] or "RECOVERED" in row["noise"]]
     assert not [row for row in parts["indefinite"] if row["wrong"]]
 

@@ -172,7 +172,7 @@ ATTACKS: Mapping[str, AttackKind] = {
         "attention-newton:gamma=0.1", _LAYER, "one bare attention layer",
         "nothing: where Newton's method ended",
         "the paper's regularisation swamps the data; without it the start decides",
-        f"{_UNMASKING}, Algorithm 1", is_baseline=True),
+        f"{_UNMASKING}, Thm 1.3", is_baseline=True),
     "single-head": AttackKind("queries.one_head.single_head:SingleHeadAttack", "queries", Secret.HEADS,
         "single-head", _ANSWERS, "one head",
         "fresh sequences are answered as the learned head answers",

@@ -17,7 +17,7 @@ Notation: layer l maps X⁽ˡ⁻¹⁾ to X⁽ˡ⁾; L layers.
 Limits: those of each layer (`attack.py`). Layers average: where tokens see each other, four of them leave rows that are
 equal to the last digits, and nothing can be certified.
 Cost: one inversion of a layer for each chain that reaches it, `max_chains` of them at the most.
-Source: ours; arXiv 2310.12462, Theorem 1.3, has stacks 'layer by layer', without the growth of errors.
+Source: ours; arXiv 2310.12462, Theorem 1.3, has several layers, without the growth of errors.
 """
 
 from __future__ import annotations
