@@ -5,7 +5,7 @@
     python benchmarks/run.py paper queries --only-page           # the page and its plots from what is stored
 
 Heads are Gaussian, entries of variance 1/d. Errors are relative, of the worst head. Queries are those of learning;
-probing (about 40) and the fresh sequences (48) come on top. Seconds are CPU seconds with one thread.
+probing (about 60) and the fresh sequences (87 to 103) come on top. Seconds are CPU seconds with one thread.
 """
 
 from __future__ import annotations

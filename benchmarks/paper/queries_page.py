@@ -21,7 +21,7 @@ arXiv 2601.16873 (Bhattamishra, Shah, Hahn, Kanade, 'Provably Learning Attention
 paper queries` measures everything on this page and
 writes it; `--only-page` writes it from `benchmarks/results/paper_queries.json`. Layers are random, entries of
 variance 1/d; errors of W are relative, of the worst head; queries are those of
-learning, to which come about 40 of probing and 87 fresh ones. CPU seconds are those of one thread.
+learning, to which come about 60 of probing and 87 to 103 fresh ones. CPU seconds are those of one thread.
 
     f(X) = Σ_h Σ_i softmax_i(x_iᵀ W_h x_n)·v_hᵀ x_i,     x_n the last row
 """

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from tests.attacks.queries.layers import vector_layer
-from tests.attacks.queries.random_heads import added, oracle_of, random_head, rounded
+from tests.attacks.queries.random_heads import added, oracle_of, random_head, repeating, rounded
 from tests.attacks.queries.random_networks import even_layers, normal, random_layers, random_transformer, relative
 
 import unmask
@@ -130,6 +130,27 @@ def test_a_single_head_under_a_bound_is_read_by_averaged_passes(asked_of):
     assert asked_of == ["MultiHeadAttack", "NoisyAttack"]
     assert recovery.status.conclusive
     assert score_heads(recovery.value, head).worst_W_error <= 0.05
+
+
+@pytest.mark.parametrize("largest", [1e-6, 1e-4, 1e-2])
+def test_noise_that_repeats_is_read_as_fresh_noise_is(largest):
+    """The oracle of Thm 6.1: a question is answered alike each time, and wrong by `largest` at most."""
+    head = random_head(4)
+    recovery = unmask.recover_weights(unmask.FunctionOracle(lambda X: repeating(largest)(head(X))), width=4)
+    assert recovery.status is Status.RECOVERED
+    assert score_heads(recovery.value, head).worst_W_error <= 1e-9
+    assert "the same each time" in recovery.reason
+
+
+@pytest.mark.parametrize("after", [added(1e-4), rounded(4), repeating(1e-4)])
+def test_a_bounded_function_beside_a_head_is_no_noise(after):
+    """A boost of tokens divides it, as it does noise; tokens of ordinary norm show it."""
+    head = random_head(4)
+    oracle = unmask.FunctionOracle(lambda X: after(head(X) + 0.01 * (3 * X[:, -1].sum(1)).tanh()))
+    recovery = unmask.recover_weights(oracle, width=4)
+    assert recovery.status is Status.PARTIAL
+    assert score_heads(recovery.value, head).worst_W_error <= 1e-9
+    assert "another function" in recovery.reason
 
 
 @pytest.mark.parametrize("num_heads", [2, 4])

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from tests.attacks.queries.layers import generator, vector_layer
-from tests.attacks.queries.random_heads import oracle_of, random_head, rounded
+from tests.attacks.queries.random_heads import oracle_of, random_head, repeating, rounded
 from tests.attacks.queries.random_networks import even_layers, evidence_of, random_layers, random_transformer
 
 from unmask.attacks.queries.profile import probe_oracle
@@ -57,6 +57,7 @@ NUMBERS = {
     "step": NONE,
     "precision": is_tiny,
     "max_norm": math.isinf,
+    "repeats": NONE,
 }
 NO_LAYER = NUMBERS | {"is_linear": lambda seen: not seen, "is_odd": ANY, "precision": ANY, "max_norm": ANY}
 NOT_ODD = {"is_odd": lambda seen: not seen}
@@ -68,6 +69,10 @@ TABLE = {
     "2 decimals": (lambda X: HEADS(X).round(decimals=2), NUMBERS | {"step": lambda seen: seen == 0.01}),
     "4 decimals": (lambda X: HEADS(X).round(decimals=4), NUMBERS | {"step": lambda seen: seen == 0.0001}),
     "additive noise": (noisy(1e-3), NUMBERS | {"noise": within(3, 1e-3)}),
+    "noise that repeats": (
+        lambda X: repeating(1e-3)(HEADS(X)),
+        NUMBERS | {"noise": within(3, 6e-4), "repeats": lambda seen: seen},
+    ),
     "relative noise": (noisy(relative=1e-3), NUMBERS | {"precision": within(3, 1e-3)}),
     "signs": (lambda X: HEADS(X).sign(), NUMBERS | {"signs_only": lambda seen: seen}),
     "bounded by refusing": (refusing(HEADS), BOUNDED),
@@ -96,7 +101,7 @@ def test_every_kind_of_oracle_is_told(function, expected, seed):
     profile = probed(function, seed)
     wrong = {name: getattr(profile, name) for name, fits in expected.items() if not fits(getattr(profile, name))}
     assert not wrong
-    assert profile.num_queries <= 60
+    assert profile.num_queries <= 80
 
 
 @pytest.mark.parametrize("bound", [refusing, projecting])
@@ -134,6 +139,14 @@ def test_queries_are_counted():
     assert probe_oracle(evidence, generator()).num_queries == evidence.ledger.num_asked <= 50
 
 
+@pytest.mark.parametrize("bound", [math.inf, 7.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_coarse_arithmetic_is_no_noise_that_repeats(dtype, bound):
+    profile = probed(refusing(in_dtype(dtype), bound))
+    assert not profile.repeats
+    assert profile.noise == 0
+
+
 @pytest.mark.parametrize(("after", "wanted"), [(None, 1.0), (rounded(2), 1e12)])
 def test_the_boost_makes_added_errors_as_small_as_those_of_the_arithmetic(after, wanted):
     profile = probe_oracle(oracle_of(HEADS, after), generator())
@@ -151,4 +164,5 @@ def test_a_person_is_told_in_sentences():
     assert lines[-1].startswith("largest token norm that is answered faithfully: 4")
     assert "signs only" in probed(lambda X: HEADS(X).sign()).describe()[0]
     assert "vectors of 3" in probed(vector_layer(2, WIDTH, 3)).describe()[0]
+    assert any("noise that repeats" in line for line in probed(lambda X: repeating(1e-3)(HEADS(X))).describe())
     assert any("noise of a repeated answer" in line for line in probed(noisy(1e-3)).describe())

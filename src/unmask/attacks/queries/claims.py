@@ -4,7 +4,8 @@
 2. Where they are off by more than the oracle's error alone, learning was inexact or a head was missed: the same number
    of heads, fitted anew in a small subspace, must leave nothing but the oracle's error (`look_for_missed_heads`).
 3. A head counts only if its share of the answers is far above what fresh sequences are off by.
-4. A layer counts as a whole only if sequences of other lengths are answered likewise (`fresh.py`).
+4. A layer counts as a whole only if sequences of other lengths, and tokens of ordinary norm, are answered likewise
+   (`fresh.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.queries.fresh import check_lengths, fresh_sequences
+from unmask.attacks.queries.fresh import check_lengths, check_ordinary, fresh_sequences
 from unmask.attacks.queries.missed_heads import look_for_missed_heads
 from unmask.attacks.queries.profile import OracleProfile
 from unmask.attacks.queries.query_run import QueryRun
@@ -143,10 +144,15 @@ def conclude(
     if why:
         certificate, cost = run.charge(certificate, num_fresh)
         return Recovery(no_heads(run.evidence), Status.NOTHING_FOUND, f"{reason} But {why}", certificate, cost)
+    before = run.num_asked
     lengths = check_lengths(run, heads, heads, boost, fresh, certificate)
-    certificate, cost = run.charge(lengths.extend(certificate), num_fresh + lengths.num_queries)
-    is_whole = bool(shows.all()) and lengths.agree
-    status, reason = Status.RECOVERED if is_whole else Status.PARTIAL, f"{reason}{lengths.remark}"
+    other = check_ordinary(run, heads, heads, boost, residual)
+    certificate, cost = run.charge(lengths.extend(certificate), num_fresh + run.num_asked - before)
+    is_whole = bool(shows.all()) and lengths.agree and not other
+    status, reason = Status.RECOVERED if is_whole else Status.PARTIAL, f"{reason}{lengths.remark}{other}"
+    if run.profile.absolute_error:
+        added = f"about {run.profile.absolute_error:.1e}{', the same each time' if run.profile.repeats else ''}"
+        reason += f" What is added to answers is {added}; fresh sequences are off by {residual:.1e} of an answer."
     heads = heads if bool(shows.all()) else heads.select(shows)
     searches = searches_of(Aim.WEIGHTS, unconfirmed=not is_whole)
     return Recovery(heads, status, reason, certificate, cost, ("answers",), searches)

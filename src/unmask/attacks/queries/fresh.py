@@ -20,6 +20,7 @@ FRESH_LENGTH = 6
 _ALL_UP_TO, _LONGEST = 16, 128  # every length up to 16 is asked, and 128
 _NUM_BETWEEN = 23  # lengths between the two, drawn anew for every run
 _NOISE, _MORE = 1e-2, 3.0  # of an answer; times what fresh sequences are off by
+_NUM_ORDINARY, _ADDED = 16, 8.0  # sequences without a boost; times the deviation of what is added to answers
 _SHOWN = 4  # lengths that a sentence lists
 # What a service, or a function of this process, may say to sequences that are too long for it.
 _REFUSALS = (UnmaskError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
@@ -126,6 +127,33 @@ def check_lengths(
         return float((answer - expected).abs().max()) / max(size, float(expected.abs().max()))
 
     return ask_other_lengths(run, measure, max(min(certificate.tolerance, _NOISE), _MORE * certificate.residual))
+
+
+def check_ordinary(
+    run: QueryRun, learned: Callable[[Sequences], Answers], heads: HeadWeights, boost: float, residual: float
+) -> str:
+    """A sentence where tokens of ordinary norm are not answered as learned; empty where they are.
+
+        |f(X) − f̂(X)| ≤ 8·τ + 3·ρ·rms f̂
+
+    A boost divides whatever is added to answers: noise, and any other function that is bounded as well.
+
+    Notation: as for `check_lengths`; ρ the `residual`, τ the deviation of what the oracle adds.
+    Cost: 16 queries, none where nothing is added.
+    """
+    added = run.profile.absolute_error
+    if not added or boost <= 1:
+        return ""
+    X = fresh_sequences(heads, 1.0, min(run.profile.max_norm, 1e12), run.generator, _NUM_ORDINARY)
+    expected = learned(X)
+    worst = float((run.evidence.ask(X) - expected).abs().max())
+    allowed = _ADDED * added + _MORE * residual * float(expected.square().mean().sqrt())
+    if worst <= allowed:
+        return ""
+    return (
+        f" But answers to tokens of ordinary norm are off by {worst:.1e}, where {allowed:.1e} is explained: another "
+        "function that is bounded is added to these heads."
+    )
 
 
 def ask_other_lengths(run: QueryRun, measure: Callable[[int], float], allowed: float) -> OtherLengths:

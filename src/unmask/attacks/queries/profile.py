@@ -13,6 +13,8 @@ from unmask.evidence.oracles import OracleEvidence, Refused
 
 _NUM_REPEATS = 6
 _NUM_SCALES = 12
+_NUM_NEARBY, _NEARBY = 16, 1e-7  # questions that differ by so much: a smooth function is linear in between
+_LONGER, _SHORT = 10, 2  # powers of two: errors of arithmetic grow with the token, noise does not
 _MOST_DECIMALS = 12
 _LONG_ENOUGH = 1e9  # a token to which any layer answers more than a rounding
 _LARGEST_NORM = 1e12  # more is never needed, and float32 squares it without overflow
@@ -29,11 +31,11 @@ _LINEAR = 0.05  # of an answer: the coarsest arithmetic in use, float8, is off b
 class OracleProfile:
     """What probing tells of an oracle.
 
-    `noise` is the standard deviation of a repeated answer, `step` the grid that answers are rounded to (0: none),
-    both in units of an answer; `precision` is what its arithmetic loses, relative to an answer. `max_norm` is the
-    largest norm of a token that is answered as smaller ones are. `is_linear`: answers to one token grow with it, as
-    those of attention layers do. `is_odd`: the negative of a token is answered by the negative, as layers of heads do
-    and networks behind them do not.
+    `noise` is the standard deviation of a repeated answer, or, where it `repeats`, of answers to questions that are
+    nearly the same; `step` the grid that answers are rounded to (0: none); both in units of an answer. `precision` is
+    what its arithmetic loses, relative to an answer. `max_norm` is the largest norm of a token that is answered as
+    smaller ones are. `is_linear`: answers to one token grow with it, as those of attention layers do. `is_odd`: the
+    negative of a token is answered by the negative, as layers of heads do and networks behind them do not.
     """
 
     num_outputs: int  # 0: one number
@@ -45,6 +47,7 @@ class OracleProfile:
     max_norm: float
     num_queries: int
     is_odd: bool = True
+    repeats: bool = False
 
     @property
     def absolute_error(self) -> float:
@@ -66,8 +69,9 @@ class OracleProfile:
         kind = "signs only" if self.signs_only else f"vectors of {self.num_outputs}" if self.num_outputs else "numbers"
         lines = [f"answers: {kind}"]
         if not self.signs_only:
+            noise = f"noise of a repeated answer: {self.noise:.1e}" if self.noise else "repeated answers are the same"
             lines += [
-                f"noise of a repeated answer: {self.noise:.1e}" if self.noise else "repeated answers are the same",
+                f"noise that repeats, from question to question: {self.noise:.1e}" if self.repeats else noise,
                 f"answers are rounded to multiples of {self.step:g}" if self.step else "answers are not rounded",
                 f"relative precision of its arithmetic: {self.precision:.1e}",
             ]
@@ -83,11 +87,13 @@ def probe_oracle(evidence: OracleEvidence, generator: torch.Generator) -> Oracle
     """Ask about forty questions whose answers are known up to a factor: one token at many lengths, and repetitions.
 
     f([λx]) = λ·f([x]) for every attention layer, with or without a network that is positively homogeneous behind it.
-    Deviations tell the arithmetic's precision; where they begin, the bound on norms; repetitions, the noise.
+    Deviations tell the arithmetic's precision; where they begin, the bound on norms; repetitions, the noise. Noise that
+    repeats, as the oracle of arXiv 2601.16873, Thm 6.1, has it, shows in questions that differ by 10⁻⁷: no head
+    changes so fast.
 
-    Limits: rounding is seen if it is to a decimal place, to 12 places at most. Noise that depends on the sequence and
-    not on chance cannot be told from a function, and shows in the certificate only.
-    Cost: about 40 queries.
+    Limits: rounding is seen if it is to a decimal place, to 12 places at most. An error that is the same for nearly
+    the same questions cannot be told from a function, and shows in the certificate only.
+    Cost: about 60 queries.
     """
     before = evidence.ledger.num_asked
     direction = torch.randn(evidence.width, generator=generator, dtype=torch.float64)
@@ -120,8 +126,11 @@ def probe_oracle(evidence: OracleEvidence, generator: torch.Generator) -> Oracle
 
     noise = _measure_repetition(evidence, direction * unit)
     step = 0.0 if noise > 0 else _grid(answers)
-    added = math.hypot(noise, step / math.sqrt(12))
+    nearby = _measure_nearby(evidence, direction * unit) if noise == step == 0 else 0.0
+    added = math.hypot(noise + nearby, step / math.sqrt(12))
     max_norm, slope, is_linear = _reach(evidence, direction, unit, largest, added)
+    if nearby > 0 and _grows(evidence, direction, unit, max_norm, nearby):
+        nearby = added = 0.0
     relative_noise = _measure_repetition(evidence, direction * min(max_norm, _LARGEST_NORM)) if noise > 0 else 0.0
     size = float(slope.norm()) * min(max_norm, _LARGEST_NORM)
     is_relative = size > 0 and relative_noise > 30 * noise
@@ -135,7 +144,8 @@ def probe_oracle(evidence: OracleEvidence, generator: torch.Generator) -> Oracle
     is_odd = _is_odd(evidence, direction, slope, min(max_norm, _LARGEST_NORM), precision, added)
     asked = evidence.ledger.num_asked - before
     bound = math.inf if max_norm >= _LARGEST_NORM and evidence.max_norm is None else max_norm
-    return OracleProfile(num_outputs, False, is_linear, noise, step, precision, bound, asked, is_odd)
+    repeats, noise = nearby > 0, noise + nearby
+    return OracleProfile(num_outputs, False, is_linear, noise, step, precision, bound, asked, is_odd, repeats)
 
 
 def largest_of(evidence: OracleEvidence) -> float:
@@ -175,6 +185,23 @@ def _measure_repetition(evidence: OracleEvidence, token: Float[Tensor, " d"]) ->
     answers = torch.stack([evidence.ask(token[None, None], repetition)[0] for repetition in range(_NUM_REPEATS)])
     deviation, size = float(answers.std(0).square().mean().sqrt()), float(answers.square().mean().sqrt())
     return deviation if deviation > _SUMMED_ANOTHER_WAY * size else 0.0
+
+
+def _measure_nearby(evidence: OracleEvidence, token: Float[Tensor, " d"]) -> float:
+    """The standard deviation of answers to tokens that differ by 10⁻⁷, from a line."""
+    place = torch.linspace(-1, 1, _NUM_NEARBY, dtype=torch.float64, device=token.device)
+    answers = evidence.ask((1 - _NEARBY * (1 + place))[:, None, None] * token).reshape(_NUM_NEARBY, -1)
+    line = torch.stack([torch.ones_like(place), place / place.norm()])
+    line[0] /= line[0].norm()
+    off = answers - line.T @ (line @ answers)
+    deviation = math.sqrt(float(off.square().sum(0).mean()) / (_NUM_NEARBY - 2))
+    return deviation if deviation > _SUMMED_ANOTHER_WAY * float(answers.square().mean().sqrt()) else 0.0
+
+
+def _grows(evidence: OracleEvidence, direction: Tensor, unit: float, max_norm: float, nearby: float) -> bool:
+    """Whether a deviation grows with the token, as that of coarse arithmetic does; so too where none can be longer."""
+    power = min(math.floor(math.log2(max_norm / unit)), _LONGER)
+    return power < _SHORT or _measure_nearby(evidence, direction * unit * 2**power) > 2 ** (power / 2) * nearby
 
 
 def _grid(answers: Float[Tensor, "b *p"]) -> float:
