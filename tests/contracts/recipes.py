@@ -358,6 +358,8 @@ class Weights(Recipe):
         """Heads by their score; what stands behind heads by the layer's answers to fresh sequences."""
         if isinstance(self.layer, HeadWeights):
             return score_heads(recovery.value, self.layer).W_error < 1e-2
+        if getattr(recovery.value, "network", recovery.value) is None:
+            return False
         X = torch.randn(32, 3, self.width, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
         learned, own = recovery.value(X[:, 0] if self.name == "relu-network" else X), self.layer(X)
         return float((learned - own).norm() / own.norm()) < 1e-6
@@ -451,9 +453,10 @@ class Logits(Recipe):
             yield f"a hidden size of {recovery.value.hidden_size}, at least {recovery.value.at_least}"
 
     def is_found(self, recovery: Recovery[Any]) -> bool:
+        if recovery.value.hidden_size != WIDTH:
+            return False
         W = make_model("tiny_llama").unembedding.detach().double()[recovery.value.tokens]
-        is_right = score_up_to_linear_map(recovery.value.W, W - W.mean(0)) < 1e-4  # float32; a random W scores 0.5
-        return recovery.value.hidden_size == WIDTH and is_right
+        return score_up_to_linear_map(recovery.value.W, W - W.mean(0)) < 1e-4  # float32; a random W scores 0.5
 
     def controls(self) -> Iterator[tuple[str, WatchedLogits]]:
         """Not those of other prompts: they span the same space."""

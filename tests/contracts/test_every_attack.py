@@ -7,7 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -289,11 +289,55 @@ def test_a_completed_search_has_looked_and_one_that_ran_out_has_not(case):
             assert {rule_on_nothing(ended.looked_for, aim) for aim in aims} == {Ruling.INCONCLUSIVE}
 
 
-@pytest.mark.parametrize("recipe", [each for each in RECIPES if each not in ASKING], ids=str)
-def test_a_search_that_stopped_early_or_confirmed_nothing_has_not_looked(recipe):
+TIGHTEST: Mapping[str, Any] = {  # of settings whose tightest value is not 1
+    "min_gap_decades": 30.0,
+    **dict.fromkeys(("token_tolerance", "sequence_tolerance", "tolerance", "residual_tolerance"), 1e-300),
+    "rank_tolerance": 1.0,
+    "distinct_fraction": 1e-9,
+    "try_every_token": False,
+    "max_settling": 0,
+    "seconds": 0.0,
+    "passes": 2,
+    "longest": 8,
+    "num_tokens": 32,
+    "max_prompts": 64,
+    "num_fresh": 8,
+}
+NO_LIMITS = {  # what is drawn, done at once, or known; what claims name; judgements and factors
+    *("seed", "num_probes", "effort", "batch_size", "memory_budget_bytes", "batch_from", "first_prompts"),
+    *(
+        "prompt_length",
+        "rank_margin",
+        "start_token",
+        "bits",
+        "least_power",
+        "least_row_power",
+        "gamma",
+        "kappa",
+        "margin",
+    ),
+}
+
+
+def limits() -> Iterator[Any]:
+    """Limits that are known of an attack, and each number that the table has of it at its tightest."""
+    first = {recipe.name: recipe for recipe in reversed(RECIPES)}
+    yield from (pytest.param(each, LIMITS[each.name], id=str(each)) for each in RECIPES if each not in ASKING)
+    for name, kind in ATTACKS.items():
+        for setting in kind.settings:
+            is_number = setting.expected.startswith(("a whole number", "a number"))
+            tight = {setting.name: TIGHTEST.get(setting.name, 1)}
+            if tight != LIMITS.get(name) and (
+                setting.name in TIGHTEST or (is_number and setting.name not in NO_LIMITS)
+            ):
+                yield pytest.param(first[name], tight, id=f"{name}:{setting.name}={tight[setting.name]}")
+
+
+@pytest.mark.parametrize(("recipe", "limit"), list(limits()))
+def test_a_search_that_stopped_early_or_confirmed_nothing_has_not_looked(recipe, limit):
     """The evidence gives the secret away: whoever has not found it has not looked at everything."""
     given = {field.name for field in dataclasses.fields(recipe.attack)}
-    recovery = recipe.run(recipe.observe(), **{k: v for k, v in LIMITS[recipe.name].items() if k in given})
+    recovery = recipe.run(recipe.observe(), **{k: v for k, v in limit.items() if k in given})
     if isinstance(recipe, Texts):
         missed = {Aim.TEXTS} if set(recipe.secret) - set(recovery.value.expand()) else set()
         missed |= {Aim.TOKENS} if recipe.input_tokens - recovery.value.token_set else set()

@@ -47,7 +47,7 @@ from unmask.attacks.claims import claim_nothing
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, RecoveredTexts, Recovery, Status, searches_of
+from unmask.recovery import RecoveredTexts, Recovery, Status
 from unmask.shapes import Basis, TokenBatch, Tokens
 
 _TOKENS_AT_ONCE = 2**14  # of the vocabulary: a temporary of (2**14, d)
@@ -110,7 +110,7 @@ class Dager:
             return claim_nothing(run, Status.NOTHING_FOUND, "the query gradients are zero", used)
         sets = self.token_sets(model, spans.first, frame, progress)
         if not sets.sets:
-            return claim_nothing(run, *self._no_token(spans, model.width), used, searches_of(Aim.TOKENS))
+            return claim_nothing(run, *self._no_token(spans, model.width), used)
         start_is_silent = model.causal and frame.start is not None and layers[1].columns is None
         check = SequenceCheck(model, spans.second, num_unchecked=int(start_is_silent))
         search = self.grow_prefixes if model.causal else self.search_products

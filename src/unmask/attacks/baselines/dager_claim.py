@@ -18,7 +18,7 @@ import torch
 from unmask.attacks.baselines.dager_spans import QuerySpans, SequenceCheck, span_distance
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence, Task
-from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
+from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Status, searches_of
 from unmask.shapes import Rows, Tokens
 from unmask.wording import count_noun
 
@@ -143,7 +143,9 @@ def claim_sequences(
     cost = run.cost(candidates=sets.num_tested + judgement.accepted.num_checked)
     ordered = sorted(texts, key=lambda text: (not text.certain, text.residual, text.tokens))
     ordered += _list_guesses(judgement.check, judgement.accepted)
-    searches = Search(Aim.TOKENS), Search(Aim.TEXTS, judgement.accepted.is_cut, status is not Status.RECOVERED)
+    # Tolerances are set by hand: what they refuse may be there, unless the texts explain everything.
+    unconfirmed = status is not Status.RECOVERED
+    searches = searches_of(Aim.TOKENS, Aim.TEXTS, stopped=judgement.accepted.is_cut, unconfirmed=unconfirmed)
     return Recovery(RecoveredTexts(tuple(ordered), sets.tokens), status, reason, certificate, cost, used, searches)
 
 
@@ -194,4 +196,4 @@ def tokens_only(
     status = Status.BUDGET_EXHAUSTED if accepted.is_cut else Status.PARTIAL
     reason = f"the bag of words ({len(sets.tokens)} tokens) was recovered; no sequence of them passed in block 1"
     value = RecoveredTexts(tuple(_list_guesses(check, accepted)), sets.tokens)
-    return Recovery(value, status, reason + _describe(accepted), certificate, cost, used, (Search(Aim.TOKENS),))
+    return Recovery(value, status, reason + _describe(accepted), certificate, cost, used)
