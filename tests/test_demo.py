@@ -15,6 +15,7 @@ from unmask.channels import CHANNELS
 from unmask.demo import DEMO_PLAN, run_demo
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import list_models
+from unmask.report.counterparts import cell_of, is_protected
 
 # The demo's own groups with the small model only.
 SMALL = """
@@ -61,6 +62,7 @@ def test_a_small_demo_tells_everything_and_the_second_time_at_once(tmp_path, min
     out = tmp_path / "demo"
     assert run_demo(out, plan_file(tmp_path, SMALL))
     told = " ".join(capsys.readouterr().out.split())
+    assert 0 < told.index("read [CLS]") < told.index("Gradients to text")  # before anything slow
     audit = read_audit(out)
     true = ["".join(piece for piece, _ in pair.true) for pair in audit.findings[0].texts]
     assert len(audit.findings) == 8
@@ -74,7 +76,9 @@ def test_a_small_demo_tells_everything_and_the_second_time_at_once(tmp_path, min
 
     assert run_demo(out, tmp_path / "demo.toml")
     assert (out / "findings.jsonl").read_bytes() == findings  # nothing ran
-    assert "A gate is crossed" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "A gate is crossed" in told
+    assert "One text, from gradients alone" not in told
 
 
 def test_a_demo_that_is_stopped_goes_on(tmp_path, monkeypatch):
@@ -112,6 +116,16 @@ def test_every_channel_of_the_plan_has_a_bare_case_a_defence_and_a_control_on_re
     assert kinds == {channel: {"bare", "defended", "control"} for channel in with_models}
 
 
+def test_every_leak_of_the_plan_has_a_protection_that_may_be_recommended_and_no_control_counts_as_one():
+    cases = load_plan(DEMO_PLAN).cases
+    bare = {cell_of(case.spec) for case in cases if not is_protected(case.spec)}
+    tried = [case for case in cases if case.gates and is_protected(case.spec) and cell_of(case.spec) in bare]
+    names = {(case["channel"], case["model"]) for case in tried if case.spec.get("attack", "default") == "default"}
+    assert names == {(case["channel"], case["model"]) for case in cases}
+    gated = {cell_of(case.spec) for case in cases if case.gates}
+    assert all(cell_of(case.spec) in gated for case in cases if not case.gates)  # so the report knows it as a control
+
+
 def test_a_demo_that_does_not_hold_says_so(tmp_path, capsys):
     path = plan_file(
         tmp_path, '[[queries]]\nsecrets = ["random:heads=2,width=8"]\n'
@@ -120,7 +134,7 @@ def test_a_demo_that_does_not_hold_says_so(tmp_path, capsys):
     assert "leaks, though its evidence holds no signal" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.slow  # six minutes
+@pytest.mark.slow  # three minutes
 def test_the_demo_holds(tmp_path, minilm, smollm2):
     assert run_demo(tmp_path / "demo")
     assert (tmp_path / "demo" / "report.html").exists()

@@ -118,12 +118,14 @@ def defences(json: JsonOption = False) -> None:
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for findings and report.")] = Path("runs/demo"),
 ) -> None:
-    """Show every channel on real weights, with a defence, a control and a report. Takes about six minutes.
+    """Show every channel on real weights, with defences, controls and a report. Takes about three minutes.
 
     Example: [bold]unmask demo --out runs/demo[/bold]
     """
-    from unmask.demo import run_demo
+    from unmask.terminal import working
 
+    with working("loading torch and transformers"):
+        from unmask.demo import run_demo
     raise typer.Exit(EXIT_DONE if run_demo(out) else EXIT_ERROR)
 
 

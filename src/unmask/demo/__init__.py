@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from unmask.attacks.recover import recover_text
 from unmask.audit.cases.case_names import model_and_case
+from unmask.audit.cases.data import INVENTED
 from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.folder import PLAN, read_audit, write_whole
 from unmask.audit.findings.verdict import reach_verdict
@@ -19,14 +21,17 @@ from unmask.audit.plan import Plan, load_plan
 from unmask.audit.running.engines import EngineSettings, run_local
 from unmask.audit.running.runner import Work, outline, prepare, run_cases
 from unmask.channels import CHANNELS
-from unmask.demo.story import print_channel, print_results
+from unmask.demo.story import print_channel, print_first_text, print_results
 from unmask.errors import UnknownModelError
 from unmask.models.catalog import list_models
+from unmask.models.load import load_model
+from unmask.protocols.fedsgd import observe_gradients
 from unmask.report import write_reports
 from unmask.terminal import note, working
 from unmask.terminal.audit import OutputConsole, audit_progress
 
 DEMO_PLAN = Path(__file__).with_name("plan.toml")
+_FIRST_MODEL = "minilm-l6"  # needs no conversion
 
 
 def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
@@ -40,7 +45,9 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     write_whole(out / PLAN, plan_file.read_text(encoding="utf-8"))
     plan = load_plan(out / PLAN)
     _require_models(plan)
-    note(f"{len(plan.cases)} cases, about six minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
+    if _FIRST_MODEL in plan.models and not outline(plan, out).done:
+        _read_one_text(console, plan)
+    note(f"{len(plan.cases)} cases, about three minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
     settings = EngineSettings(plan.data)
     with working("reading the weights (SmolLM2 is converted the first time, about half a minute)"):
         command = shlex.join(["unmask", "demo", "--out", str(out)])
@@ -48,6 +55,16 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     for channel in CHANNELS:
         _tell(console, channel, plan, out, settings)
     return _conclude(console, plan, out)
+
+
+def _read_one_text(console: Console, plan: Plan) -> None:
+    """What was read of what, before anything slow."""
+    with working(f"training {_FIRST_MODEL} on one text, and reading its gradients"):
+        model = load_model(_FIRST_MODEL)
+        (text,), _ = plan.data[INVENTED].draw(1, seed=0)
+        update = observe_gradients(model, [text])
+        recovery = recover_text(update, model)
+    print_first_text(console, _FIRST_MODEL, text, update, recovery)
 
 
 def _tell(console: Console, channel: str, plan: Plan, out: Path, settings: EngineSettings) -> None:

@@ -14,10 +14,25 @@ from rich.text import Text
 from unmask.audit.findings.finding import Finding
 from unmask.audit.plan import Plan
 from unmask.channels import threat_of
+from unmask.evidence.gradients import GradientEvidence
+from unmask.recovery import RecoveredTexts, Recovery
 from unmask.terminal import printable
 from unmask.terminal.audit import OUTCOME_COLOURS
 
 _CAPTION = "A defence that stopped this attack is not proven 'safe'; 'inconclusive' means that nothing is known."
+
+
+def print_first_text(
+    console: Console, model: str, text: str, update: GradientEvidence, recovery: Recovery[RecoveredTexts]
+) -> None:
+    """A text that a client trained on, and what the gradients alone gave back of it."""
+    size = sum(gradient.numel() for gradient in update.gradients.values()) / 1e6
+    words = Table.grid(padding=(0, 1))
+    words.add_row(Text("trained on", style="bold"), Text(printable(text)))
+    words.add_row(Text("sent", style="bold"), f"the gradients of {model}, {size:.0f} million numbers")
+    for found in recovery.value.texts:
+        words.add_row(Text("read", style="bold red"), Text(f"{printable(found.text)} ({found.certainty})"))
+    console.print(Panel(words, title="One text, from gradients alone", title_align="left", style="cyan"))
 
 
 def print_channel(console: Console, channel: str, plan: Plan) -> None:
