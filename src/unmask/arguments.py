@@ -43,6 +43,15 @@ def require_number(name: str, value: Any, *, positive: bool, error: type[UnmaskE
         raise error(f"{name} must be a finite number {bound}, or None, got {value!r}")
 
 
+def require_fingerprint(value: Any, error: type[UnmaskError] = InputError) -> None:
+    """Refuse what is no text, the method that gives it above all."""
+    if not isinstance(value, str):
+        raise error(
+            f"model_fingerprint must be the text that model.fingerprint() gives, got {type(value).__name__}; call it, "
+            "with ()"
+        )
+
+
 def named_dtype(name: Any) -> torch.dtype:
     """A float type by its name, 'bfloat16', 'torch.bfloat16' or 'bf16'; one that is none already as it is."""
     plain = str(name).removeprefix("torch.")

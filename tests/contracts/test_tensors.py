@@ -148,6 +148,13 @@ def test_what_would_lose_something_is_refused(kind):
             hand_over(evidence, change)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in OF_TEXTS if kind != "LoRA"])
+def test_a_fingerprint_that_was_not_called_is_explained(kind):
+    model = make_model("tiny_llama")
+    with pytest.raises(EvidenceError, match=r"that model\.fingerprint\(\) gives, got method; call it, with \(\)"):
+        dataclasses.replace(seen()[kind], model_fingerprint=model.fingerprint)
+
+
 @pytest.mark.parametrize("kind", ["states", "cache"])
 def test_a_mask_of_any_type_is_the_same_evidence(kind, tmp_path):
     evidence = seen()[kind]

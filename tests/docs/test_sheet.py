@@ -32,7 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "embeddings.npy", unmask.observe_vectors(encoder, list(WORDS[:2])).vectors.numpy())
     tokens = model.tokenizer(WORDS[0], return_tensors="pt").input_ids
     with torch.no_grad():
-        np.save(folder / "logits.npy", model.hf(tokens).logits[:, -1].numpy())
+        output = model.hf(tokens, output_hidden_states=True, use_cache=True)
+    first = output.past_key_values.layers[0]
+    np.save(folder / "logits.npy", output.logits[:, -1].numpy())
+    np.save(folder / "states.npy", output.hidden_states[1].numpy())
+    np.save(folder / "mask.npy", np.ones(tokens.shape, dtype=np.int64))
+    np.savez(folder / "keys-values.npz", keys=first.keys.numpy(), values=first.values.numpy())
     _train(copy.deepcopy(model.hf), tokens, folder)
     peft = pytest.importorskip("peft", reason="LoRA needs peft")
     adapted = peft.get_peft_model(copy.deepcopy(model.hf), peft.LoraConfig(r=4, init_lora_weights=False))

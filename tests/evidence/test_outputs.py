@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from tests.contracts.models import make_model
 
+import unmask
 from unmask.errors import EvidenceError
 from unmask.evidence import AttentionEvidence, HiddenEvidence, Site, load_evidence
 
@@ -107,10 +110,91 @@ def test_hidden_states_of_another_model_are_refused(tiny_gpt2, tiny_llama):
     assert tiny_llama.fingerprint()[:12] in str(error.value)
 
 
-@pytest.mark.parametrize("changes", [{"layer": 4}, {"states": torch.ones(2, 5, 65)}])
-def test_hidden_states_of_a_layer_that_the_model_lacks_are_refused(tiny_gpt2, changes):
-    with pytest.raises(EvidenceError, match="do not fit a model of width 64 with 3 blocks"):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layer": 4}, r"layer must be 0…3 for states of this gpt2 model, got 4"),
+        ({"layer": 2, "site": "final_norm"}, r"layer must be 3 after the final norm"),
+        ({"states": torch.ones(2, 5, 65)}, r"65 numbers wide and this gpt2 model makes 64; load the model that made"),
+        ({"states": torch.ones(2, 64, 5), "mask": torch.ones(2, 64)}, r"the last axis is the width: transpose them"),
+    ],
+)
+def test_hidden_states_of_a_layer_that_the_model_lacks_are_refused(tiny_gpt2, changes, words):
+    with pytest.raises(EvidenceError, match=words):
         hidden(model_fingerprint=tiny_gpt2.fingerprint(), **changes).check(tiny_gpt2)
+
+
+# States as users have them
+
+
+@pytest.fixture(scope="module")
+def returned() -> dict[str, Any]:
+    """What transformers returns of two texts, the second one padded."""
+    kept = {}
+    for name in ("tiny_gpt2", "tiny_bert"):
+        model = make_model(name)
+        with torch.no_grad():
+            kept[name] = model.body(input_ids=TOKENS, attention_mask=MASK, output_hidden_states=True)
+    return kept
+
+
+TOKENS = torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+
+
+@pytest.mark.parametrize("name", ["tiny_gpt2", "tiny_bert"])
+def test_what_transformers_returns_is_evidence_of_any_layer(name, returned):
+    """Most families return the last states after the final norm, and the same numbers were taken for the stream."""
+    model, output = make_model(name), returned[name]
+    for layer in (1, model.num_blocks):
+        evidence = HiddenEvidence.of(model, output, layer=layer, mask=MASK)
+        assert evidence.site is (Site.FINAL_NORM if (name, layer) == ("tiny_gpt2", 3) else Site.STREAM)
+        texts = unmask.recover_text(evidence, model).value.texts
+        assert [text.tokens for text in texts if text.certain] == [(5, 6, 7, 8, 9), (10, 11, 12)]
+
+
+def test_one_layer_s_states_in_every_form(returned, tiny_gpt2):
+    output = returned["tiny_gpt2"]
+    one = output.hidden_states[1]
+    expected = HiddenEvidence.of(tiny_gpt2, output, layer=1, mask=MASK)
+    forms = (one, one.numpy(), one.tolist(), output.hidden_states, list(output.hidden_states))
+    for form in (*forms, torch.stack(output.hidden_states)):
+        same = HiddenEvidence.of(tiny_gpt2, form, layer=1, mask=MASK.numpy())
+        assert torch.equal(same.states, expected.states)
+        assert torch.equal(same.mask, expected.mask)
+    alone = HiddenEvidence.of(tiny_gpt2, one[0], layer=1)
+    assert (tuple(alone.states.shape), bool(alone.mask.all())) == ((1, 5, 64), True)
+    stream = tiny_gpt2.hidden_states(TOKENS, MASK.bool())[-1]
+    assert HiddenEvidence.of(tiny_gpt2, stream, layer=3).site is Site.STREAM
+    last = type(output)(last_hidden_state=output.last_hidden_state)
+    assert HiddenEvidence.of(tiny_gpt2, last).site is Site.FINAL_NORM
+    means = HiddenEvidence.of(tiny_gpt2, one.mean(1), layer=1, site="mean")
+    assert tuple(means.states.shape) == (2, 1, 64)
+    assert HiddenEvidence.of(tiny_gpt2, one.bfloat16(), layer=1).compute_dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        (lambda o: o, {}, r"layer must be stated, 0…3: which of the 4 layers'"),
+        (lambda o: o, {"layer": 4}, r"layer must be stated, 0…3"),
+        (lambda o: o, {"layer": -1}, r"layer must be a whole number from 0 on"),
+        (lambda o: o.hidden_states[:3], {"layer": 1}, r"states of 3 layers, and this gpt2 model makes 4"),
+        (lambda o: type(o)(last_hidden_state=o.last_hidden_state), {"layer": 1}, r"call the model with output_hidden"),
+        (lambda o: (o.hidden_states, o.hidden_states), {"layer": 1}, r"each step of generate; join those of one layer"),
+        (lambda o: o.hidden_states[1], {}, r"layer must be stated: how many blocks"),
+        (
+            lambda o: o.hidden_states[1][0, 0],
+            {"layer": 1},
+            r"with at least one row, got \(64,\)",
+        ),
+        (lambda o: o.hidden_states[1][:0], {"layer": 1}, r"at least one row, got \(0, 5, 64\)"),
+        (lambda o: o.hidden_states[1], {"layer": 1, "mask": [1, 1]}, r"and a mask \(1, 2\)"),
+    ],
+)
+def test_states_that_cannot_be_read_are_refused_with_what_to_do(returned, tiny_gpt2, change, options, words):
+    with pytest.raises(EvidenceError, match=words):
+        HiddenEvidence.of(tiny_gpt2, change(returned["tiny_gpt2"]), **options)
 
 
 # One attention layer

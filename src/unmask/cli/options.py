@@ -110,6 +110,10 @@ DefenceOption = Annotated[
 PoolingOption = Annotated[
     PoolingName | None, typer.Option(help="How the model pools. Default: as its folder says, or as is usual.")
 ]
+CollectionOption = Annotated[
+    str | None,
+    typer.Option("--collection", "-c", help="Name of the collection, table, column or array, if there are several."),
+]
 PrefixOption = Annotated[str, typer.Option(help="Text put before every text, for example 'query: '.")]
 MaxLengthOption = Annotated[int | None, typer.Option(min=1, help="Cut texts to N tokens.")]
 PaddingOption = Annotated[Side, typer.Option(help="Side on which shorter texts are padded.")]

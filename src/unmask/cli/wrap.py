@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unmask.cli.options import (
+    CollectionOption,
     DeviceOption,
     DtypeName,
     JsonOption,
@@ -18,6 +19,7 @@ from unmask.cli.options import (
     load,
     refuse_overwriting,
 )
+from unmask.cli.wrap_states import wrap_cache_command, wrap_hidden_command
 from unmask.cli.wrap_update import wrap_update_command
 from unmask.errors import InputError
 from unmask.wording import count_noun
@@ -26,6 +28,8 @@ wrap = typer.Typer(help="Make evidence from another system's files.", no_args_is
 
 
 wrap.command("update")(wrap_update_command)
+wrap.command("hidden")(wrap_hidden_command)
+wrap.command("cache")(wrap_cache_command)
 
 
 @wrap.command("store")
@@ -35,12 +39,7 @@ def wrap_store_command(
     ],
     model: ModelOption,
     out: OutOption,
-    collection: Annotated[
-        str | None,
-        typer.Option(
-            "--collection", "-c", help="Name of the collection, table, column or array, if there are several."
-        ),
-    ] = None,
+    collection: CollectionOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Read only the first N vectors.")] = None,
     pooling: PoolingOption = None,
     normalise: Annotated[
@@ -97,9 +96,7 @@ def wrap_logits_command(
     ],
     model: ModelOption,
     out: OutOption,
-    collection: Annotated[
-        str | None, typer.Option("--collection", "-c", help="Name of the array, if a .npz has several.")
-    ] = None,
+    collection: CollectionOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Read only the first N rows.")] = None,
     prefix: PrefixOption = "",
     device: DeviceOption = "cpu",

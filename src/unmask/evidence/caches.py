@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.arguments import named_dtype, require_count, require_token_ids
+from unmask.arguments import named_dtype, require_count, require_fingerprint, require_token_ids
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence.files import reads, write
@@ -20,8 +20,10 @@ from unmask.models.adapter import Model
 from unmask.models.caches import read_cache
 from unmask.models.load import require_model
 from unmask.shapes import MaskBatch
+from unmask.wording import count_noun
 
 _PARTS = ("keys", "values")
+_EXPECTED = "keys and values must be (batch, heads, length, width) of one batch, and the mask (batch, length)"
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,6 +46,7 @@ class CacheEvidence(DisplayedFields):
     known_beginning: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        require_fingerprint(self.model_fingerprint, EvidenceError)
         known = require_token_ids("known_beginning", self.known_beginning, EvidenceError)
         object.__setattr__(self, "known_beginning", known)
         object.__setattr__(self, "heads", require_token_ids("heads", self.heads, EvidenceError))
@@ -101,12 +104,21 @@ class CacheEvidence(DisplayedFields):
                 seen = dict(zip(_PARTS, read_cache(cache, layer), strict=True))
             except InputError as error:
                 raise EvidenceError(str(error)) from None
-        width = next((part.shape[2] for part in seen.values()), 0)
-        chosen = tuple(range(width)) if heads is None else tuple(heads)
-        if len(chosen) < width and max(chosen, default=0) < width:
+        if not seen:
+            raise EvidenceError("a cache must hold keys, values or both, got neither")
+        if not model.causal:
+            raise EvidenceError(f"this {model.family} model is an encoder, which keeps no cache; load a decoder")
+        shape, held = next(iter(seen.values())).shape[:3], next(iter(seen.values())).shape[2]
+        if 0 in shape or any(part.shape[:3] != shape for part in seen.values()):
+            raise EvidenceError(f"{_EXPECTED}, with at least one of each, got {_shapes(seen)}")
+        chosen = tuple(range(held)) if heads is None else tuple(heads)
+        if len(chosen) < held and max(chosen, default=0) < held:
             seen = {name: part[:, :, list(chosen)] for name, part in seen.items()}
-        some = next(iter(seen.values()), torch.zeros(0, 0))
-        known = torch.ones(some.shape[:2], dtype=torch.bool) if mask is None else mask
+        elif len(chosen) != held:
+            raise EvidenceError(f"heads must name the {held} heads that the tensors hold, got {list(chosen)}")
+        known = torch.ones(shape[:2], dtype=torch.bool) if mask is None else as_tensor("mask", mask)
+        if known.shape != shape[:2]:
+            raise EvidenceError(f"{_EXPECTED}, got {_shapes(seen)} and a mask {tuple(known.shape)}")
         keys, values = (None if name not in seen else seen[name].detach().clone() for name in _PARTS)
         precision = stated_precision(compute_dtype, seen.values(), otherwise=model.dtype)
         evidence = cls(
@@ -131,8 +143,10 @@ class CacheEvidence(DisplayedFields):
         for name, part in self.parts.items():
             if part.shape[3] != widths[name] or max(self.heads) >= layout.num_key_value_heads:
                 raise EvidenceError(
-                    f"{name} of heads {self.heads} with width {part.shape[3]} do not fit block {self.layer}, whose "
-                    f"{layout.num_key_value_heads} key/value heads have {name} of width {widths[name]}"
+                    f"{name} of {count_noun(len(self.heads), 'head')} (up to number {max(self.heads)}) with width "
+                    f"{part.shape[3]} do not fit block {self.layer}, whose {layout.num_key_value_heads} key/value "
+                    f"heads have {name} of width {widths[name]}; load the model that made them, and give (batch, "
+                    "heads, length, width)"
                 )
 
     def named_tensors(self) -> Mapping[str, Tensor]:
@@ -168,6 +182,11 @@ class CacheEvidence(DisplayedFields):
             "known_beginning": list(self.known_beginning),
         }
         return write(path, "cache", {**self.parts, "mask": self.mask}, header)
+
+
+def _shapes(seen: Mapping[str, Tensor]) -> str:
+    """As they were handed over."""
+    return ", ".join(f"{name} {tuple(part.transpose(1, 2).shape)}" for name, part in seen.items())
 
 
 def _rows(name: str, part: Tensor) -> Float[Tensor, "batch length g e"]:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unmask.errors import EvidenceError
+from unmask.evidence.foreign_files import HEADER, is_of_numpy, not_evidence
 from unmask.evidence.tensor_files import StoredTensors, TensorWriter, as_bytes
 from unmask.evidence.tensors import as_floats, require_finite
 from unmask.safe_text import quote_word
@@ -25,7 +26,6 @@ FORMAT = 1
 FORMAT_BY_TENSOR = 2  # has a digest for each tensor, so that each may be read alone
 LARGE_BYTES = 2**30  # of tensors; from here on they are read and written one at a time
 _BY_TENSOR = frozenset({"gradients"})  # kinds whose tensors need not be read at once
-HEADER = "unmask"
 Evidence = TypeVar("Evidence")
 Kind = TypeVar("Kind", bound=Enum)
 _READERS: dict[str, Callable[[Mapping[str, Tensor], dict[str, Any]], Any]] = {}
@@ -94,12 +94,14 @@ def load_evidence(path: str | Path, device: str | torch.device = "cpu") -> Any:
     if not path.is_file():
         command = f"unmask observe gradients … -o {quote_word(path.name)}"
         raise EvidenceError(f"there is no file {path}; make one with `{command}`")
+    if is_of_numpy(path):
+        raise not_evidence(path)
     try:
         with safe_open(path, framework="np") as file:  # torch would map all of it, which a large file may not allow
             header = _header(path, file.metadata())
         tensors = _open_tensors(path, header, device)
     except (SafetensorError, OSError) as error:
-        raise EvidenceError(_foreign(path, error)) from None
+        raise not_evidence(path, error) from None
     digest = header.pop("digest", None)  # the first files had none
     is_by_tensor = isinstance(tensors, StoredTensors) and header["format"] == FORMAT_BY_TENSOR
     is_short = is_by_tensor and set(header.get("digests", ())) != set(tensors)
@@ -138,10 +140,7 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
     if not metadata or HEADER not in metadata:
-        raise EvidenceError(
-            f"{path} is a safetensors file without an unmask header, so the task and the model behind it are unknown; "
-            "wrap its tensors with `unmask wrap update`, or in Python unmask.GradientEvidence.of(model, tensors)"
-        )
+        raise not_evidence(path)
     try:
         header = json.loads(metadata[HEADER])
     except (ValueError, RecursionError):
@@ -159,21 +158,6 @@ def _header(path: Path, metadata: Mapping[str, str] | None) -> dict[str, Any]:
             f"{path} holds evidence of kind {header.get('kind')!r}; known kinds are {', '.join(sorted(_READERS))}"
         )
     return header
-
-
-def _foreign(path: Path, error: Exception) -> str:
-    with open(path, "rb") as file:
-        start = file.read(4)
-    if start[:2] == b"PK" or start[:1] == b"\x80":
-        return (
-            f"{path} is a pickle or a torch.save archive, which can run code when it is read, so it is not opened; "
-            "convert it to safetensors where you trust it (safetensors.torch.save_file) and wrap it with "
-            "`unmask wrap update`, in Python unmask.GradientEvidence.of(model, tensors)"
-        )
-    return (
-        f"{path} is not a whole safetensors file ({error}); evidence is written by `unmask observe` or `.save()`: if "
-        "this is, copy it again"
-    )
 
 
 def _require_finite_one(name: str, tensor: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.arguments import named_dtype, require_count, require_member, require_number
+from unmask.arguments import named_dtype, require_count, require_fingerprint, require_member, require_number
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
 from unmask.evidence.captured import check_factors, name_tensors, plain_name, refuse_weights
@@ -117,6 +117,7 @@ class GradientEvidence(DisplayedFields):
     adapters: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        require_fingerprint(self.model_fingerprint, EvidenceError)
         object.__setattr__(self, "gradients", require_floats(self.gradients))
         object.__setattr__(self, "adapters", require_floats(self.adapters))
         if self.head is not None:

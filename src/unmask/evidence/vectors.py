@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.arguments import named_dtype, require_float_type, require_number
+from unmask.arguments import named_dtype, require_fingerprint, require_float_type, require_number
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
 from unmask.evidence.files import reads, write
@@ -55,6 +55,7 @@ class VectorEvidence(DisplayedFields):
     error: float | None = None
 
     def __post_init__(self) -> None:
+        require_fingerprint(self.model_fingerprint, EvidenceError)
         object.__setattr__(
             self, "compute_dtype", require_float_type("compute_dtype", self.compute_dtype, EvidenceError)
         )

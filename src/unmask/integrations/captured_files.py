@@ -4,8 +4,7 @@
     weights     after − before, in float32 or wider; tensors that did not move are left out
     PEFT        adapter_model.safetensors and adapter_config.json; the scale of a module is alpha/rank, or alpha/√rank
 
-Only safetensors and JSON are read. Pickles (.pt, .pth, .bin) can run code when they are read and are refused, with the
-lines that convert them.
+Only safetensors, .npz and JSON are read.
 
 Limits: plain LoRA; DoRA, LoRA biases and other methods of PEFT are refused by name. All tensors are held in memory.
 Cost: reading the files.
@@ -21,42 +20,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from unmask.errors import EvidenceError
 from unmask.evidence.captured import name_tensors, plain_name
-from unmask.evidence.files import HEADER
+from unmask.evidence.foreign_files import PICKLES, pickle_error, read_arrays
 from unmask.models.adapter import Model
 from unmask.models.peft_adapters import Scale
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _WHOLE, _SHARDS = "model.safetensors", "model.safetensors.index.json"
-_PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
-_PICKLE_STARTS = (b"PK\x03\x04", b"\x80")  # a torch.save archive, and a bare pickle
 _MOVED = 1e-2  # of a tensor's norm: weights that were given as those before are nearer to the model's
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Floating-point tensors of a safetensors file, or of a folder that `save_pretrained` wrote, by name."""
+    """Floating-point tensors of a safetensors file or a .npz, or of a folder that `save_pretrained` wrote, by name."""
     if not path.exists():
         raise EvidenceError(f"there is no file or folder {path}")
     tensors: dict[str, Tensor] = {}
     for file in _files_of(path) if path.is_dir() else [path]:
         if not file.is_file():
             raise EvidenceError(f"there is no file {file}; copy the whole folder")
-        if file.suffix in _PICKLES:
-            raise _pickle_error(file)
-        try:
-            with safe_open(file, framework="pt") as opened:
-                if HEADER in (opened.metadata() or {}):
-                    raise EvidenceError(f"{file} is evidence already; `unmask recover` reads it as it is")
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            with open(file, "rb") as stream:
-                if stream.read(4).startswith(_PICKLE_STARTS):
-                    raise _pickle_error(file) from None
-            raise EvidenceError(f"{file} is not a whole safetensors file ({error}); copy it again") from None
+        tensors |= read_arrays(file)
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     if not floats:
         raise EvidenceError(f"{path} holds {len(tensors)} tensors, and none of floating-point numbers")
@@ -74,21 +59,10 @@ def _files_of(folder: Path) -> list[Path]:
         except (ValueError, KeyError, AttributeError) as error:
             raise EvidenceError(f"{folder / _SHARDS} is damaged ({error!r}); copy it again") from None
     for file in sorted(folder.iterdir()):
-        if file.suffix in _PICKLES:
-            raise _pickle_error(file)
+        if file.suffix in PICKLES:
+            raise pickle_error(file)
     raise EvidenceError(
         f"the folder {folder} holds neither {ADAPTER} nor {_WHOLE}; give one that save_pretrained wrote"
-    )
-
-
-def _pickle_error(file: Path) -> EvidenceError:
-    names = file.name, file.with_suffix(".safetensors").name
-    return EvidenceError(
-        f"{file} is a pickle or a torch.save archive, which can run code when it is read, so it is not opened; "
-        "convert it where you trust it: import torch, safetensors.torch; tensors = "
-        f"torch.load({names[0]!r}, weights_only=True); "
-        "safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, "
-        f"{names[1]!r})"
     )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from unmask.errors import EvidenceError
+from unmask.evidence.foreign_files import numpy_error, open_numpy
 from unmask.evidence.vectors import half_steps_of
 from unmask.integrations.stores.stored import StoredVectors, choose_one, stored_rows
 
@@ -19,7 +18,7 @@ _MATRIX = "a matrix of floats, (vectors, numbers)"
 
 def read_npy(path: Path, collection: str | None, limit: int | None, model_width: int | None) -> StoredVectors:
     """One array."""
-    array = _open(path)
+    array = open_numpy(path)
     rows = array[None] if array.ndim == 1 else array
     return stored_rows(rows[:limit] if rows.ndim else rows, None, path.name, model_width)
 
@@ -36,7 +35,7 @@ def read_rows(path: Path, name: str | None, limit: int | None) -> np.ndarray:
         raise EvidenceError(f"{path} must be a .npy or .npz file; save the rows with numpy.save('rows.npy', rows)")
     if not path.is_file():
         raise EvidenceError(f"there is no file {path}")
-    rows = _choose(path, name, None)[1] if path.suffix == ".npz" else _open(path)
+    rows = _choose(path, name, None)[1] if path.suffix == ".npz" else open_numpy(path)
     rows = rows[None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or rows.dtype.kind != "f" or not len(rows):
         raise EvidenceError(f"{path} holds {rows.dtype} of shape {rows.shape}; expected floats, (rows, numbers)")
@@ -44,11 +43,11 @@ def read_rows(path: Path, name: str | None, limit: int | None) -> np.ndarray:
 
 
 def _choose(path: Path, collection: str | None, model_width: int | None) -> tuple[str, np.ndarray]:
-    with _open(path) as archive:
+    with open_numpy(path) as archive:
         try:
             arrays = {name: archive[name] for name in archive.files}
         except ValueError as error:
-            raise _refusal(path, error) from None
+            raise numpy_error(path, error) from None
     shapes = {name: array.shape for name, array in arrays.items() if array.dtype.kind == "f"}
     held = [f"'{name}' of {array.dtype} {array.shape}" for name, array in arrays.items()]
     name = choose_one(fitting(shapes, model_width), collection, "array", path, _MATRIX, held)
@@ -76,19 +75,3 @@ def fitting(shapes: Mapping[str, tuple[int, ...]], model_width: int | None) -> l
     """Names of matrices, those of the model's width alone where there are any."""
     matrices = [name for name, shape in shapes.items() if len(shape) == 2]
     return [name for name in matrices if shapes[name][1] == model_width] or matrices
-
-
-def _open(path: Path) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise _refusal(path, error) from None
-
-
-def _refusal(path: Path, error: Exception) -> EvidenceError:
-    if "Object arrays" in str(error):
-        return EvidenceError(
-            f"{path} holds pickled objects, which can run code when they are read, so it is not opened; save a plain "
-            "float array where you trust it (numpy.stack(list(array)))"
-        )
-    return EvidenceError(f"{path} is not a whole file of NumPy ({error}); copy it again")
