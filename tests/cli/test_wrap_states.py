@@ -48,6 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     named = {f"past_key_values.{i}.{name}": pair[j] for i, pair in enumerate(layers) for j, name in NAMES}
     np.savez(folder / "onnx.npz", **{name: part.numpy() for name, part in named.items()})
     np.save(folder / "pair.npy", torch.stack(layers[1]).numpy())
+    np.savez(folder / "gradients.npz", **{name: weight.numpy() for name, weight in model.hf.state_dict().items()})
+    unmask.observe_hidden(model, TEXTS, layer=1).save(folder / "evidence.safetensors")
     np.savez(folder / "rows.npz", **{name: part.transpose(1, 2).numpy() for name, part in parts.items()})
     np.savez(folder / "one_text.npz", **{name: part[0].numpy() for name, part in parts.items()})
     np.savez(folder / "no_texts.npz", **{name: part[:0].numpy() for name, part in parts.items()})
@@ -118,7 +120,7 @@ def test_they_give_the_texts_back(call, folder, line):
         ("hidden whole.npy -l 1", "holds int64, expected floating-point numbers"),
         ("hidden logits.npy -l 1", "wrap them with `unmask wrap logits`"),
         ("hidden words.npy -l 1", "must hold one array of states of layer 1, got nothing that is a number"),
-        ("hidden named.npy -l 1", "is no array of NumPy, whatever its name says"),
+        ("hidden named.npy -l 1", "is not a whole file of NumPy, whatever its name says"),
         ("hidden all.safetensors", "and 1 more; choose one with --collection NAME"),
         ("hidden all.safetensors -c x", "must hold an array 'x'"),
         ("hidden one.pt -l 1", "held = torch.load('one.pt', weights_only=True)"),
@@ -133,6 +135,13 @@ def test_they_give_the_texts_back(call, folder, line):
         ("cache no_texts.npz -l 1", "with at least one of each, got keys (0, 2, 7, 16)"),
         ("cache cache.npz -l 1 --head 5", "--head must name the 2 heads that the tensors hold, got [5]"),
         ("cache cache.npz -l 1 --mask onnx.npz", "--mask onnx.npz must hold one array"),
+        ("update one.npy", "which is no update; wrap states with `unmask wrap hidden one.npy --layer N`"),
+        ("update cache.npz", "which is no update; wrap keys and values with `unmask wrap cache cache.npz --layer N`"),
+        ("update config.json", "give .safetensors, .npy or .npz"),
+        ("store one.npy", "states of tokens are for `unmask wrap hidden`"),
+        ("store one.pt", "held = torch.load('one.pt', weights_only=True)"),
+        ("logits logits.npy", "take each prompt's last position, logits[:, -1]"),
+        ("store evidence.safetensors", "evidence.safetensors is evidence already"),
     ],
 )
 def test_what_a_careless_user_hands_over_ends_in_one_sentence(call, line, words):
@@ -152,6 +161,7 @@ def test_what_a_careless_user_hands_over_ends_in_one_sentence(call, line, words)
         ("cache.safetensors", "`unmask wrap cache cache.safetensors --layer N`"),
         ("onnx.npz", "`unmask wrap cache onnx.npz --layer N`"),
         ("model.safetensors", "`unmask wrap update model.safetensors`"),
+        ("gradients.npz", "`unmask wrap update gradients.npz`"),
         ("one.pt", "`wrap hidden` for states"),
         ("words.npy", "it holds no floating-point numbers"),
     ],

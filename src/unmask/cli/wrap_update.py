@@ -37,7 +37,7 @@ class StatePooling(StrEnum):
 
 def wrap_update_command(
     path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="safetensors file, or a folder of a model or of a PEFT adapter.")
+        Path, typer.Argument(metavar="FILE", help="safetensors or .npz, or a folder of a model or of a PEFT adapter.")
     ],
     model: ModelOption,
     out: OutOption,
@@ -139,9 +139,11 @@ def _read(
     model: Model, path: Path, delta: bool, weights: bool, before: Path | None, adapter: Path | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors, and what the files tell beside them."""
+    from unmask.evidence.foreign_files import refuse_other_evidence
     from unmask.integrations import captured_files as files
 
     tensors = files.read_tensors(path)
+    refuse_other_evidence(path, tensors)
     if before is None and not weights:
         told: dict[str, Any] = {"update": "delta"} if delta else {}
         return tensors, told if adapter is None else {**told, **_adapter(adapter)}

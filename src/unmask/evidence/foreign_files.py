@@ -41,14 +41,19 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             if HEADER in (file.metadata() or {}):
-                raise EvidenceError(f"{path} is evidence already; `unmask recover` reads it as it is")
+                raise evidence_already(path)
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
-        if path.suffix in PICKLES or _is_pickle(path):
+        if is_pickle(path):
             raise pickle_error(path) from None
         raise EvidenceError(
             f"{path} is not a whole safetensors file ({error}); give .safetensors, .npy or .npz, or copy it again"
         ) from None
+
+
+def evidence_already(path: Path) -> EvidenceError:
+    """Refuses to wrap what needs no wrapping."""
+    return EvidenceError(f"{path} is evidence already; `unmask recover` reads it as it is")
 
 
 def _members(path: Path, archive: Any) -> dict[str, np.ndarray]:
@@ -76,7 +81,7 @@ def numpy_error(path: Path, error: Exception) -> EvidenceError:
             "float array where you trust it (numpy.stack(list(array)))"
         )
     if "pickled" in str(error):  # what numpy says of anything that does not start as an array does
-        return EvidenceError(f"{path} is no array of NumPy, whatever its name says; save it with numpy.save")
+        return EvidenceError(f"{path} is not a whole file of NumPy, whatever its name says; save it with numpy.save")
     return EvidenceError(f"{path} is not a whole file of NumPy ({error}); copy it again")
 
 
@@ -85,9 +90,9 @@ def is_of_numpy(path: Path) -> bool:
     return path.suffix in (".npy", ".npz") or _start(path) == _ARRAY or _is_archive_of_arrays(path)
 
 
-def _is_pickle(path: Path) -> bool:
-    """Whether a file that is no safetensors starts as a bare pickle or an archive of torch.save does."""
-    return _start(path).startswith((_ARCHIVE, _PICKLE))
+def is_pickle(path: Path) -> bool:
+    """Whether a file that is of no known kind is called or starts as a pickle or an archive of torch.save."""
+    return path.suffix in PICKLES or _start(path).startswith((_ARCHIVE, _PICKLE))
 
 
 def _is_archive_of_arrays(path: Path) -> bool:
@@ -104,7 +109,7 @@ def _start(path: Path) -> bytes:
 
 def not_evidence(path: Path, error: Exception | None = None) -> EvidenceError:
     """What a file is that is no evidence, and the command that makes evidence of it."""
-    if error is not None and (path.suffix in PICKLES or _is_pickle(path)):
+    if error is not None and is_pickle(path):
         return pickle_error(path)
     if error is not None:
         return EvidenceError(
@@ -137,6 +142,13 @@ def _float_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(one.get_shape()) for name, one in slices.items() if "F" in one.get_dtype()}
 
 
+def refuse_other_evidence(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse arrays that are no update, by their axes; parameters of models have dots in their names."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if not any("." in name for name in shapes) and "wrap update" not in (advice := _advice(path, shapes)):
+        raise EvidenceError(f"{path} holds {_list(shapes)}, which is no update; {advice}")
+
+
 def _advice(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The command, by names and numbers of axes."""
     name = quote_word(path.name)
@@ -144,15 +156,15 @@ def _advice(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
     if min(axes) >= _CACHE_AXES and (any(map(part_of_cache, shapes)) or min(axes) > _CACHE_AXES):
         return (
             f"wrap keys and values with `unmask wrap cache {name} --layer N`, or in Python "
-            "unmask.CacheEvidence.of(model, cache, layer=N)"
+            "unmask.CacheEvidence.of(model, cache, …)"
         )
     if min(axes) >= _STATES_AXES:
         return (
             f"wrap states with `unmask wrap hidden {name} --layer N`, or in Python "
-            "unmask.HiddenEvidence.of(model, states, layer=N)"
+            "unmask.HiddenEvidence.of(model, states, …)"
         )
     only = next(iter(shapes))
-    if is_of_numpy(path) or (len(shapes) == 1 and axes == {2} and "." not in only and only != "weight"):
+    if len(shapes) == 1 and (path.suffix == ".npy" or (axes == {2} and "." not in only and only != "weight")):
         return (
             f"if each row is a text's vector, wrap it with `unmask wrap store {name}`; if the rows are one text's "
             f"tokens, with `unmask wrap hidden {name} --layer N`; if they are logits, with `unmask wrap logits {name}`"

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from unmask.errors import EvidenceError
-from unmask.evidence.foreign_files import numpy_error, open_numpy
+from unmask.evidence.foreign_files import HEADER, evidence_already, numpy_error, open_numpy
 from unmask.evidence.vectors import half_steps_of
 from unmask.integrations.stores.stored import StoredVectors, choose_one, stored_rows
 
@@ -38,7 +38,8 @@ def read_rows(path: Path, name: str | None, limit: int | None) -> np.ndarray:
     rows = _choose(path, name, None)[1] if path.suffix == ".npz" else open_numpy(path)
     rows = rows[None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or rows.dtype.kind != "f" or not len(rows):
-        raise EvidenceError(f"{path} holds {rows.dtype} of shape {rows.shape}; expected floats, (rows, numbers)")
+        expected = "(rows, numbers)" + ("; take each prompt's last position, logits[:, -1]" if rows.ndim == 3 else "")
+        raise EvidenceError(f"{path} holds {rows.dtype} of shape {rows.shape}; expected floats, {expected}")
     return np.ascontiguousarray(rows[:limit].astype(rows.dtype.newbyteorder("=")))
 
 
@@ -58,6 +59,8 @@ def read_safetensors(path: Path, collection: str | None, limit: int | None, mode
     """One tensor of several."""
     try:
         with safe_open(path, framework="pt") as file:
+            if HEADER in (file.metadata() or {}):
+                raise evidence_already(path)
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             held = [f"'{name}' {shape}" for name, shape in shapes.items()]
             name = choose_one(fitting(shapes, model_width), collection, "tensor", path, _MATRIX, held)

@@ -72,7 +72,7 @@ def stored_rows(array: Any, ids: Sequence[Any] | None, about: str, model_width: 
     if rows.ndim != 2 or 0 in rows.shape:
         raise EvidenceError(
             f"{about} has the shape {rows.shape}, expected (vectors, numbers) with at least one; save a matrix with a "
-            "row for each text"
+            "row for each text" + ("; states of tokens are for `unmask wrap hidden`" if rows.ndim == 3 else "")
         )
     if rows.dtype.kind != "f":
         raise EvidenceError(f"{about} holds {rows.dtype}, expected floats: {_advice(rows.dtype)}")

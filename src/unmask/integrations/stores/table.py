@@ -11,6 +11,7 @@ from pathlib import Path
 
 from unmask.arguments import require_count
 from unmask.errors import EvidenceError
+from unmask.evidence.foreign_files import is_pickle, pickle_error
 from unmask.integrations.stores.arrays import read_npy, read_npz, read_safetensors
 from unmask.integrations.stores.chroma import read_chroma
 from unmask.integrations.stores.faiss_index import is_index, read_faiss
@@ -84,6 +85,8 @@ def read_store(
         with open(path, "rb") as file:
             start = file.read(16)
     name = next((name for name, store in STORES.items() if store.fits(path, start)), None)
+    if name is None and path.is_file() and is_pickle(path):
+        raise pickle_error(path)
     if name is None:
         raise EvidenceError(
             f"{path} is no store that is known: {_seen(path, start)}; known are "
