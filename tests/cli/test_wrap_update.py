@@ -91,6 +91,17 @@ def test_weights_instead_of_differences_are_explained(call, folder, tmp_path, op
     assert "update=" not in answer.message
 
 
+def test_what_is_not_stated_and_would_make_more_certain_is_named(call, folder, gradients, tmp_path):
+    save_file(gradients, tmp_path / "grads.safetensors")
+    command = ("wrap", "update", tmp_path / "grads.safetensors", "-m", folder, "-o", tmp_path / "u.safetensors")
+    hint = "next: state what you know, so that more can be proven: "
+    assert f"{hint}--task --num-texts --clients --all-tokens-predicted next: unmask recover" in call(*command).told
+    assert f"{hint}--learning-rate --num-steps --optimizer next:" in call(*command, "--delta", *KNOWN).told
+    classes = call(*command, "--task", "classification", "--num-texts", 1, "--json").document
+    assert classes["not_stated"] == ["--clients", "--pooling"]
+    assert hint not in call(*command, *KNOWN).told
+
+
 def test_a_peft_adapter_before_and_after_and_its_gradients(call, folder, tmp_path):
     peft = pytest.importorskip("peft", reason="comes with the extra 'lora'")
     base = unmask.load_model(str(folder)).hf

@@ -24,6 +24,7 @@ from unmask.wording import count_noun
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from unmask.evidence import GradientEvidence
     from unmask.models import Model
 
 
@@ -111,7 +112,28 @@ def wrap_update_command(
         evidence = GradientEvidence.of(loaded, tensors, **known, **told)
         evidence.save(out)
     kind = "weight differences" if told.get("update") == "delta" else "gradients"
-    print_observation(out, f"{count_noun(len(evidence.gradients), 'tensor')} ({kind})", model, json)
+    print_observation(
+        out, f"{count_noun(len(evidence.gradients), 'tensor')} ({kind})", model, json, _not_stated(evidence, loaded)
+    )
+
+
+def _not_stated(evidence: GradientEvidence, model: Model) -> tuple[str, ...]:
+    """Options that would let more be proven of this update, where they are known."""
+    from unmask.evidence import Task, Update
+
+    is_delta, task = evidence.update is Update.DELTA, evidence.task
+    predicts = model.token_head is not None and task in (None, Task.NEXT_TOKEN)
+    asked = {
+        "--task": task is None,
+        "--num-texts": evidence.num_texts is None,
+        "--clients": evidence.num_clients is None,
+        "--all-tokens-predicted": predicts and evidence.all_tokens_predicted is None,
+        "--pooling": task is Task.CLASSIFICATION and evidence.pooling is None,
+        "--learning-rate": is_delta and evidence.learning_rate is None,
+        "--num-steps": is_delta and evidence.num_steps is None,
+        "--optimizer": is_delta and evidence.optimizer is None,
+    }
+    return tuple(option for option, is_missing in asked.items() if is_missing)
 
 
 def _refuse_contradictions(path: Path, delta: bool, weights: bool, before: Path | None, adapter: Path | None) -> None:

@@ -82,13 +82,16 @@ def print_models(listings: Sequence[ModelListing], json: bool) -> None:
     console.print("You can also use a local folder with safetensors or, with a network, a Hugging Face name.")
 
 
-def print_observation(path: Path, what: str, model: str, json: bool) -> None:
-    """What was written, and the next step."""
+def print_observation(path: Path, what: str, model: str, json: bool, not_stated: Sequence[str] = ()) -> None:
+    """What was written, options that would let more be proven, and the next step."""
     if json:
-        print_json({"evidence": str(path), "holds": what})
+        print_json({"evidence": str(path), "holds": what, **({"not_stated": not_stated} if not_stated else {})})
         return
     console = Console()
     console.print(Text(f"wrote {path}: {what}. Keep it as private as the texts."))
+    if not_stated:
+        listed = " ".join(not_stated)
+        console.print(Text(f"next: state what you know, so that more can be proven: {listed}", style="dim"))
     command = f"unmask recover text {quote_word(path)} --model {quote_word(model)}"
     console.print(Text(f"next: {command}", style="dim"), soft_wrap=True)
 
