@@ -11,6 +11,7 @@ probing (about 60) and the fresh sequences (87 to 103) come on top. Seconds are 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import statistics
@@ -152,6 +153,15 @@ def added(deviation: float, answer: Function, seed: int = 0) -> Function:
     return lambda X: answer(X) + deviation * (2 * torch.rand(len(X), generator=generator, dtype=torch.float64) - 1)
 
 
+def repeating(largest: float, answer: Function) -> Function:
+    """The oracle of Thm 6.1: errors of −τ or τ, the same for the same question."""
+
+    def sign(row: Tensor) -> int:
+        return 2 * (hashlib.blake2b(row.double().numpy().tobytes(), digest_size=1).digest()[0] % 2) - 1
+
+    return lambda X: answer(X) + largest * torch.tensor([sign(row) for row in X], dtype=torch.float64)
+
+
 def zeros(options: argparse.Namespace) -> Iterator[dict]:
     """Thm 6.1: the error against τ, where v has no zeros and where a third of it is zero."""
     d, bound = 32, 7.0
@@ -167,18 +177,24 @@ def zeros(options: argparse.Namespace) -> Iterator[dict]:
             tau_v = tau  # of a token of norm one
             slope = 1 / (math.exp(-1) / (1 + math.exp(-1)) ** 2)
             twice = 1 / (math.exp(-2) / (1 + math.exp(-2)) ** 2)
-            share = (tau + 2 * tau_v) / (gamma - tau_v) * B**1.5
-            limit = share * (slope if name == "no zeros" else slope + twice)
+            limit = slope * B**1.5 * (tau + 2 * kappa * tau_v) / (gamma - tau_v)
+            if name != "no zeros":  # v·(e_i + e_p) is off by 2·tau_v
+                limit += twice * B**1.5 * (tau + 3 * kappa * tau_v) / (gamma - 2 * tau_v)
             row: dict[str, Any] = {"v": name, "τ": tau, "limit": limit}
-            for label, margin in (("paper", 0.0), ("paper, margin", gamma / 2)):
+            fresh, repeats = added(tau, head), repeating(tau, head)
+            margins = (("paper", 0.0, fresh), ("paper, margin", gamma / 2, fresh))
+            for label, margin, answer in (*margins, ("paper, repeats", gamma / 2, repeats)):
                 attack = PaperSingleHeadAttack("basis", kappa, margin)
-                evidence = OracleEvidence(FunctionOracle(added(tau, head)), d)
+                evidence = OracleEvidence(FunctionOracle(answer), d)
                 measured_v = evidence.ask(torch.eye(d, dtype=torch.float64)[:, None])
-                W = attack.weights(evidence, measured_v, torch.Generator().manual_seed(0))
+                W = attack.weights(evidence, measured_v, torch.Generator().manual_seed(0)).clamp(-B, B)
                 row[label] = float((W - head.W[0]).abs().max()) if bool(W.isfinite().all()) else None
-            for label, attack in (("ours", SingleHeadAttack()), ("ours, 16 passes", NoisyAttack())):
-                evidence = OracleEvidence(FunctionOracle(added(tau, head)), d, max_norm=bound)
-                recovery = attack(evidence)
+            for label, attack, answer in (
+                ("ours", SingleHeadAttack(), added(tau, head)),
+                ("ours, 16 passes", NoisyAttack(), added(tau, head)),
+                ("ours, repeats", NoisyAttack(), repeats),
+            ):
+                recovery = attack(OracleEvidence(FunctionOracle(answer), d, max_norm=bound))
                 is_whole = recovery.status is Status.RECOVERED
                 row[label] = float((recovery.value.W[0] - head.W[0]).abs().max()) if is_whole else None
             yield row

@@ -6,6 +6,7 @@ from unmask.attacks.baselines.query_papers import PaperSingleHeadAttack
 from unmask.attacks.queries.one_head.noisy_head import NoisyAttack
 from unmask.attacks.queries.one_head.single_head import SingleHeadAttack
 from unmask.errors import InputError
+from unmask.evidence.oracles import FunctionOracle, OracleEvidence
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Status
 from unmask.scores.weights import score_heads
@@ -74,21 +75,22 @@ def test_the_error_is_linear_in_the_noise_and_falls_with_passes_and_length():
     assert usual / error(1e-4, 4, 100 * BOUND) == pytest.approx(110, rel=0.25)  # L is a little below the bound
 
 
-def test_theorem_6_1_bound_holds_for_the_papers_probes():
-    """|Ŵ_ij − W_ij| ≤ 5.1·B^(3/2)·(τ_f + 2τ_v)/(γ − τ_v) with κ = B^(−½), for noise that is at most τ."""
-    head = random_head(8)
-    head.v[0] = head.v[0].sign() * (0.5 + head.v[0].abs())
-    tolerance, B, gamma = 1e-6, 2.0, float(head.v.abs().min())
-    assert head.W.abs().max() < B
-    generator = torch.Generator().manual_seed(0)
+@pytest.mark.parametrize("size", [0.2, 2.0])
+def test_theorem_6_1_bound_holds_for_the_papers_probes(size):
+    """|Ŵ_ij − W_ij| ≤ 5.1·B^(3/2)·(τ_f + 2κτ_v)/(γ − τ_v) with κ = B^(−½), for the worst noise that is at most τ."""
+    head = random_head(2)
+    head.W[0], head.v[0] = size, torch.tensor([0.5, 1.0])
+    tolerance, kappa, gamma = 1e-6, size**-0.5, 0.5
 
-    def within(answers):
-        return answers + tolerance * (2 * torch.rand(answers.shape, generator=generator, dtype=torch.float64) - 1)
+    def worst(X):  # pairs answered with too much, single tokens with too little
+        return head(X) + (tolerance if X.shape[1] == 2 else -tolerance)
 
-    recovery = PaperSingleHeadAttack("basis", kappa=B**-0.5)(oracle_of(head, within))
-    bound = 5.1 * B**1.5 * 3 * tolerance / (gamma - tolerance)
-    worst = float((recovery.value.W - head.W).abs().max())
-    assert bound / 30 < worst <= bound
+    evidence = OracleEvidence(FunctionOracle(worst), 2)
+    v = evidence.ask(torch.eye(2, dtype=torch.float64)[:, None])
+    W = PaperSingleHeadAttack("basis", kappa).weights(evidence, v, torch.Generator())
+    bound = 5.1 * size**1.5 * (1 + 2 * kappa) * tolerance / (gamma - tolerance)
+    off = float((W - head.W[0]).abs().max())
+    assert 0.8 * bound < off <= bound
 
 
 def test_ours_beats_the_papers_probes_at_the_same_norms_and_queries():

@@ -42,8 +42,8 @@ class NoisyAttack:
 
     The paper, with unit probes u = κe_i, y = κe_j, κ = B^(−½), so that |t| ≤ 1 where |W_ij| ≤ B:
 
-        |Ŵ_ij − W_ij| ≤ B·|Δt|,  |Δt| ≤ |Δσ|/σ'(1) = 5.1·|Δσ|,  |Δσ| ≤ (τ_f + 2τ_v)/(κ(γ − τ_v))
-        →  |Ŵ_ij − W_ij| ≤ 5.1·B^(3/2)·(τ_f + 2τ_v)/(γ − τ_v)
+        |Ŵ_ij − W_ij| ≤ B·|Δt|,  |Δt| ≤ |Δσ|/σ'(1) = 5.1·|Δσ|,  |Δσ| ≤ (τ_f + 2κτ_v)/(κ(γ − τ_v))
+        →  |Ŵ_ij − W_ij| ≤ 5.1·B^(3/2)·(τ_f + 2κτ_v)/(γ − τ_v),  where Ŵ_ij is cut at ±B
 
     Ours, with probes of length L that lean towards v (`BoostedProbes`) and scores of deviation 1:
 
