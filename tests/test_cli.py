@@ -46,6 +46,8 @@ COMMANDS = (
         ("wrap", "store"),
         ("wrap", "update"),
         ("wrap", "logits"),
+        ("wrap", "hidden"),
+        ("wrap", "cache"),
     ),
     *(("recover", "text"), ("recover", "inputs"), ("recover", "weights"), ("recover", "output-layer")),
 )
