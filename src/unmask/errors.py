@@ -20,6 +20,10 @@ class EvidenceError(UnmaskError):
     """Evidence that cannot be used: foreign, truncated, not finite, wrongly shaped or of another model."""
 
 
+class TooSmallError(EvidenceError):
+    """An update so near zero that computing with it loses it: a defence left nothing, or a factor must be undone."""
+
+
 class InputError(UnmaskError):
     """An argument that is out of range or of the wrong kind."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,7 @@ _CHANNEL_OF = {
 _STACK = "attention-stack"
 _NUM_NEW = 4  # questions to a service whose answers were kept from an earlier run
 _ADDED = 20  # times what the oracle adds to an answer
+_TINY = 1e-12  # largest entry of states that were multiplied by something
 _CHANGED = 0.1  # of an answer: another layer is off by the order of one
 
 
@@ -94,9 +96,27 @@ def recover_text(
     usual = choose_attack(evidence, model)
     secrets = Secret.TEXTS, Secret.TOKENS
     run = _choose(attack, usual, channel, *secrets, causal=model.causal, seed=seed, effort=effort)
+    evidence, units = _in_larger_units(evidence)
     evidence.check(model)
     with shown_unless_watched(progress):
-        return run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), tell)
+        found = run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), tell)
+    return replace(found, reason=units + found.reason) if units else found
+
+
+def _in_larger_units(evidence: TextEvidence) -> tuple[TextEvidence, str]:
+    """States and caches of numbers near zero, as clipping leaves them, times a power of two; and a sentence.
+
+    Their squares would be lost in float32. What a common factor hides is found by the attacks.
+    """
+    if not isinstance(evidence, HiddenEvidence | CacheEvidence):
+        return evidence, ""
+    tensors = evidence.named_tensors()
+    largest = max(float(tensor.abs().max()) for tensor in tensors.values())
+    if not 0 < largest < _TINY:
+        return evidence, ""
+    power = -math.frexp(largest)[1]
+    scaled = {name: (tensor.double() * 2.0**power).to(tensor) for name, tensor in tensors.items()}
+    return evidence.with_tensors(scaled), f"what was seen is near zero and was multiplied by 2^{power} first: "
 
 
 def _with_beginning(evidence: TextEvidence, model: Model, beginning: str | Sequence[int]) -> TextEvidence:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unmask.arguments import named_dtype, require_count, require_fingerprint, require_member, require_number
 from unmask.displays import DisplayedFields
-from unmask.errors import EvidenceError
+from unmask.errors import EvidenceError, TooSmallError
 from unmask.evidence.captured import check_factors, name_tensors, plain_name, refuse_weights
 from unmask.evidence.files import reads, write
 from unmask.evidence.tensor_files import StoredTensors, by_size, shapes_of
@@ -182,7 +182,7 @@ class GradientEvidence(DisplayedFields):
         """Refuse evidence of another model (other weights, parameters, shapes), weights, and numbers near zero."""
         largest = _largest_entry(self.gradients)
         if 0 < largest < _SMALLEST:
-            raise EvidenceError(
+            raise TooSmallError(
                 f"the largest entry of this update is {largest:.1e}: float32 cannot square such numbers, so nothing "
                 "could be certified; multiply all tensors by one factor"
             )

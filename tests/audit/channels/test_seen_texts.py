@@ -10,6 +10,8 @@ from tests.audit.channels.stories import group, tell
 from tests.audit.made import make_plan
 
 from unmask.audit.channels import seen_texts
+from unmask.audit.findings.finding import Outcome
+from unmask.audit.running.worker import Worker
 
 
 @pytest.fixture
@@ -57,3 +59,21 @@ def test_the_effort_reaches_the_attack(tmp_path, llama_folder, monkeypatch):
     monkeypatch.setattr(seen_texts, "recover_text", call)
     tell(make_plan(tmp_path, group("gradients", llama_folder, "efforts = [1, 3]")))
     assert given == [1, 3]
+
+
+@pytest.mark.parametrize("norm", ["1e-17", "1e-40", "1e-60"])
+def test_an_update_of_which_next_to_nothing_is_left_is_no_error(tmp_path, llama_folder, norm):
+    plan = make_plan(tmp_path, group("gradients", llama_folder, f'defences = ["clip:norm={norm}"]'))
+    (case,) = plan.cases
+    found = Worker(plan.data, "cpu", threads=1).work(case)
+    assert found.outcome is Outcome.INCONCLUSIVE, found.reason
+    assert not found.looked_for
+
+
+@pytest.mark.parametrize("channel", ["outputs", "caches"])
+def test_states_near_zero_are_states_in_other_units(tmp_path, llama_folder, channel):
+    """At 1e-40 they used to hold gates over texts, as their squares are lost in float32."""
+    rest = 'layers = [1]\nmax_lengths = [8]\ndefences = ["clip:norm=1e-36"]'
+    (found,) = tell(make_plan(tmp_path, group(channel, llama_folder, rest)))
+    assert found.metrics["exact_texts"] == 2, found.reason
+    assert "near zero" in found.reason

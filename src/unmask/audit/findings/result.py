@@ -17,7 +17,7 @@ from unmask import __version__
 from unmask.audit.cases.case import Case
 from unmask.audit.findings.finding import ERROR, Finding
 from unmask.channels import CHANNELS
-from unmask.errors import UnmaskError
+from unmask.errors import TooSmallError, UnmaskError
 from unmask.models.adapter import Model
 from unmask.recovery import Recovery, Status
 
@@ -49,11 +49,13 @@ def _aims(case: Case, recovery: Recovery[Any]) -> tuple[str, ...]:
 
 
 def error_finding(case: Case, error: BaseException) -> Finding:
-    """A case that raised: what, and where in the code.
+    """A case that raised: what, and where in the code. Where a defence left too little, that is no error.
 
     Messages of unmask's own errors are for people. Third-party ones may quote any value, a secret text too: they are
     kept in `error`, where texts are kept as well, and never become the reason.
     """
+    if isinstance(error, TooSmallError):
+        return Finding(case.id, case.spec, Status.NOT_APPLICABLE.name, str(error))
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames]
