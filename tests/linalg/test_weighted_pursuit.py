@@ -63,6 +63,16 @@ def test_a_matrix_that_is_made_of_no_atoms_is_not_explained():
     assert found.is_full or found.misfit > 100
 
 
+def test_a_search_ends_where_all_atoms_that_may_follow_cannot_explain_the_rest():
+    atoms = alike()
+    matrix, sigma = measure(atoms, list(range(30)), unknown=0.0)
+    atoms[:, -5:] = 0.0  # the rest lies where no atom is
+    matrix[-5:], sigma[-5:] = 1e9, 1.0
+    found = WeightedPursuit(atoms, matrix, sigma, 5.0).search(50)
+    assert found.is_full
+    assert len(found.chosen) < 20
+
+
 def test_a_wrong_start_is_put_back():
     atoms, used = alike(), [3, 4, 5, 6]
     matrix, sigma = measure(atoms, used)

@@ -30,12 +30,13 @@ from torch import Tensor
 
 from unmask.linalg.atoms import least_gain
 from unmask.linalg.pursuit import Pursuit, orthonormal
-from unmask.progress import tell
+from unmask.progress import tell, track
 
 _LEAST_OUTSIDE = 1e-5  # of an atom's squared norm in a column: less is rounding
 _FRESH = 16  # atoms chosen between two computations of all products anew
 _MAX_TURNS = 8
 _HOPELESS, _AFTER = 0.7, 48  # of the matrix is left after so many atoms: it is made of none
+_GROWS, _FITS = 2.0, 2.0  # times the gain of an atom that a later one may have; χ²/n of what is explained at most
 _KNOWN = 0.3  # of a column's entries: with fewer it is not used for the start
 _MEDIAN = 0.6745  # of a normal variable's size
 _WEAKEST_COLUMN = 1e-3  # of the strongest
@@ -79,13 +80,24 @@ class WeightedPursuit:
         for _ in range(_MAX_TURNS):
             before = list(self.chosen)
             is_full = not self._forward(most)
-            self._backward()
+            if not is_full:
+                self._backward()
             if set(self.chosen) == set(before) or is_full:
                 break
+        misfit = self._squares() / max(1, self._free())
+        if is_full:  # nothing is explained, so nobody asks what each atom gains
+            nothing = self.measured.new_zeros(len(self.chosen))
+            return WeightedSupport(tuple(self.chosen), nothing, nothing, misfit, is_full)
         gains, own = self._own_gains()
-        known = int((self.weights > 0).sum()) - len(self.chosen) * self.weights.shape[1]
-        misfit = float(self.rest.square().sum()) / max(1, known)
         return WeightedSupport(tuple(self.chosen), gains, self._rival_gains(own), misfit, is_full)
+
+    def _squares(self) -> float:
+        """What is left, in squared errors."""
+        return float(self.rest.square().sum())
+
+    def _free(self) -> int:
+        """Entries that are known beyond those that the chosen atoms fit."""
+        return int((self.weights > 0).sum()) - len(self.chosen) * self.weights.shape[1]
 
     def _begin(self) -> None:
         """Everything as if the chosen atoms were taken for the first time."""
@@ -105,11 +117,18 @@ class WeightedPursuit:
             best = int(gains.argmax())
             if float(gains[best]) <= self.least:
                 return True
-            is_hopeless = len(self.chosen) == _AFTER and self.rest.square().sum() > _HOPELESS * self._size
-            if len(self.chosen) >= most or is_hopeless:
+            if len(self.chosen) >= most or self._is_hopeless(most, float(gains[best])):
                 return False
             tell("explaining the update by tokens", len(self.chosen), most)
             self._take(best)
+
+    def _is_hopeless(self, most: int, gain: float) -> bool:
+        """Whether atoms explain hardly anything, or as many as may follow cannot, at the gain of the next one."""
+        number = len(self.chosen)
+        if number < _FRESH:
+            return False
+        reachable = self._squares() - _GROWS * gain * (most - number)
+        return reachable > _FITS * self._free() or (number == _AFTER and self._squares() > _HOPELESS * self._size)
 
     def _gains(self) -> Float[Tensor, " v"]:
         enough = self.norms > _LEAST_OUTSIDE * self.whole
@@ -166,7 +185,7 @@ class WeightedPursuit:
         scale = self.weights.square().mean(1).sqrt().to(self.atoms)
         scaled = torch.nn.functional.normalize(self.atoms * scale, dim=1)
         taken = torch.tensor(self.chosen, dtype=torch.long, device=self.atoms.device)
-        for place, atom in enumerate(self.chosen):
+        for place, atom in enumerate(track(self.chosen, "comparing tokens with their neighbours")):
             nearness = (scaled @ scaled[atom]).abs()
             nearness[taken] = 0.0
             near = nearness.topk(min(_NEIGHBOURS, len(nearness))).indices

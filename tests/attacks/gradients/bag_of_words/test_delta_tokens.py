@@ -72,10 +72,15 @@ def test_random_clients_give_no_false_token(tiny_llama, tiny_gpt2, tiny_bert):
     assert claimed > 100
 
 
-def test_a_learning_rate_that_is_not_known_is_the_largest_step(tiny_llama):
-    evidence = observe_lora(tiny_llama, TEXTS, **CLIENTS["one step of a later round"])
-    found = find_delta_tokens(replace(evidence, learning_rate=None), tiny_llama)
+@pytest.mark.parametrize("rate", [1e-2, 2.5e-3, 1.2345e-2])
+def test_a_learning_rate_that_is_not_known_is_the_largest_step(tiny_llama, rate):
+    """Steps show it to five digits, and a number of two digits that is as near is the learning rate."""
+    evidence = observe_lora(tiny_llama, TEXTS, **{**LATER, "local_learning_rate": rate})
+    unstated = replace(evidence, learning_rate=None, optimizer=None, num_steps=None, weight_decay=None)
+    found = find_delta_tokens(unstated, tiny_llama)
     assert tokens(found) <= INPUTS
+    if rate != 1.2345e-2:
+        assert len(tokens(found)) >= 0.9 * len(INPUTS), found.reason
 
 
 @pytest.mark.parametrize("steps", [3, 10])
@@ -130,6 +135,15 @@ def test_the_whole_attack_claims_them(tiny_llama):
     assert recovery.value.token_set == INPUTS
     assert recovery.certificate.residual <= 0.01
     assert all("lora_A" in name for name in recovery.used)
+
+
+def test_every_reading_of_an_unstated_difference_is_told(tiny_qwen2):
+    evidence = observe_fedavg(tiny_qwen2, TEXTS, optimizer="adamw", learning_rate=1e-3)
+    unstated = replace(evidence, optimizer=None, learning_rate=None, num_steps=None, task=None)
+    told = []
+    recover_text(unstated, tiny_qwen2, progress=lambda step, done, total: told.append(step))
+    steps = list(dict.fromkeys(told))
+    assert steps.index("writing texts of the model's own") < steps.index("reading the steps of block 0's weights")
 
 
 def test_real_weights(smollm2):

@@ -43,6 +43,7 @@ from unmask.attacks.gradients.bag_of_words.weight_changes import (
     WeightChange,
     adapter_changes,
     find_nothing,
+    largest_step,
     last_place,
     layer_changes,
 )
@@ -51,6 +52,7 @@ from unmask.linalg.atoms import chi_square_score
 from unmask.linalg.decoys import make_decoys
 from unmask.linalg.weighted_pursuit import WeightedPursuit, WeightedSupport, find_start
 from unmask.models.adapter import Model
+from unmask.progress import tell
 
 _FLOAT32 = 1e-4  # of a column's median entry: what float32 leaves of a gradient that is a sum of much larger terms
 _READABLE = 6.0  # roundings that a step must be short of its largest size
@@ -70,6 +72,7 @@ _KNOWN = 0.3  # of a column's entries: with fewer it tells nothing that others d
 # Tokens of a column's known entries, and the entries' median (value/error)². Of 146 small random clients that were
 # explained, 5 had false tokens: their entries are at 173 to 235, whatever the number of tokens.
 _FEW, _PRECISE = 0.5, 400.0
+_NEXT_TO = 1e-5  # of a learning rate: people choose numbers of one digit or two, and steps show five
 _FITS = 2.0  # χ²/n: more is no noise of the size that is known; right tokens leave 0.7 to 1.3 (measured)
 
 
@@ -87,6 +90,7 @@ def find_delta_tokens(evidence: GradientEvidence, model: Model) -> DeltaTokens:
     """Tokens from the difference of block 0's query, key and value weights, or of their adapters' factors A."""
     if evidence.update is not Update.DELTA:
         return find_nothing("the update is no difference of weights")
+    tell("reading the steps of block 0's weights", 0, 1)
     held = [*layer_changes(evidence, model), *adapter_changes(evidence, model)]
     columns = list(_columns(evidence, held))
     if not columns:
@@ -108,6 +112,7 @@ def find_delta_tokens(evidence: GradientEvidence, model: Model) -> DeltaTokens:
         return find_nothing(_UNTOLD, used, details)
     scores = chi_square_score(found.gains, values.shape[1])
     alone = found.gains - found.rivals > 2 * math.log(model.vocab_size / _CONFUSED)
+    tell("comparing tokens with decoys", 0, 1)
     decoys = make_decoys(words.float().cpu(), _MOST_DECOYS, torch.Generator().manual_seed(0)).to(words)
     num_weak = _count_replaceable(found, atoms, decoys, values, sigma)
     if num_weak > _WEAK * len(found.chosen):
@@ -171,13 +176,20 @@ def _read_adam(
     number = held.num_steps
     a, b = ((1 - beta) / (1 - beta**number) for beta in BETAS)
     b = math.sqrt(b)
-    rate = evidence.learning_rate or float(held.delta.double().abs().max()) * b / a
+    rate = evidence.learning_rate or largest_step(held) * b / a
+    rate = rate if evidence.learning_rate else _as_stated(rate)
     step, rounding = held.read_step(rate, evidence.weight_decay or 0.0)
     room = a - b * step.abs()
     is_readable = room > _READABLE * b * rounding
     room = room.clamp_min(1e-9)
     sigma = EPSILON * a * rounding / room.square()
     return EPSILON * step / room, torch.where(is_readable, sigma, math.inf)
+
+
+def _as_stated(rate: float) -> float:
+    """The number of two digits next to a measured learning rate, where it is as near as rounding lets it be."""
+    written = float(f"{rate:.1e}")
+    return written if abs(written / rate - 1) < _NEXT_TO else rate
 
 
 def _read_sgd(evidence: GradientEvidence, held: WeightChange) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:

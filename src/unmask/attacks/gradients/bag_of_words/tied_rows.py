@@ -43,6 +43,7 @@ from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.coarse import Coarseness, storage_of, storage_variance
 from unmask.models.adapter import Model
 from unmask.models.inputs import training_mode, usual_tokens
+from unmask.progress import tell, track
 
 _EXPECTED_FALSE = 0.005  # by noise, and as many by structure
 _NUM_TEXTS, _LENGTH, _NUM_ROUNDS = 8, 16, 4  # of own texts; each round puts one more token of each text in its place
@@ -134,6 +135,7 @@ def find_tied_tokens(evidence: GradientEvidence, model: Model) -> TiedTokens:
     shared = compute_once(model, ("tied rows", is_adaptive), lambda: _find_own_direction(model, is_adaptive))
     if shared is None:
         return _nothing("the final states of this model share no direction")
+    tell("comparing rows of the embedding with the states of own texts", 0, 1)
     rows = read_rows(evidence, model)
     found = judge_rows(rows, shared, is_adaptive)
     if not found.is_along:
@@ -163,7 +165,7 @@ def write_own_texts(model: Model, generator: torch.Generator) -> OwnTexts:
     tokens = usual_tokens(model.hf, _NUM_TEXTS * length).view(_NUM_TEXTS, length).to(model.device)
     states, chances = [], []
     with training_mode(model.hf, False):
-        for _ in range(_NUM_ROUNDS):
+        for _ in track(range(_NUM_ROUNDS), "writing texts of the model's own"):
             stream = model.hidden_states(tokens)[-1]
             states.append(head.features(stream).detach().double())
             chances.append(head.logits(stream).detach().float().softmax(-1))

@@ -88,6 +88,13 @@ def adapter_changes(evidence: GradientEvidence, model: Model) -> Iterator[Weight
             yield WeightChange(down, delta, evidence.adapters[down], steps, had_none, is_factor=True)
 
 
+def largest_step(held: WeightChange) -> float:
+    """The largest entry beyond what its own rounding may have added: small weights are rounded to hardly anything."""
+    before, change = held.weights.double(), held.delta.double()
+    sure = float((change.abs() - last_place(before, before + change, held.delta.dtype) / 2).max())
+    return sure if sure > 0 else float(change.abs().max())
+
+
 def last_place(before: Tensor, after: Tensor, dtype: torch.dtype) -> Tensor:
     """A unit in the last place of the larger of two weights."""
     size = torch.maximum(before.abs(), after.abs()).clamp_min(1e-30)
