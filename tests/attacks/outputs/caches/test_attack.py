@@ -275,5 +275,6 @@ def test_every_family_gives_its_prompts_away(name):
             refused.append(layer)
             continue
         status = CacheAttack()(evidence, model).status
-        assert status is (Status.NOT_APPLICABLE if name in NOT_READ else Status.RECOVERED), (layer, storage)
+        read = Status.RECOVERED if layer else Status.PARTIAL  # of block 0 no text is certain
+        assert status is (Status.NOT_APPLICABLE if name in NOT_READ else read), (layer, storage)
     assert refused == ([0] if name in ("Gemma3 with a window", "GptOss", "Qwen3Next") else [])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import unmask
-from unmask.attacks.outputs.prompts.nearest import is_beyond_chance
+from unmask.attacks.outputs.prompts.nearest import is_beyond_chance, nearest_row
 from unmask.defences.table import parse_defence
 from unmask.models import adapt
 from unmask.protocols import observe_cache, observe_hidden
@@ -73,13 +73,39 @@ def test_noise_is_seldom_beyond_chance_and_a_signal_is(width, vocabulary, length
     generator = torch.Generator().manual_seed(width)
     tokens = torch.nn.functional.normalize(torch.randn(vocabulary, width, generator=generator), dim=1)
 
-    def nearest(share: float) -> list[float]:
+    def excess(share: float) -> list[float]:
         noise = torch.nn.functional.normalize(torch.randn(length, width, generator=generator), dim=1)
         rows = torch.nn.functional.normalize(share * tokens[:length] + (1 - share) * noise, dim=1)
-        return (rows @ tokens.T).amax(1).tolist()
+        return [nearest_row(tokens, row, vocabulary)[2] for row in rows]
 
-    assert sum(is_beyond_chance(nearest(0.0), width, vocabulary) for _ in range(50)) <= 4
-    assert all(is_beyond_chance(nearest(0.8), width, vocabulary) for _ in range(50))
+    assert sum(is_beyond_chance(excess(0.0)) for _ in range(50)) <= 4
+    assert all(is_beyond_chance(excess(0.8)) for _ in range(50))
+
+
+def test_a_row_that_few_entries_make_up_is_not_noise():
+    """One entry of fifty is sent, and weak noise is added to all: cosines alone take it for noise."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randn(2_000, 500, generator=draw).double()
+    noise = 1e-6 * torch.randn(500, generator=draw).double()
+    sent = torch.rand(500, generator=draw) < 0.02
+    assert is_beyond_chance([nearest_row(tokens, tokens[7] * sent + noise, 2_000)[2]])
+    assert not is_beyond_chance([nearest_row(tokens, noise, 2_000)[2]])
+
+
+@pytest.mark.parametrize("kind", ["states", "cache"])
+def test_few_entries_that_are_sent_as_they_are_tell_tokens(tiny_llama, kind):
+    recovery = unmask.recover_text(observe(kind, tiny_llama, "random:share=0.15"), tiny_llama)
+    assert not recovery.looked_for
+    nothing = unmask.recover_text(observe(kind, tiny_llama, "random:share=0"), tiny_llama)
+    assert nothing.looked_for == BOTH
+    assert "many times their norm" in nothing.reason
+
+
+def test_one_position_that_stands_out_is_a_leak_and_one_without_entries_tells_nothing():
+    assert is_beyond_chance([15.0] + 20 * [0.0])
+    assert not is_beyond_chance([3.0] + 20 * [0.0])
+    assert is_beyond_chance([5.0] + 20 * [None])
+    assert not is_beyond_chance([None])
 
 
 def test_tokens_nearer_to_each_other_than_the_rounding_are_left_open(tiny_gpt2):

@@ -32,6 +32,7 @@ _CLAIM = (
 _CLAIM_OF_ORDER = "Their order and positions are taken from the dump and are not proven."
 _CLAIM_OF_FACTOR = "All states were divided by one number before, which the first reading told."
 _CLAIM_OF_ONE_TEXT = "That they are of one text is taken from the dump and is not proven."
+_COUNTLESS = 100.0  # times its norm
 _ANOTHER = "the position, the layer or the model may be wrong"
 
 
@@ -149,7 +150,8 @@ def _reason(texts: Sequence[ReadText]) -> str:
     if doubtful:
         parts.append(f"for {count_noun(doubtful, 'token')} the closest one tested is shown, but the noise leaves doubt")
     if noise > LOUDEST:
-        parts.append(f"the states hold noise of {noise:.0%} of their norm, beyond which nothing can be claimed")
+        size = f"{noise:.0%} of" if noise < _COUNTLESS else "many times"  # a row of zeros has no norm
+        parts.append(f"the states hold noise of {size} their norm, beyond which nothing can be claimed")
     elif noise > 0 and not different:
         parts.append(f"the states are rounded or noisy, by {noise:.1%} of their norm")
     return "; ".join(parts) + "."
@@ -170,7 +172,8 @@ def _about_stops(texts: Sequence[ReadText]) -> list[str]:
         sentences.append(f"for {shown} the one whose state points nearest to that seen is shown, without a proof")
     if drowned := sum(text.nearest is not None and not text.nearest.stands_out for text in texts):
         sentences.append(
-            f"in {count_noun(drowned, 'text')} no token's state is nearer than chance has it: noise hides all of them"
+            f"in {count_noun(drowned, 'text')} no token's state is nearer than chance has it: noise, or what is left "
+            "out, hides all of them"
         )
     return sentences
 

@@ -34,7 +34,7 @@ from unmask.attacks.outputs.prompts.claim import refuse_states
 from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_encoder_prompts
 from unmask.attacks.outputs.prompts.encoder_templates import EncoderTemplates, encoder_templates_for
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens
-from unmask.attacks.outputs.prompts.nearest import ExpectedStates, is_beyond_chance
+from unmask.attacks.outputs.prompts.nearest import ExpectedStates, is_beyond_chance, nearest_row
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
 from unmask.attacks.outputs.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.attacks.run import Progress, Run, silent
@@ -134,11 +134,9 @@ class EncoderReader:
 
     def _stands_out(self, states: Rows, closest: Rows) -> bool:
         """Whether states point to the closest text, or to what is expected of any token, more than noise would."""
-        found = torch.nn.functional.cosine_similarity(states, closest).tolist()
-        largest = [
-            max(cosine, float(self.expected.cosines(row).max())) for cosine, row in zip(found, states, strict=True)
-        ]
-        return is_beyond_chance(largest, states.shape[1], self.model.vocab_size)
+        known = self.expected.means
+        pairs = ((row, torch.cat([own[None], known])) for row, own in zip(states, closest, strict=True))
+        return is_beyond_chance([nearest_row(rows, row, self.model.vocab_size)[2] for row, rows in pairs])
 
     def scores(self, states: Rows) -> Float[Tensor, "n vocab"]:
         """How well each token explains each state."""

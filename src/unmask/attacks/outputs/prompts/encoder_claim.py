@@ -135,5 +135,8 @@ def _reason(texts: Sequence[EncoderText]) -> str:
             "noise was added, or they are pairs"
         )
     if drowned := sum(not text.stands_out for text in rest):
-        parts.append(f"in {drowned} of them no token's state is nearer than chance has it: noise hides all of them")
+        parts.append(
+            f"in {drowned} of them no token's state is nearer than chance has it: noise, or what is left out, hides "
+            "all of them"
+        )
     return "; ".join(parts) + "."

@@ -9,10 +9,13 @@ where a proof had to stop, and it proves nothing. Two things follow from it:
     what is there   e_i = −(m − 1)/2·ln(1 − c_i²) − ln V,    c_i the largest cosine of all tokens at i
 
 A direction of noise is as near to one token as c with probability (1 − c²)^((m−1)/2), so the nearest of V tokens has an
-e of about 0.6 ± 1.3 (Gumbel). If the mean over positions is not beyond that, nothing stands out of the noise: every
-token was looked at, by its expected state (templates.py) and, of the likeliest or of all, by its own.
+e of about 0.6 ± 1.3 (Gumbel). If neither the mean over positions nor one of them is beyond that, nothing stands out of
+the noise: every token was looked at, by its expected state (templates.py) and, of the likeliest or of all, by its own.
 
-Notation: s_i the state seen at position i, as it is compared; m its entries, V the vocabulary.
+Where entries were left out, the others alone are compared as well, and the e that is larger counts: of entries that are
+sent as they are, few tell a token. A row that few entries make up is not noise, whatever the cosines.
+
+Notation: s_i the state seen at position i, as it is compared; m its entries, or those that were sent, V the vocabulary.
 Limits: where all states share a direction, cosines are close to each other and noise decides.
 Cost: `_SHORTLIST` candidates a position; the vocabulary, where that costs less than `_MOST_FLOPS`.
 """
@@ -20,6 +23,7 @@ Cost: `_SHORTLIST` candidates a position; the vocabulary, where that costs less 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,6 +39,8 @@ _SHORTLIST = 256
 _MOST_FLOPS = 1e10  # a position: half a second on one core
 _GUMBEL_MEAN, _GUMBEL_DEVIATION = 0.58, 1.28
 _BEYOND = 2.0  # deviations of the mean over positions: of texts of noise, one in forty seems to hold something
+_FAR_BEYOND = 5.0  # the same of the farthest position: one in 150
+_SPIKES = 30.0  # mean fourth power by the square of the mean square: 3 of Gaussian noise, 6 of Laplace's
 _SHORTEST = 1e-30
 
 
@@ -61,33 +67,58 @@ def read_nearest(
 ) -> Reading[NearestText]:
     """Read rows from `done` on, behind a text that is known up to there."""
     tokens: list[int] = []
-    cosines, largest, factors, num_tested = list[float](), list[float](), list[float](), 0
+    cosines, excess, factors, num_tested = list[float](), list[float | None](), list[float](), 0
     vocabulary = torch.arange(len(later.means), device=seen.states.device)
     is_cheap = len(vocabulary) * (24.0 * len(text.prefixes) + 4.0) * text.model.width**2 <= _MOST_FLOPS
     for index in range(done, len(seen)):
         expected = (later if text.num_known else first).cosines(seen.aligned[index], seen.weights[index])
         chosen = vocabulary if is_cheap else expected.topk(min(_SHORTLIST, len(expected))).indices
         trial = yield RowPass(text, chosen)
-        rows = (trial.states * seen.weights[index]).double()
-        row = seen.states[index].double()
-        cosine = rows @ row / (rows.norm(dim=1) * row.norm()).clamp_min(_SHORTEST)
-        best = int(cosine.argmax())
+        rows, row = (trial.states * seen.weights[index]).double(), seen.states[index].double()
+        best, cosine, beyond = nearest_row(rows, row, len(vocabulary), float(expected.max()))
         tokens.append(int(chosen[best]))
-        cosines.append(float(cosine[best]))
-        largest.append(max(float(cosine[best]), float(expected.max())))
-        if math.sqrt(max(0.0, 1 - float(cosine[best]) ** 2)) <= float(seen.noise.tolerances[index]):
+        cosines.append(cosine)
+        excess.append(beyond)
+        if math.sqrt(max(0.0, 1 - cosine**2)) <= float(seen.noise.tolerances[index]):
             factors.append(float(rows[best] @ row / rows[best].square().sum().clamp_min(_SHORTEST)))
         num_tested += len(chosen)
         text = text.accept(trial, best)
-    stands_out = is_beyond_chance(largest, seen.states.shape[1], len(vocabulary))
-    return NearestText(tuple(tokens), tuple(cosines), tuple(factors), stands_out, num_tested)
+    return NearestText(tuple(tokens), tuple(cosines), tuple(factors), is_beyond_chance(excess), num_tested)
 
 
-def is_beyond_chance(cosines: list[float], width: int, num_tokens: int) -> bool:
-    """Whether the nearest tokens are nearer than those of noise would be."""
-    if not cosines:
-        return True
-    squares = [min(cosine**2, 1 - 1e-12) if cosine > 0 else 0.0 for cosine in cosines]
-    excess = [-(width - 1) / 2 * math.log1p(-square) - math.log(num_tokens) for square in squares]
-    mean, error = sum(excess) / len(excess), _GUMBEL_DEVIATION / math.sqrt(len(excess))
-    return mean > _GUMBEL_MEAN + _BEYOND * error
+def nearest_row(
+    rows: Float[Tensor, "k m"], row: Float[Tensor, " m"], num_tokens: int, expected: float = 0.0
+) -> tuple[int, float, float | None]:
+    """The nearest of some rows, its cosine, and e of the larger of it and what is `expected`; None if nothing is seen.
+
+    Where entries are missing, those that were sent decide if they tell more.
+    """
+    sent = row != 0
+    if not bool(sent.any()):
+        return 0, 0.0, None
+    cosines = _cosines(rows, row)
+    best = int(cosines.argmax())
+    excess = _excess(max(float(cosines[best]), expected), len(row), num_tokens)
+    of_sent = cosines if bool(sent.all()) else _cosines(rows * sent, row)
+    if (more := _excess(float(of_sent.max()), int(sent.sum()), num_tokens)) > excess:
+        best, excess = int(of_sent.argmax()), more
+    is_spiky = float(row.pow(4).mean()) > _SPIKES * float(row.square().mean()) ** 2
+    return best, float(cosines[best]), math.inf if is_spiky else excess
+
+
+def _cosines(rows: Float[Tensor, "k m"], row: Float[Tensor, " m"]) -> Float[Tensor, " k"]:
+    return rows @ row / (rows.norm(dim=1) * row.norm()).clamp_min(_SHORTEST)
+
+
+def _excess(cosine: float, width: int, num_tokens: int) -> float:
+    square = min(cosine**2, 1 - 1e-12) if cosine > 0 else 0.0
+    return -(width - 1) / 2 * math.log1p(-square) - math.log(num_tokens)
+
+
+def is_beyond_chance(excess: Sequence[float | None]) -> bool:
+    """Whether the nearest tokens of a text's positions are nearer than those of noise would be."""
+    known = [each for each in excess if each is not None]
+    if not known:
+        return False
+    mean, error = sum(known) / len(known), _GUMBEL_DEVIATION / math.sqrt(len(known))
+    return mean > _GUMBEL_MEAN + _BEYOND * error or max(known) > math.log(len(known)) + _FAR_BEYOND
