@@ -15,7 +15,7 @@ from tests.contracts.models import make_model
 
 import unmask
 from unmask.errors import EvidenceError
-from unmask.evidence import AttentionEvidence, HiddenEvidence, Site, load_evidence
+from unmask.evidence import AttentionEvidence, CacheEvidence, HiddenEvidence, Site, load_evidence
 
 # Examples share a folder: each overwrites the file of the one before.
 quick = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -171,6 +171,21 @@ def test_one_layer_s_states_in_every_form(returned, tiny_gpt2):
     means = HiddenEvidence.of(tiny_gpt2, one.mean(1), layer=1, site="mean")
     assert tuple(means.states.shape) == (2, 1, 64)
     assert HiddenEvidence.of(tiny_gpt2, one.bfloat16(), layer=1).compute_dtype is torch.bfloat16
+
+
+def test_states_and_caches_of_a_model_in_bfloat16_that_numpy_lengthened_are_read():
+    """They were taken for float32, and nothing was found."""
+    model = make_model("tiny_llama")
+    with torch.no_grad():
+        output = model.to(dtype=torch.bfloat16).hf(TOKENS[:1], output_hidden_states=True, use_cache=True)
+    kept = output.past_key_values.layers[1]
+    parts = {"keys": kept.keys.float().numpy(), "values": kept.values.float().numpy()}
+    states = HiddenEvidence.of(model, output.hidden_states[1].float().numpy(), layer=1)
+    for evidence in (states, CacheEvidence.of(model, parts, layer=1)):
+        assert evidence.compute_dtype is torch.bfloat16
+        assert [text.tokens for text in unmask.recover_text(evidence, model).value.certain] == [(5, 6, 7, 8, 9)]
+    stored = output.hidden_states[1].to(torch.float8_e4m3fn)  # says nothing of how it was computed
+    assert HiddenEvidence.of(model, stored, layer=1).compute_dtype is torch.float32
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from unmask.arguments import named_dtype, require_count, require_fingerprint, re
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError, InputError
 from unmask.evidence.files import reads, write
-from unmask.evidence.tensors import AS_HELD, as_tensor, require_padded, stated_precision
+from unmask.evidence.tensors import AS_HELD, as_tensor, in_half_precision, require_padded, stated_precision
 from unmask.models.adapter import Model
 from unmask.models.caches import read_cache
 from unmask.models.load import require_model
@@ -120,7 +120,7 @@ class CacheEvidence(DisplayedFields):
         if known.shape != shape[:2]:
             raise EvidenceError(f"{_EXPECTED}, got {_shapes(seen)} and a mask {tuple(known.shape)}")
         keys, values = (None if name not in seen else seen[name].detach().clone() for name in _PARTS)
-        precision = stated_precision(compute_dtype, seen.values(), otherwise=model.dtype)
+        precision = stated_precision(compute_dtype, map(in_half_precision, seen.values()), otherwise=model.dtype)
         evidence = cls(
             keys, values, known, layer, chosen, model.fingerprint(), first_position, precision, known_beginning
         )

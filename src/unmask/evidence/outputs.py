@@ -17,7 +17,15 @@ from unmask.arguments import named_dtype, require_count, require_fingerprint, re
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError
 from unmask.evidence.files import reads, write
-from unmask.evidence.tensors import AS_HELD, as_floats, as_tensor, require_floats, require_padded, stated_precision
+from unmask.evidence.tensors import (
+    AS_HELD,
+    as_floats,
+    as_tensor,
+    in_half_precision,
+    require_floats,
+    require_padded,
+    stated_precision,
+)
 from unmask.models.adapter import Model
 from unmask.models.load import require_model
 from unmask.shapes import MaskBatch, States
@@ -101,7 +109,7 @@ class HiddenEvidence(DisplayedFields):
             known = Site.FINAL_NORM if layer == model.num_blocks and _is_normed(model, rows) else Site.STREAM
         given = torch.ones(rows.shape[:2], dtype=torch.bool) if mask is None else as_tensor("mask", mask)
         given = given[None] if given.ndim == 1 else given
-        precision = stated_precision(compute_dtype, [rows], otherwise=model.dtype)
+        precision = stated_precision(compute_dtype, [in_half_precision(rows)], otherwise=model.dtype)
         evidence = cls(rows.clone(), given, layer, model.fingerprint(), known, precision, tuple(known_beginning))
         evidence.check(model)
         return evidence

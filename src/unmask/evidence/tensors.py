@@ -152,6 +152,18 @@ def stated_precision(stated: Any, tensors: Iterable[Tensor], otherwise: torch.dt
     return next(iter(held)) if held in ({torch.bfloat16}, {torch.float16}) else otherwise
 
 
+def in_half_precision(rows: Tensor) -> Tensor:
+    """Rows in the half precision that holds the same numbers, if one does; numpy, for example, has no bfloat16.
+
+    Of float8 that holds them nothing follows: it is how they were stored, and not how they were computed.
+    """
+    if rows.dtype.itemsize > 2:
+        for dtype in (torch.float8_e4m3fn, torch.bfloat16, torch.float16):  # from the fewest digits on
+            if torch.equal((short := rows.to(dtype)).to(rows.dtype), rows):
+                return short if dtype.itemsize > 1 else rows
+    return rows
+
+
 def require_finite(name: str, tensor: Tensor, advice: str = OVERFLOW) -> None:
     """Refuse NaN, Inf and what cannot be squared, naming the tensor and how much of it is affected."""
     if tensor.dtype is not torch.float64 and _has_finite_sum(tensor):
