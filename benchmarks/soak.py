@@ -11,6 +11,7 @@ defended   states and caches behind random chains of defences: no gate is held o
 controls   evidence whose signal was destroyed: nothing may be certain
 files      damaged files of evidence: refused with a sentence, or read
 oracles    functions that are no attention layers: never taken for one
+lengths    services that are another function at other lengths: recovered only as far as it is true
 kills      audits that are killed and resumed: no finding is lost or doubled
 
 Every run follows from its part and its seed alone. A failure is printed with its seed, shrunk, and stored as a few
@@ -49,6 +50,7 @@ RUNS = {
     "controls": 1_000,
     "files": 1_000,
     "oracles": 200,
+    "lengths": 200,
     "kills": 50,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,20 @@ from unmask.recovery import (
 )
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("claims", "controls", "files", "kills", "models", "outcome", "parts", "runner", "shrink", "updates", "zoo")
+MODULES = (
+    "claims",
+    "controls",
+    "files",
+    "kills",
+    "lengths",
+    "models",
+    "outcome",
+    "parts",
+    "runner",
+    "shrink",
+    "updates",
+    "zoo",
+)
 BATCH = [(5, 6, 7), (8, 9), (8, 9)]
 
 
@@ -115,6 +129,19 @@ def test_claims_about_destroyed_evidence_are_faults_even_if_true(soak):
     assert {fault.kind for fault in judged.faults} == {"falsely_recovered", "false_certain_text"}
 
 
+def test_a_layer_that_is_another_one_at_other_lengths_is_a_fault_as_far_as_its_certificate_speaks(soak):
+    recipe = soak.lengths.LengthsRecipe("from", length=20, width=2)
+    own = soak.lengths.make_service(replace(recipe, kind="equal"))
+
+    def judge(longest: int) -> list[Any]:
+        certificate = Certificate("equal", 0.0, 1e-8, details={"longest_checked": float(longest)})
+        return soak.lengths.false_lengths(recipe, Recovery(own, Status.RECOVERED, "a reason", certificate, Cost()))
+
+    assert not judge(19)
+    (fault,) = judge(40)
+    assert (fault.kind, "21 lengths" in fault.sentence) == ("false_layer", True)
+
+
 def test_lost_doubled_and_changed_findings_are_faults(soak, tmp_path):
     assert not soak.kills.missing({"a": "1"}, {"a": "1", "b": "2"}, "now")
     (lost,) = soak.kills.missing({"a": "1", "b": "2"}, {"a": "1"}, "now")
@@ -181,7 +208,7 @@ def test_a_run_follows_from_its_part_and_seed(soak):
 
 
 def test_the_printed_lines_reproduce_a_run(soak, capsys):
-    for name in ("gradients", "states", "defended", "controls", "oracles"):
+    for name in ("gradients", "states", "defended", "controls", "oracles", "lengths"):
         part = soak.parts.PARTS[name]
         exec(part.reproduce(part.draw(0)), {})
         assert "\n  cost " in capsys.readouterr().out
@@ -217,11 +244,12 @@ SLICE = {
     "controls": 4,
     "files": 10,
     "oracles": 5,
+    "lengths": 3,
     "kills": 1,
 }
 
 
-@pytest.mark.parametrize("name", ["gradients", "encoders", "states", "defended", "controls", "files", "oracles", KILLS])
+@pytest.mark.parametrize("name", [*list(SLICE)[:-1], KILLS])
 def test_nothing_certain_is_false_and_nothing_crashes(soak, name):
     part, tally = soak.parts.PARTS[name], soak.runner.Tally(name)
     for seed in range(SLICE[name]):
