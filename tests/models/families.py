@@ -115,6 +115,10 @@ DECODERS: Mapping[str, Callable[[], Any]] = {
     "Glm4": _usual("Glm4", head_dim=16, **_GROUPED),
     "Mpt": _own("Mpt", "ForCausalLM", vocab_size=VOCAB, d_model=WIDTH, n_layers=2, n_heads=4, max_seq_len=POSITIONS),
     "BioGpt": _usual("BioGpt"),
+    "XGLM": _own(
+        "XGLM", "ForCausalLM", vocab_size=VOCAB, d_model=WIDTH, num_layers=2, attention_heads=4, ffn_dim=128,
+        max_position_embeddings=POSITIONS, **_TOKENS,
+    ),
     "CodeGen": _own("CodeGen", "ForCausalLM", n_embd=WIDTH, n_positions=POSITIONS, rotary_dim=8, **_OLD),
 }  # fmt: skip
 ENCODERS: Mapping[str, Callable[[], Any]] = {

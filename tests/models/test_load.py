@@ -46,6 +46,22 @@ def test_models_without_attention_or_without_text_are_refused_with_the_reason(bu
         unmask.load_model(build())
 
 
+def test_a_model_to_which_a_token_is_several_ids_is_refused():
+    for concatenated in (True, False):
+        config = transformers.RoCBertConfig(
+            vocab_size=50,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            pronunciation_vocab_size=9,
+            shape_vocab_size=9,
+            concat_input=concatenated,
+        )
+        with pytest.raises(UnsupportedModelError, match=r"several ids \(input_ids, input_shape_ids, input_pron"):
+            adapt(transformers.RoCBertForMaskedLM(config))
+
+
 def test_wrapped_models_are_taken_as_they_come(tiny_gpt2):
     assert unmask.load_model(torch.nn.DataParallel(tiny_gpt2.hf)).hf is tiny_gpt2.hf
     assert unmask.load_model(torch.compile(tiny_gpt2.hf)).hf is tiny_gpt2.hf

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -44,6 +45,12 @@ class KnownRows:
         return output
 
 
+def _typed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: Tensor) -> Mapping[str, Any]:
+    """Options of an operation; a number that is filled in (a least score) gets the rows' type, or it may overflow."""
+    is_plain = func is torch.full and len(args) > 1 and isinstance(args[1], float) and "dtype" not in kwargs
+    return {**kwargs, "dtype": rows.dtype} if is_plain else kwargs
+
+
 class _StopAtSoftmax(TorchFunctionMode):
     """Keeps the operands of the products around the next softmax, then ends the pass."""
 
@@ -60,7 +67,7 @@ class _StopAtSoftmax(TorchFunctionMode):
             return self.known.multiply(func, args, kwargs or {})
         kind = KINDS.get(func)
         if kind is None:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **_typed(func, args, kwargs or {}, self.given))
         tensors = tuple(each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor))
         if kind is Kind.ATTENTION:
             self.heads = tensors[0], tensors[1], tensors[2]
@@ -105,7 +112,7 @@ class _MixInstead(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, or say what came out of it."""
-        output, kind = func(*args, **(kwargs or {})), KINDS.get(func)
+        output, kind = func(*args, **_typed(func, args, kwargs or {}, self.mixed)), KINDS.get(func)
         if not self.is_done and (kind is Kind.ATTENTION or (kind is Kind.PRODUCT and self.is_behind)):
             self.is_done = True
             return self.mixed.reshape(output.shape)
@@ -158,8 +165,14 @@ def module_arguments(block: nn.Module, module: nn.Module, arguments: Arguments) 
 
 
 def replace_rows(arguments: Arguments, where: int | str, rows: Tensor) -> Arguments:
-    """The same arguments, with other rows."""
-    given, options = arguments
+    """The same arguments, with other rows; a mask of one text is spread over all, as a family may check its shape."""
+
+    def spread(value: Any) -> Any:
+        is_mask = isinstance(value, Tensor) and value.dim() == 4 and len(value) == 1
+        return value.expand(len(rows), -1, -1, -1) if is_mask else value
+
+    given = tuple(map(spread, arguments[0]))
+    options = {name: spread(value) for name, value in arguments[1].items()}
     if isinstance(where, int):
         return (*given[:where], rows, *given[where + 1 :]), options
     return given, {**options, where: rows}

@@ -29,7 +29,7 @@ class FirstInputs(Parts):
         layout, find = self.layout.embedding, self.body.get_submodule
         rows = {TOKEN: find(layout.token)(tokens)}
         if layout.position is not None:
-            rows[POSITION] = nn.functional.embedding(positions + layout.offset, find(layout.position).weight)
+            rows[POSITION] = nn.functional.embedding(positions + layout.offset, self.position_table)
         if layout.type is not None:
             kinds = torch.zeros_like(tokens) if types is None else types
             rows[TYPE] = nn.functional.embedding(kinds, find(layout.type).weight)
@@ -84,7 +84,7 @@ class FirstInputs(Parts):
             rows = words.weight if tokens is None else words.weight[tokens]
         if layout.type is not None:
             rows = rows + self.body.get_submodule(layout.type).weight[0]
-        return LayerNormOfSum(rows, self.body.get_submodule(layout.position).weight[layout.offset :], *path)
+        return LayerNormOfSum(rows, self.position_table[layout.offset :], *path)
 
     @cached_property
     def _first_path(self) -> tuple[nn.LayerNorm, nn.Linear | None] | None:

@@ -11,6 +11,7 @@ Cost: one pass of a few tokens.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,7 @@ class ModelLayout:
 @torch.enable_grad()
 def ask_model(hf: Any, body: Any) -> tuple[ModelLayout, list[tuple[Tensor, Tensor]]]:
     """Run a model once, and find its parts; with them, what entered and left each block."""
+    _require_one_id(hf, body)
     doing = "could not be run on two short texts"
     try:
         with training_mode(hf, False):
@@ -165,7 +167,7 @@ class _Reader:
         tokens, rows = own.module, {TOKEN: own.output}
         position, offset, kind = None, 0, None
         for call in calls:
-            looked_up = None if call.module is tokens else _look_up(getattr(call.module, "weight", None), call.output)
+            looked_up = None if call.module is tokens else _look_up(table_of(call.module), call.output)
             if looked_up is None:
                 continue
             if looked_up == list(range(looked_up[0], looked_up[0] + _LENGTH)):
@@ -250,6 +252,25 @@ class _Reader:
         children = {name.partition(".")[0] for name in late if name}
         return tuple(
             sorted(f"{name}." for name in children if not any(f"{step}.".startswith(f"{name}.") for step in flow.steps))
+        )
+
+
+def table_of(module: nn.Module) -> Tensor | None:
+    """The rows that a module looks up: its weight, or the one matrix among its buffers (sinusoids)."""
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, Tensor):
+        return weight
+    matrices = [each for each in module.buffers(recurse=False) if each.dim() == 2]
+    return matrices[0] if len(matrices) == 1 else None
+
+
+def _require_one_id(hf: Any, body: Any) -> None:
+    """Refuse models to which a token is several ids, as its shape and its sound (RoCBERT): attacks know one."""
+    others = [name for name in inspect.signature(body.forward).parameters if re.fullmatch(r"input_\w+_ids", name)]
+    if others:
+        raise UnsupportedModelError(
+            f"a token enters {type(hf).__name__} as several ids (input_ids, {', '.join(others)}); only models that "
+            "read one id a token can be attacked here"
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from unmask.models.layout import BlockPlace, ModelLayout
+from unmask.models.layout import BlockPlace, ModelLayout, table_of
 from unmask.models.linear import LinearLayer, Role
 from unmask.models.peft_adapters import Adapters
 from unmask.models.vocabulary import Vocabulary
@@ -70,9 +70,16 @@ class Parts(Vocabulary):
 
     @property
     def position_embedding(self) -> str | None:
-        """Name of the position embedding's parameter, where positions are learned."""
+        """Name of the position embedding's parameter, where positions are learned (sinusoids are not)."""
         name = self.layout.embedding.position
-        return None if name is None else f"{name}.weight"
+        return f"{name}.weight" if name is not None and isinstance(self.position_table, nn.Parameter) else None
+
+    @property
+    def position_table(self) -> Float[Tensor, "rows d"]:
+        """The rows that positions add to tokens, where there are any, those in front of position 0 included."""
+        table = table_of(self.body.get_submodule(self.layout.embedding.position or ""))
+        assert table is not None
+        return table
 
     def _place(self, block: int) -> BlockPlace:
         return self.layout.blocks[block]
@@ -129,8 +136,7 @@ class Parts(Vocabulary):
     def max_positions(self) -> int:
         """The longest text that the model takes."""
         if self.learned_positions:
-            rows = self.parameter(self.position_embedding or "").shape[0]
-            return int(rows) - self.layout.embedding.offset
+            return len(self.position_table) - self.layout.embedding.offset
         limits = (getattr(self.config.get_text_config(), name, None) for name in _LIMITS)
         return next((int(limit) for limit in limits if isinstance(limit, int)), _NO_LIMIT)
 

@@ -63,7 +63,7 @@ def check_document(name: str, model: Model) -> dict[str, Any]:
         "vocabulary": model.vocab_size,
         "heads": model.num_heads,
         "key_value_heads": model.num_key_value_heads,
-        "positions": "learned" if model.learned_positions else "not learned",
+        "positions": "learned" if model.position_embedding else "not learned",
         "problem": model.problem,
         "roles": _roles(model),
         "reach": [asdict(line) for line in find_reach(model)],
@@ -75,7 +75,7 @@ def _facts(model: Model) -> str:
     heads = f"{model.num_heads} heads"
     if model.num_key_value_heads != model.num_heads:
         heads += f" in {model.num_key_value_heads} groups"
-    positions = "learned positions" if model.learned_positions else "no learned positions"
+    positions = "learned positions" if model.position_embedding else "no learned positions"
     blocks = f"{model.num_blocks} blocks of width {model.width}"
     return f"{direction}, {blocks}, {heads}, {positions}, {model.vocab_size} tokens"
 
