@@ -88,7 +88,9 @@ def test_a_decay_that_one_row_contradicts_is_none(tiny_llama):
 
 
 @pytest.mark.parametrize("task", ["classification", "next_token"])
-@pytest.mark.parametrize("defence", ["fp16", "fp8", "int8", "topk:share=0.05", "random:share=0.3", "noise:sigma=1e-6"])
+@pytest.mark.parametrize(
+    "defence", ["fp16", "fp8", "int8", "topk:share=0.05", "random:share=0.3", "random:share=0.95", "noise:sigma=1e-6"]
+)
 def test_decay_that_few_digits_or_noise_blur_makes_no_token(uneven_llama, defence, task):
     """Long rows used to be taken for tokens, at an expected number of 1e-6 false ones."""
     plain = observe_gradients(uneven_llama, TEXTS, task=task, parameters=["embed"])

@@ -50,8 +50,10 @@ def find_decay(update: Float[Tensor, "v d"], weights: Float[Tensor, "v d"]) -> f
     rows, own = update[exists].double(), weights[exists].to(update).double()
     if not len(rows) or not bool(rows.any(1).all()):
         return None
+    own = own.masked_fill(rows == 0, 0.0)  # entries that were not sent
     factors = (rows * own).sum(1) / own.square().sum(1)
     unmoved = _is_multiple(rows, own, factors[:, None], update.dtype)
+    unmoved &= (own != 0).sum(1) >= _FEWEST_ENTRIES
     if not bool(unmoved.any()):
         return None
     decay = factors[unmoved].median()
@@ -60,8 +62,9 @@ def find_decay(update: Float[Tensor, "v d"], weights: Float[Tensor, "v d"]) -> f
 
 
 def _subtract(update: Tensor, weights: Tensor, decay: float) -> Tensor:
-    """A matrix without its decay; rows that are nothing else are zero."""
-    rows, own = update.double(), weights.to(update).double()
+    """A matrix without its decay, where entries were sent; rows that are nothing else are zero."""
+    rows = update.double()
+    own = weights.to(update).double().masked_fill(rows == 0, 0.0)
     unmoved = _is_multiple(rows, own, decay, update.dtype)
     return (rows - decay * own).masked_fill(unmoved[..., None], 0.0).to(update)
 
