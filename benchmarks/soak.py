@@ -6,8 +6,10 @@
 gradients  updates of tiny decoders: hard batches × tasks × protocols × defences × missing tensors
 encoders   the same of tiny BERT models, and of MiniLM where it is installed
 federations  what LLM federations send: LoRA, AdamW, local steps, few digits, noise
+decayed    gradients of decoders with weight decay inside
 states     hidden states of both
 defended   states and caches behind random chains of defences: no gate is held over a leak
+permuted   states and caches whose rows are in another order, or of two texts
 controls   evidence whose signal was destroyed: nothing may be certain
 files      damaged files of evidence: refused with a sentence, or read
 oracles    functions that are no attention layers: never taken for one
@@ -43,10 +45,12 @@ import unmask
 # The numbers of runs that the results in the repository come from.
 RUNS = {
     "gradients": 10_000,
+    "decayed": 1_000,
     "encoders": 1_000,
     "federations": 2_000,
     "states": 1_000,
     "defended": 1_000,
+    "permuted": 1_000,
     "controls": 1_000,
     "files": 1_000,
     "oracles": 200,

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from campaign import controls, defended, encoders, federations, files, gradients, kills, lengths, oracles, states
+from campaign import (
+    controls,
+    decayed,
+    defended,
+    encoders,
+    federations,
+    files,
+    gradients,
+    kills,
+    lengths,
+    oracles,
+    permuted,
+    states,
+)
 from campaign.outcome import Part
 
-_ALL = (gradients, encoders, federations, states, defended, controls, files, oracles, lengths, kills)
+_DRAWN = gradients, decayed, encoders, federations, states, defended, permuted
+_ALL = (*_DRAWN, controls, files, oracles, lengths, kills)
 PARTS: dict[str, Part] = {module.PART.name: module.PART for module in _ALL}

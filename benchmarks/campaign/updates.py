@@ -70,9 +70,9 @@ class UpdateRecipe(ShortRepr):
         return replace(self, padding="right") == plain
 
 
-def observe(recipe: UpdateRecipe) -> tuple[Model, GradientEvidence]:
-    """The model and what the server sees."""
-    model = client_model(recipe.model, recipe.dtype)
+def observe(recipe: UpdateRecipe, model: Model | None = None) -> tuple[Model, GradientEvidence]:
+    """The model, unless it is given, and what the server sees."""
+    model = model or client_model(recipe.model, recipe.dtype)
     if recipe.masked or (recipe.split and not recipe.clients):
         evidence = _by_hand(model, recipe)
     elif recipe.clients:

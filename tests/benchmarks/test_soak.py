@@ -208,7 +208,7 @@ def test_a_run_follows_from_its_part_and_seed(soak):
 
 
 def test_the_printed_lines_reproduce_a_run(soak, capsys):
-    for name in ("gradients", "states", "defended", "controls", "oracles", "lengths"):
+    for name in ("gradients", "decayed", "states", "defended", "permuted", "controls", "oracles", "lengths"):
         part = soak.parts.PARTS[name]
         exec(part.reproduce(part.draw(0)), {})
         assert "\n  cost " in capsys.readouterr().out
@@ -238,9 +238,11 @@ def test_damage_is_done_where_the_recipe_says(soak):
 KILLS = pytest.param("kills", marks=pytest.mark.slow)
 SLICE = {
     "gradients": 8,
+    "decayed": 4,
     "encoders": 2,
     "states": 5,
     "defended": 8,
+    "permuted": 6,
     "controls": 4,
     "files": 10,
     "oracles": 5,
