@@ -122,7 +122,7 @@ class CacheEvidence(DisplayedFields):
         keys, values = (None if name not in seen else seen[name].detach().clone() for name in _PARTS)
         precision = stated_precision(compute_dtype, map(in_half_precision, seen.values()), otherwise=model.dtype)
         evidence = cls(
-            keys, values, known, layer, chosen, model.fingerprint(), first_position, precision, known_beginning
+            keys, values, known, layer, chosen, model.fingerprint(), first_position, precision, tuple(known_beginning)
         )
         evidence.check(model)
         return evidence

@@ -124,8 +124,8 @@ class GradientEvidence(DisplayedFields):
         if self.head is not None:
             object.__setattr__(self, "head", require_floats({"head": self.head})["head"])
         # Clients train in bfloat16; float16 is how updates are sent (mixed precision leaves gradients in float32).
-        held = () if isinstance(self.gradients, StoredTensors) else self.gradients.values()
-        held = [tensor for tensor in held if tensor.dtype is not torch.float16]
+        sent = () if isinstance(self.gradients, StoredTensors) else self.gradients.values()
+        held = [tensor for tensor in sent if tensor.dtype is not torch.float16]
         if self.task is not None:
             object.__setattr__(self, "task", require_member(Task, "task", self.task, EvidenceError))
         object.__setattr__(self, "update", require_member(Update, "update", self.update, EvidenceError))

@@ -14,6 +14,8 @@ from unmask.terminal import finite, print_json, print_proof_and_cost, print_summ
 from unmask.wording import count_noun
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from unmask.attacks.queries.profile import OracleProfile
     from unmask.evidence.ledger import Ledger
     from unmask.linalg.relu import ReluNetwork
@@ -126,7 +128,7 @@ def write_weights(recovery: Recovery[Any], oracle: str, path: Path) -> Path | No
     """
     from unmask.evidence.files import write
 
-    known = {name: tensor for name in ("W", "v") if len(tensor := getattr(recovery.value, name, ()))}
+    known: dict[str, Tensor] = {name: tensor for name in ("W", "v") if len(tensor := getattr(recovery.value, name, ()))}
     if (network := _network(recovery)) is not None:
         known |= {"normals": network.normals, "signs": network.signs, "linear": network.linear}
     if not known:
