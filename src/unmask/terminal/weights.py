@@ -128,7 +128,8 @@ def write_weights(recovery: Recovery[Any], oracle: str, path: Path) -> Path | No
     """
     from unmask.evidence.files import write
 
-    known: dict[str, Tensor] = {name: tensor for name in ("W", "v") if len(tensor := getattr(recovery.value, name, ()))}
+    heads = {name: getattr(recovery.value, name, None) for name in ("W", "v")}
+    known: dict[str, Tensor] = {name: tensor for name, tensor in heads.items() if tensor is not None and len(tensor)}
     if (network := _network(recovery)) is not None:
         known |= {"normals": network.normals, "signs": network.signs, "linear": network.linear}
     if not known:
