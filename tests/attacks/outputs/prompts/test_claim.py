@@ -11,7 +11,7 @@ from unmask.attacks.outputs.prompts.reader import ReadText, ReadToken
 from unmask.attacks.run import Run
 from unmask.evidence import Site
 from unmask.protocols import observe_hidden
-from unmask.recovery import AmbiguityKind, Status
+from unmask.recovery import Aim, AmbiguityKind, Status
 
 SURE = ReadToken(5, True, 1e-6, 1e-4, 0.5)
 DOUBTFUL = ReadToken(17, False, 0.2, 1e-4, 0.21)
@@ -90,6 +90,12 @@ def test_rows_that_nothing_binds_are_no_text(claim):
     assert not recovery.value.certain
     assert recovery.value.token_set == {5}
     assert "That they are of one text is taken from the dump" in recovery.certificate.claim
+    assert recovery.looked_for == {Aim.TOKENS, Aim.TEXTS}
+
+
+def test_equal_tokens_of_rows_that_nothing_binds_have_not_been_looked_for_as_texts(claim):
+    assert claim(replace(text_of(SURE, TWIN), is_bound=False)).looked_for == {Aim.TOKENS}
+    assert claim(text_of(SURE, TWIN)).looked_for == {Aim.TOKENS, Aim.TEXTS}
 
 
 def test_what_is_no_noise_names_what_may_be_another_one(claim):

@@ -69,3 +69,17 @@ def test_proofs_are_taken_back_where_the_error_is_shared(tiny_llama, shared):
     doubt_shared_error(text)
     assert text.is_mismatch is shared
     assert text.is_proven is not shared
+
+
+@pytest.mark.parametrize(("num_read", "is_borne_out"), [(1, False), (2, False), (4, True), (len(TEXT), True)])
+def test_noise_that_one_row_shows_and_the_next_does_not_proves_nothing(tiny_llama, num_read, is_borne_out):
+    start = Continuation.start(tiny_llama, LAYER)
+    rows = start.run(torch.tensor(TEXT)).states
+    stored = rows + 1e-3 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(3))
+    noise = StateNoise(torch.zeros(len(TEXT)), torch.full((len(TEXT),), 1e-4))
+    seen = SeenText(stored, stored, torch.ones_like(rows), stored, 0, noise)
+    tokens = [ReadToken(token, True, 1e-3, 1e-3) for token in TEXT[:num_read]]
+    unread = torch.zeros(len(TEXT), dtype=torch.bool)
+    text = TextProgress(seen, start, start, (), None, unread, tokens=tokens, is_noisy=True)
+    doubt_shared_error(text)
+    assert text.is_proven is is_borne_out

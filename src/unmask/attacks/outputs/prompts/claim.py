@@ -21,7 +21,6 @@ from unmask.recovery import (
     Recovery,
     Search,
     Status,
-    searches_of,
 )
 from unmask.wording import count_noun
 
@@ -58,9 +57,13 @@ def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...]
 
 
 def _searches(text: ReadText) -> tuple[Search, ...]:
-    """How far one text was looked for: to its end if all of it is proven, or if nothing in it is nearer than chance."""
+    """How far one text was looked for: to its end if it is known, or if nothing in it is nearer than chance."""
     drowned = text.nearest is not None and not text.nearest.stands_out
-    return searches_of(Aim.TOKENS, Aim.TEXTS, unconfirmed=not (text.proven or drowned))
+    listed = text.is_bound or (text.is_exact and not text.is_open)  # what rows of any texts leave open is not listed
+    return (
+        Search(Aim.TOKENS, unconfirmed=not (text.proven or drowned)),
+        Search(Aim.TEXTS, unconfirmed=not ((text.proven and listed) or drowned)),
+    )
 
 
 def refuse_states(run: Run, evidence: HiddenEvidence, model: Model, needed: str) -> Recovery[RecoveredTexts]:

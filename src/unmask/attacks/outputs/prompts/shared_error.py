@@ -10,6 +10,9 @@ White noise has mean 0 and variance 1 here, whatever its size at each position a
 shared, and nothing is proven. At worst, all rows alike, z is a chi-square of m degrees, centred and by its deviation:
 noise gets beyond 8 in fewer than 10⁻⁶ texts for m = 16, in fewer than 10⁻¹¹ for m = 384.
 
+Where reading stops behind a row or two that noise explained, no other row bears that out: it may be a row of another
+text, and nothing is proven either.
+
 Notation: s_i the rows that tokens give, r_i what they leave of those seen, both brought to position 0 and each part (a
 head's keys, its values) by the norm of s_i's; p the parts, n_p entries each, m in all.
 Limits: needs two positions, and says little of two that are not alike. Errors of rounding are no noise: they are the
@@ -29,11 +32,13 @@ from torch import Tensor
 from unmask.attacks.outputs.prompts.seen_text import TextProgress
 
 _LOUD = 8.0  # deviations
+_FEWEST = 3  # rows that bear noise out where a later one does not
 
 
 def doubt_shared_error(text: TextProgress) -> None:
     """Take a noisy text's proofs back if what its tokens leave is no noise, at one position or at all of them."""
-    text.is_mismatch |= text.is_noisy and _is_shared(text)
+    is_borne_out = text.done == len(text.seen) or len(text.tokens) >= _FEWEST
+    text.is_mismatch |= text.is_noisy and (not is_borne_out or _is_shared(text))
     if text.is_mismatch:
         text.tokens = [replace(token, proven=False) for token in text.tokens]
 
