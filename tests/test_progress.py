@@ -33,7 +33,9 @@ def test_the_time_left_is_that_of_the_step_at_its_pace():
     assert pace.seconds_left == 70.0
     assert str(pace) == "reading texts: 20%, about 70 s left · 30 s so far"
     clock.now = 200.0
-    assert pace.seconds_left == 0.0  # never below
+    assert str(pace) == "reading texts: 20% · 3 min so far"  # it takes longer than it seemed to: nothing is promised
+    pace("reading texts", 10, 10)
+    assert str(pace) == "reading texts: done, going on · 3 min so far"
 
 
 def test_a_step_keeps_its_pace_behind_another_and_loses_it_when_it_begins_again():

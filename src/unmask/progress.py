@@ -123,17 +123,20 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """Of the step, at its pace so far; None before anything of it is done."""
+        """Of the step, at its pace so far; None before anything of it is done, and where it has taken longer."""
         step = self._steps.get(self._name)
         if step is None or step.done <= step.first:
             return None
         pace = (step.told - step.began) / (step.done - step.first)
-        return max(0.0, pace * (step.total - step.done) - (self.clock() - step.told))
+        left = pace * (step.total - step.done) - (self.clock() - step.told)
+        return left if left > 0 else None
 
     def __str__(self) -> str:
         step = self._steps.get(self._name)
         if step is None:
             return f"starting · {describe_seconds(self.seconds)} so far"
+        if step.done >= step.total:
+            return f"{self._name}: done, going on · {describe_seconds(self.seconds)} so far"
         share, left = self.share, self.seconds_left
         counted = "" if share is None else f": {share:.0%}"
         rest = f", about {describe_seconds(left)} left" if left is not None else ""

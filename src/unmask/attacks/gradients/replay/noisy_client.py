@@ -24,6 +24,7 @@ from torch import Tensor
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.coarse import Coarseness, Storage, distance_to_cells, storage_of
 from unmask.linalg.noise import noise_edge
+from unmask.progress import track
 from unmask.protocols.replay import Agreement
 
 _DIGITS = 5e-5  # of a tensor's norm: what float32 leaves of a right batch
@@ -86,7 +87,7 @@ def agree_with_noise(evidence: GradientEvidence, again: Mapping[str, Tensor], nu
 
 def _storages(evidence: GradientEvidence, names: Sequence[str]) -> dict[str, Storage]:
     """How tensors were stored; without those of few entries that show no grid, as a few hundred do not show int8's."""
-    found = {name: storage_of(evidence.gradients[name]) for name in names}
+    found = {name: storage_of(evidence.gradients[name]) for name in track(names, "reading digits")}
     return {
         name: storage
         for name, storage in found.items()
@@ -102,7 +103,7 @@ def _misfits(
     sizes = {name: float(torch.linalg.vector_norm(evidence.gradients[name], dtype=torch.float64)) for name in names}
     entries = {name: evidence.gradients[name].numel() ** 0.5 for name in names}
     typical = sorted(sizes[name] / entries[name] for name in names)[len(names) // 2] if names else 0.0
-    for name in names:
+    for name in track(names, "comparing digits"):
         outside = float(distance_to_cells(evidence.gradients[name], scale * again[name], storages[name]).norm())
         yield name, outside / max(sizes[name], _QUIET * typical * entries[name], 1e-300)
 
