@@ -67,6 +67,19 @@ def test_deeper_layers_claim_nothing(request, name):
     assert "guesses" in recovery.reason
 
 
+def test_a_guess_is_no_longer_than_the_model_takes(tiny_gpt2, monkeypatch):
+    """A clipped mean used to be explained by 4e8 tokens, one behind the other."""
+    decode = tiny_gpt2.decode
+    monkeypatch.setattr(Model, "decode", lambda _, tokens: decode(tokens[:100]))
+    evidence = pooled(tiny_gpt2, [[5]])
+    for norm in (1.0, 1e-3, 1e-30):
+        recovery = PooledAttack()(replace(evidence, states=evidence.states * norm / evidence.states.norm()), tiny_gpt2)
+        assert recovery.status is Status.NOTHING_FOUND
+        assert not recovery.looked_for
+        assert all(len(text.tokens) <= tiny_gpt2.max_positions for text in recovery.value.texts)
+    assert "explains the state" in recovery.reason
+
+
 @pytest.mark.parametrize("name", ["tiny_llama", "tiny_gpt2"])
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_never_a_bag(request, name, seed):

@@ -90,7 +90,7 @@ class PooledAttack:
         for number, (mean, tolerance) in enumerate(zip(means.double(), tolerances, strict=True)):
             progress("reading pooled states", number, len(means))
             bag = self._exact(mean, rows, model, tolerance) if exact else None
-            bags.append(bag or rows.guess(mean, self.max_guess))
+            bags.append(bag or rows.guess(mean, self.max_guess, min(self.max_length, model.max_positions)))
         return _recovery(bags, model, evidence, run)
 
     def _exact(self, mean: Float[Tensor, " d"], rows: CandidateRows, model: Model, tolerance: float) -> Bag | None:
@@ -202,8 +202,11 @@ class CandidateRows:
         apart.scatter_(1, torch.tensor(kept, device=apart.device)[:, None], torch.inf)
         return float((shares * apart.min(1).values).min() / mean.norm())
 
-    def guess(self, mean: Float[Tensor, " d"], max_guess: int) -> Bag:
-        """Tokens whose expected states explain a mean, the largest share first; it ends where shares are small."""
+    def guess(self, mean: Float[Tensor, " d"], max_guess: int, max_length: int) -> Bag:
+        """Tokens whose expected states explain a mean, the largest share first; it ends where shares are small.
+
+        It is empty where that would take a longer text.
+        """
         seen = (mean - self.centre) @ self.whiten
         chosen: list[int] = []
         residual = seen
@@ -213,10 +216,13 @@ class CandidateRows:
             if float(coefficients[-1]) < float(coefficients.median()) / 2 or float(coefficients[-1]) <= 0:
                 break
             chosen = longer
+        nothing = Bag({}, float("inf"), 0.0, None)
         if not chosen:
-            return Bag({}, float("inf"), 0.0, None)
+            return nothing
         coefficients, residual = self._solve(seen, chosen)
         counts = (coefficients / coefficients.median()).round().clamp_min(1)
+        if not float(counts.sum()) <= max_length:
+            return nothing
         order = coefficients.argsort(descending=True).tolist()
         found = {chosen[place]: int(counts[place]) for place in order}
         return Bag(found, float(residual.norm() / seen.norm()), 0.0, None)
@@ -245,8 +251,10 @@ def _recovery(bags: list[Bag], model: Model, evidence: HiddenEvidence, run: Run)
         if bag.counts
     ]
     parts = [f"{len(certain)} of {len(bags)} bags of tokens are certain, up to order and a common factor of all counts"]
-    if len(certain) < len(bags):
-        parts.append("the others are guesses in order of confidence, none of whose tokens is certain")
+    if guessed := sum(bool(bag.counts) and not bag.certain for bag in bags):
+        parts.append(f"{guessed} are guesses in order of confidence, none of whose tokens is certain")
+    if empty := sum(not bag.counts for bag in bags):
+        parts.append(f"{empty} are empty, as no text of a length that this attack looks for explains the state")
     certificate = Certificate.none("no bag of tokens gives the state that was seen")
     if certain:
         worst = max(certain, key=lambda bag: bag.residual / bag.tolerance)
