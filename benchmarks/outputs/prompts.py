@@ -20,7 +20,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from unmask.attacks.outputs.prompts import reader as prompt_reader
 from unmask.attacks.outputs.prompts.attack import PromptAttack
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.position_search import FoundToken, Observation
-from unmask.attacks.outputs.prompts.reader import ReadText
+from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText
 from unmask.attacks.outputs.prompts.side_by_side import Reading
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.evidence import HiddenEvidence
@@ -171,10 +171,12 @@ class Watched:
 @contextmanager
 def recorded(seen: Watched) -> Iterator[None]:
     """Let the reader's results pass through a list."""
-    read, find = prompt_attack.read_side_by_side, prompt_reader.find_token
+    read, find = prompt_attack.read_texts, prompt_reader.find_token
 
-    def read_texts(readings: Sequence[Reading[ReadText]]) -> list[ReadText]:
-        texts = read(readings)
+    def read_texts(
+        reader: PromptReader, readings: Callable[[PromptReader], Iterable[Reading[ReadText]]]
+    ) -> list[ReadText]:
+        texts = read(reader, readings)
         seen.texts += texts
         return texts
 
@@ -185,7 +187,7 @@ def recorded(seen: Watched) -> Iterator[None]:
         return found
 
     with (
-        patch.object(prompt_attack, "read_side_by_side", read_texts),
+        patch.object(prompt_attack, "read_texts", read_texts),
         patch.object(prompt_reader, "find_token", find_token),
     ):
         yield

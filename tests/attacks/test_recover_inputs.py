@@ -27,7 +27,7 @@ def test_the_front_door_is_the_default_attack():
 def test_the_seed_and_the_progress_are_passed_on():
     evidence, _ = random_layer("gauss", 3, 6)
     stages: list[str] = []
-    recovery = recover_inputs(evidence, seed=5, progress=lambda stage, done, total: stages.append(stage))
+    recovery = recover_inputs(evidence, seed=5, progress=lambda stage, done, total: total and stages.append(stage))
     assert recovery.value.num_converged == AttentionAttack(seed=5)(evidence).value.num_converged
     assert stages == ["solving from the output itself", "searching for other pre-images"]
 

@@ -540,7 +540,7 @@ RECIPES: tuple[Recipe, ...] = (
     texts("dager", "gpt2, next token", GPT2, NEXT, status=PART),
     texts("dager", "llama, classification", LLAMA, CLASS, STARTED, start_token=START),
     texts("dager", "bert", BERT, CLASS, FRAMED, start_token=START, end_tokens=(END,)),
-    texts("prompt", "gpt2, embeddings", GPT2, (STREAM, 0)),
+    texts("prompt", "gpt2, embeddings", GPT2, (STREAM, 0), status=PART),
     texts("prompt", "gpt2, last layer", GPT2, (STREAM, 3)),
     texts("prompt", "llama, final norm", LLAMA, ("final_norm", 3)),
     Caches(name="cache", on="llama", model_name=LLAMA, seen=("cache", 1)),

@@ -75,8 +75,8 @@ def test_texts_are_recovered_and_confirmed_as_from_memory(tiny_llama, path, is_d
 
 
 def test_what_cannot_be_confirmed_for_lack_of_memory_says_so(tiny_llama, path, monkeypatch):
-    monkeypatch.setenv("UNMASK_MEMORY_GB", "0.000001")
     observe_fedavg(tiny_llama, TEXTS, local_steps=3, learning_rate=0.05).save(path)
+    monkeypatch.setenv("UNMASK_MEMORY_GB", "0.000001")
     recovery = unmask.recover_text(load_evidence(path), tiny_llama)
     assert not recovery.value.certain
     assert "of memory" in recovery.reason

@@ -13,6 +13,7 @@ from unmask.attacks.queries.query_run import QueryRun
 from unmask.errors import EvidenceError, NoAnswerError, UnmaskError
 from unmask.evidence.oracles import Answers, Sequences
 from unmask.linalg.heads import HeadWeights
+from unmask.progress import track
 from unmask.recovery import Certificate
 
 NUM_FRESH = 48
@@ -160,7 +161,7 @@ def ask_other_lengths(run: QueryRun, measure: Callable[[int], float], allowed: f
     """`measure` the error of an answer at each length, until one is refused."""
     asked_before, refused = run.num_asked, None
     off: dict[int, float] = {}
-    for length in draw_lengths(run.generator):
+    for length in track(draw_lengths(run.generator), "checking other lengths"):
         try:
             off[length] = measure(length)
         except (EvidenceError, NoAnswerError):

@@ -30,6 +30,7 @@ from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.readouts import STREAM, Readout
 from unmask.attacks.run import Progress, silent
 from unmask.models.adapter import Model
+from unmask.progress import tell
 from unmask.shapes import TokenBatch
 
 _FIRST_USED = 2  # earlier positions take part in attention sinks and have states of another kind
@@ -131,7 +132,6 @@ def measure_templates(model: Model, layer: int, readout: Readout = STREAM, progr
     features = _features_of(model, progress)
     lone = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))[: _LONE_SHARE * model.width]
     alone = Continuation.start(model, layer, middle_layer=middle, readout=readout).trial(lone.to(model.device))
-    progress("writing text to calibrate with", 0, 1)
     tokens = compute_once(model, "calibration tokens", lambda: calibration_tokens(model))
     progress("calibrating", 0, 1)
     states = model.hidden_states(tokens, num_blocks=layer)
@@ -212,12 +212,19 @@ def _random_tokens(model: Model, shape: tuple[int, int], generator: torch.Genera
 @torch.no_grad()
 def _write_texts(model: Model, starts: Int[Tensor, "batch 1"], length: int, seed: int) -> TokenBatch:
     """What the model writes behind each start, drawn from its own distribution."""
+
+    def go_on(tokens: TokenBatch, *_: object, **__: object) -> Tensor:
+        tell("writing text to calibrate with", tokens.shape[1], length)
+        return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+
+    tell("writing text to calibrate with", 1, length)
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         return model.hf.generate(
             starts,
             attention_mask=torch.ones_like(starts),
+            stopping_criteria=[go_on],
             max_new_tokens=length - 1,
             min_new_tokens=length - 1,
             do_sample=True,
