@@ -17,7 +17,7 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
 STEPS = ACTION["runs"]["steps"]
 OPEN = '[[queries]]\nsecrets = ["random:heads=2,width=8"]\ngates = ["no weights"]\n'
-CLOSED = OPEN + 'defences = [["norm:max_norm=2", "round:decimals=1"]]\n'
+CLOSED = OPEN + 'defences = [["norm:max_norm=1", "noise:sigma=10"]]\n'
 HOSTILE = "$(touch pwned) `touch pwned` '; touch pwned; \" & touch pwned #.toml"
 
 

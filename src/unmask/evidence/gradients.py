@@ -210,7 +210,7 @@ class GradientEvidence(DisplayedFields):
             )
         if not {*shapes, *factors} & set(self.gradients):
             raise EvidenceError(
-                f"none of the {count_noun(len(self.gradients), 'tensor')} is a parameter of this model (first: "
+                f"none of {count_noun(len(self.gradients), 'tensor')} is a parameter of this model (first: "
                 f"{next(iter(self.gradients), 'none')!r}); names must be those of transformers' named_parameters()"
             )
         # B is zero at first, so that after a round it is itself a change, and the next one may be parallel to it.

@@ -231,7 +231,6 @@ def test_start_and_end_tokens_come_from_the_tokenizer():
         eos_token_id, sep_token_id = None, END
 
         def __call__(self, text, **options):
-            assert text == ""
             return {"input_ids": [START, END]}
 
         def decode(self, tokens, skip_special_tokens):

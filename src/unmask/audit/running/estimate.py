@@ -42,7 +42,7 @@ class Estimate:
 
 
 def estimate(case: Case, model: Outline | str | None) -> Estimate | None:
-    """Minutes and memory of a case, roughly; None where its model is not known yet."""
+    """Minutes and memory of a case, roughly; None where its model is not known yet, or its channel not measured."""
     if case["model"] and not isinstance(model, Outline):
         return None
     channel, num_parameters, factor = case["channel"], 0, 1.0
@@ -53,7 +53,9 @@ def estimate(case: Case, model: Outline | str | None) -> Estimate | None:
         kinds += [] if model.causal or channel != "gradients" else ["encoder"]
     control = control_case(case)
     kinds += ["protected"] if control is not None and channel == "gradients" else []
-    fixed, each = _SECONDS[", ".join(kinds)]
+    if (measured := _SECONDS.get(", ".join(kinds))) is None:
+        return None
+    fixed, each = measured
     seconds = factor * (fixed + each * case.spec.get("batch_size", 1)) * case.spec.get("effort", 1)
     if control is not None and (alone := estimate(control, model)) is not None:
         seconds += 60 * alone.minutes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.counts import CountEvidence
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, Certificate, RecoveredTexts, Recovery, Status
+from unmask.recovery import Aim, Certificate, RecoveredTexts, Recovery, Status, searches_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,5 @@ class CountAttack:
         status = Status.PARTIAL if certificate.holds else Status.NOTHING_FOUND
         tokens = (counts > 0.5).nonzero().flatten().tolist() if certificate.holds else []
         value = RecoveredTexts(token_set=frozenset(tokens))
-        return Recovery(
-            value, status, "Counts were read.", certificate, run.cost(), ("counts",), frozenset({Aim.TOKENS})
-        )
+        searches = searches_of(Aim.TOKENS)
+        return Recovery(value, status, "Counts were read.", certificate, run.cost(), ("counts",), searches)

@@ -58,7 +58,7 @@ def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...]
 
 def _searches(text: ReadText) -> tuple[Search, ...]:
     """How far one text was looked for: to its end if it is known, or if nothing in it is nearer than chance."""
-    drowned = text.nearest is not None and not text.nearest.stands_out
+    drowned = text.nearest is not None and text.nearest.is_drowned
     listed = text.is_bound or (text.is_exact and not text.is_open)  # what rows of any texts leave open is not listed
     return (
         Search(Aim.TOKENS, unconfirmed=not (text.proven or drowned)),
@@ -173,7 +173,7 @@ def _about_stops(texts: Sequence[ReadText]) -> list[str]:
     if nearest := sum(token.is_nearest for text in texts for token in text.tokens):
         shown = count_noun(nearest, "token")
         sentences.append(f"for {shown} the one whose state points nearest to that seen is shown, without a proof")
-    if drowned := sum(text.nearest is not None and not text.nearest.stands_out for text in texts):
+    if drowned := sum(text.nearest is not None and text.nearest.is_drowned for text in texts):
         sentences.append(
             f"in {count_noun(drowned, 'text')} no token's state is nearer than chance has it: noise, or what is left "
             "out, hides all of them"

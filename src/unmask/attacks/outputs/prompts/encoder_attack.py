@@ -134,6 +134,8 @@ class EncoderReader:
 
     def _stands_out(self, states: Rows, closest: Rows) -> bool:
         """Whether states point to the closest text, or to what is expected of any token, more than noise would."""
+        if not all(self.expected.is_louder(row) for row in states):
+            return True  # noise that hides tokens makes rows longer
         known = self.expected.means
         pairs = ((row, torch.cat([own[None], known])) for row, own in zip(states, closest, strict=True))
         return is_beyond_chance([nearest_row(rows, row, self.model.vocab_size)[2] for row, rows in pairs])

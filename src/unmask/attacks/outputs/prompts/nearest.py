@@ -11,6 +11,8 @@ where a proof had to stop, and it proves nothing. Two things follow from it:
 A direction of noise is as near to one token as c with probability (1 − c²)^((m−1)/2), so the nearest of V tokens has an
 e of about 0.6 ± 1.3 (Gumbel). If neither the mean over positions nor one of them is beyond that, nothing stands out of
 the noise: every token was looked at, by its expected state (templates.py) and, of the likeliest or of all, by its own.
+Behind a wrong token that says nothing, since all later states depend on it. So noise must show in every row by itself:
+noise that hides tokens makes rows longer than states are. Rows that were scaled down afterwards are not believed.
 
 Where entries were left out, the others alone are compared as well, and the e that is larger counts: of entries that are
 sent as they are, few tell a token. A row that few entries make up is not noise, whatever the cosines.
@@ -41,6 +43,7 @@ _GUMBEL_MEAN, _GUMBEL_DEVIATION = 0.58, 1.28
 _BEYOND = 2.0  # deviations of the mean over positions: of texts of noise, one in forty seems to hold something
 _FAR_BEYOND = 5.0  # the same of the farthest position: one in 150
 _SPIKES = 30.0  # mean fourth power by the square of the mean square: 3 of Gaussian noise, 6 of Laplace's
+_LOUDER = 2.0  # squared lengths by those of states: noise that hides one of 500 tokens in 64 entries makes it 4
 _SHORTEST = 1e-30
 
 
@@ -61,6 +64,11 @@ class ExpectedStates:
         lengths = (self.squares @ weights.square()).sqrt() * (row * weights).norm()
         return self.means @ (row * weights.square()) / lengths.clamp_min(_SHORTEST)
 
+    def is_louder(self, row: Float[Tensor, " m"], weights: Float[Tensor, " m"] | None = None) -> bool:
+        """Whether a row is longer than states are, so that noise may hide them."""
+        weights = torch.ones_like(row) if weights is None else weights
+        return bool((row * weights).square().sum() > _LOUDER * (self.squares @ weights.square()).median())
+
 
 def read_nearest(
     seen: SeenText, text: Continuation, first: ExpectedStates, later: ExpectedStates, done: int
@@ -68,10 +76,13 @@ def read_nearest(
     """Read rows from `done` on, behind a text that is known up to there."""
     tokens: list[int] = []
     cosines, excess, factors, num_tested = list[float](), list[float | None](), list[float](), 0
+    is_loud = done == 0  # whether all rows are
     vocabulary = torch.arange(len(later.means), device=seen.states.device)
     is_cheap = len(vocabulary) * (24.0 * len(text.prefixes) + 4.0) * text.model.width**2 <= _MOST_FLOPS
     for index in range(done, len(seen)):
-        expected = (later if text.num_known else first).cosines(seen.aligned[index], seen.weights[index])
+        table = later if text.num_known else first
+        expected = table.cosines(seen.aligned[index], seen.weights[index])
+        is_loud &= table.is_louder(seen.aligned[index], seen.weights[index])
         chosen = vocabulary if is_cheap else expected.topk(min(_SHORTLIST, len(expected))).indices
         trial = yield RowPass(text, chosen)
         rows, row = (trial.states * seen.weights[index]).double(), seen.states[index].double()
@@ -83,7 +94,9 @@ def read_nearest(
             factors.append(float(rows[best] @ row / rows[best].square().sum().clamp_min(_SHORTEST)))
         num_tested += len(chosen)
         text = text.accept(trial, best)
-    return NearestText(tuple(tokens), tuple(cosines), tuple(factors), is_beyond_chance(excess), num_tested)
+    is_empty = not bool(seen.states.any())  # no entry of any row was sent
+    is_drowned = is_empty or (is_loud and not is_beyond_chance(excess))
+    return NearestText(tuple(tokens), tuple(cosines), tuple(factors), is_drowned, num_tested)
 
 
 def nearest_row(

@@ -39,7 +39,7 @@ from unmask.attacks.outputs.state_noise import lengths_of
 from unmask.progress import tell_detail
 
 CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
-LOUDEST = 0.5  # noise of more than this share of a state's norm: nothing is claimed
+LOUDEST = 0.2  # noise of more than this share of a state's norm: nothing is claimed, as not all tokens are tested
 _GROWTH = 4
 _LARGEST_BATCH = 2048
 _LIKELY = 4096  # tokens that are ranked through the first linear map
@@ -279,7 +279,8 @@ class _Search:
         """Proven if the best candidate beats the runner-up, in noise that leaves something to see."""
         square = float(self.seen.state.square().sum())
         gain = (self.tested.runner_up(self.equal) ** 2 - self.tested.distance**2) * square / (2 * self.noise_variance)
-        return proven if gain >= CLEAR and self.relative_noise <= LOUDEST else TokenStatus.IN_DOUBT
+        is_quiet = max(self.relative_noise, self.seen.tolerance) <= LOUDEST
+        return proven if gain >= CLEAR and is_quiet else TokenStatus.IN_DOUBT
 
     @property
     def noise_variance(self) -> float:

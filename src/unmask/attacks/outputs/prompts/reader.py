@@ -274,7 +274,7 @@ class PromptReader:
         text.num_candidates += found.num_candidates
         text.num_jacobians += found.num_jacobians
         text.noise.append(found.noise)
-        agrees = bool(rivals) and found.distance <= sighting.tolerance and found.noise <= LOUDEST
+        agrees = bool(rivals) and found.distance <= sighting.tolerance and max(found.noise, tolerance) <= LOUDEST
         text.is_noisy |= found.standing in _NOISY and not agrees
         text.is_mismatch |= found.standing is TokenStatus.UNEVEN and not agrees
         if found.standing is TokenStatus.NONE_AGREES:

@@ -160,7 +160,7 @@ class NearestText:
     tokens: tuple[int, ...]
     cosines: tuple[float, ...]  # of the state of each with the one seen
     factors: tuple[float, ...]  # how much longer states are than theirs, where they agree but for that
-    stands_out: bool  # whether they are nearer than chance
+    is_drowned: bool  # whether all rows are longer than states, none nearer to a token than chance; or nothing is there
     num_tested: int
 
 
