@@ -9,7 +9,7 @@ them, and stores them coarsely; where these do not tell tokens apart, those that
 
 Block 0's keys and values depend on a token alone, or on it and its position, so any page of them is read, and its
 tokens are proven. That they are of one text is the dump's word, and so are order and positions unless keys show them,
-which is measured (prompts/placement.py): no text is certain.
+which is measured (prompts/placement.py): no text is certain, nor is one longer than attention with windows reaches.
 Deeper blocks need all earlier tokens: a page without them is guessed by the table and nothing is claimed, unless a
 known beginning holds them. If nothing agrees behind that one, it is doubted, and the page is guessed.
 
@@ -102,7 +102,8 @@ def _reading(evidence: CacheEvidence, reader: PromptReader, row: int, shared: Sh
     if evidence.known_beginning:
         text = yield from reader.reading(states, position, tell, beginning)
         if text.before and text.stopped != 0:
-            return replace(text, first_position=position)
+            placed = place(text, reader.model, reader.readout, evidence.layer, position)
+            return replace(placed, first_position=position)
         status = BeginningStatus.DOUBTED if text.beginning is BeginningStatus.UNSEEN else text.beginning
     return replace(reader.guess(states, position), first_position=position, beginning=status)
 

@@ -14,6 +14,7 @@ Notation: l the layer seen, d the width, V the vocabulary; distance = â€–h(v) âˆ
 Limits: all positions of a text must be seen. Noise beyond half of a state's norm leaves guesses. Tokens with equal
 embeddings have equal states: a class of them is reported, and the text is not certain (equal_tokens.py). Before the
 first block a state is a function of one token alone: tokens are proven, that they are one text in this order is not.
+The same holds for texts longer than attention with windows reaches (placement.py).
 Cost: some 20 seconds to fit a layer of SmolLM2 (templates.py; kept in the process), then a few candidates a token, some
 tens at the last layer. Texts of a batch are read side by side and share their passes (side_by_side.py).
 Source: arXiv 2510.15511 (SipIt) for the sequential proof; ranking, tables, the linear map and the prior are ours.

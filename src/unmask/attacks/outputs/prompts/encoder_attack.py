@@ -15,7 +15,7 @@ Limits: all positions must be seen, of one text with token types 0 (not a pair).
 (float16 that was cast to float32 is not recognised); noise that was added on purpose leaves a guess without a proof. A
 text that is not found within the budget is handed out as a guess, with no token certain. Tokens with equal embeddings
 are reported as a class (equal_tokens.py). Before the first block a state is a function of one token and its position:
-tokens are proven, that they are of one text is not.
+tokens are proven, that they are of one text is not (placement.py, for texts that windows of attention do not span too).
 Cost: one fit a layer (kept), then one text through l blocks where the first guess holds, 64 and more a repair.
 Source: ours. For causal models see attack.py.
 """
@@ -35,6 +35,7 @@ from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_enco
 from unmask.attacks.outputs.prompts.encoder_templates import EncoderTemplates, encoder_templates_for
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens
 from unmask.attacks.outputs.prompts.nearest import ExpectedStates, is_beyond_chance, nearest_row
+from unmask.attacks.outputs.prompts.placement import reach_of_rows
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
 from unmask.attacks.outputs.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.attacks.run import Progress, Run, silent
@@ -71,7 +72,8 @@ class EncoderPromptAttack:
             rows = states[mask].to(device=model.device, dtype=model.dtype)
             if len(rows):
                 text = reader.read(rows, int(mask.int().argmax()), measure_rounding(rows, error))
-                texts.append(replace(text, is_bound=evidence.layer > 0 or len(rows) == 1))
+                reach = reach_of_rows(model, evidence.layer, len(rows))
+                texts.append(replace(text, is_bound=reach == len(rows), reach=reach))
         return claim_encoder_prompts(texts, model, run)
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
+from unmask.attacks.outputs.prompts.placement import about_reach
 from unmask.attacks.run import Run
 from unmask.models.adapter import Model
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
@@ -35,7 +36,8 @@ class EncoderText:
     num_texts: int
     equals: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     stands_out: bool = True  # whether states point nearer to tokens than noise would
-    is_bound: bool = True  # whether the states tell that they are those of one text: behind a block, they do
+    is_bound: bool = True  # whether the states tell that they are those of one text
+    reach: int = 1  # tokens that a state depends on at most, where the text is not bound
 
     @property
     def proven(self) -> bool:
@@ -121,11 +123,8 @@ def _certificate(proven: Sequence[EncoderText]) -> Certificate:
 def _reason(texts: Sequence[EncoderText]) -> str:
     num_exact, num_proven = sum(text.is_exact for text in texts), sum(text.proven for text in texts)
     parts = [f"texts that give all observed states when recomputed: {num_exact} of {len(texts)}"]
-    if any(text.proven and not text.is_bound for text in texts):
-        parts.append(
-            "before the first block a state depends on its own token and position alone: that the states are of one "
-            "text is taken from the dump and is not proven, so no text is certain"
-        )
+    if unbound := [text.reach for text in texts if text.proven and not text.is_bound]:
+        parts.append(about_reach(max(unbound)))
     if num_proven > num_exact:
         parts.append(
             "texts proven except for tokens with equal embeddings, which no state tells apart: "

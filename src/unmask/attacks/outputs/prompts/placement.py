@@ -7,8 +7,11 @@ is named: the tokens that were read are put one position further on,
 
     ‖s(v, p + 1) − s(v, p)‖ > 2·tolerance·‖s(v, p)‖   for every token v   ⇔   positions show
 
-Behind a block a row depends on all tokens before it, so that neither another order agrees nor rows of two texts do.
-Before the first block rows that show their positions may still be of several texts: nothing binds them to each other.
+Behind a block whose attention sees the whole text a row depends on all tokens before it, so that neither another order
+agrees nor rows of two texts do. Before the first block rows that show their positions may still be of several texts:
+nothing binds them to each other. Where attention has windows of w tokens, the last row behind l blocks depends on
+1 + l·(w − 1) tokens: rows of two texts that share so many agree as well, so that a longer text is not bound to be one.
+How far rows depend is followed through what each block lets a query see.
 
 Notation: s(v, p) what is seen of token v at position p.
 Limits: the next position stands for all others.
@@ -28,7 +31,36 @@ from unmask.models.adapter import Model
 def place(text: ReadText, model: Model, readout: Readout, layer: int, position: int) -> ReadText:
     """The text with what its rows tell of their positions and of each other."""
     is_placed = shows_positions(text, model, readout, layer, position)
-    return replace(text, is_placed=is_placed, is_bound=layer > 0 or (is_placed and text.length == 1))
+    length = len(text.before) + text.length
+    reach = reach_of_rows(model, layer, length)
+    return replace(text, is_placed=is_placed, is_bound=is_placed and reach == length, reach=reach)
+
+
+def reach_of_rows(model: Model, num_blocks: int, length: int) -> int:
+    """How many tokens of a text the row that depends on most of them does, behind so many blocks."""
+    size = min(length, model.max_positions)
+    depends = torch.eye(size, device=model.device)
+    depends = depends[-1:] if model.causal else depends
+    for block in reversed(range(num_blocks)):
+        bias = model.score_bias(block, size)
+        if bias is None:
+            return length
+        visible = (bias > torch.finfo(bias.dtype).min / 4).any(0)
+        depends = (depends @ visible.to(depends) > 0).to(depends)
+    return int(depends.sum(1).max())
+
+
+def about_reach(reach: int) -> str:
+    """What is said where no row depends on all of a text."""
+    if reach == 1:
+        return (
+            "before the first block a row depends on its own token and position alone: that the rows are of one text "
+            "is taken from the dump and is not proven, so no text is certain"
+        )
+    return (
+        f"attention has windows, and no row depends on more than {reach} tokens: that the rows of a longer text are of "
+        "one text is taken from the dump and is not proven, so no such text is certain"
+    )
 
 
 @torch.no_grad()

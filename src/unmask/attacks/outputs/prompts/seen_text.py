@@ -188,6 +188,7 @@ class ReadText:
     nearest: NearestText | None = None  # of a text that is not proven
     factor: float = 1.0  # of everything that was seen, taken out before it was read
     is_bound: bool = True  # whether the rows tell that they are those of one text
+    reach: int = 1  # tokens that a row depends on at most, where the text is not bound
 
     @property
     def num_known(self) -> int:
