@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from tests.report.findings import failed, flower_finding, inconclusive, text_case, text_finding, verdict_of
 
+from unmask.audit.findings.finding import Outcome
+from unmask.report.counterparts import Counterparts, Effect
 from unmask.report.severity import Severity
 from unmask.report.worst_leaks import worst_leaks
 
@@ -63,6 +65,22 @@ def test_one_seed_that_leaks_or_cannot_tell_is_enough_not_to_recommend():
     ):
         (line,) = worst_leaks(verdict_of([LEAK, second, protected(NOISE, 0.0), other]))
         assert line.advice.startswith("no protection was shown to stop the leak (1 tried")
+
+
+def test_what_crosses_a_gate_is_never_recommended():
+    """By chance a token was right in one of two cases, where the attack claims nothing."""
+    second = text_finding(text_case(seed=1), 1.0, 4)
+    clear, crossing = protected(NOISE, 0.0), protected(NOISE, 0.0, seed=1)
+    crossing = replace(crossing, metrics={**crossing.metrics, "token_recall": 0.05})
+    assert crossing.outcome is clear.outcome is Outcome.NO_LEAK
+    findings = [LEAK, second, clear, crossing]
+    assert worst_leaks(verdict_of(findings))[0].advice.startswith("noise:sigma=0.1: not leaked")
+    verdict = verdict_of(findings, ["no token"])
+    (line,) = worst_leaks(verdict)
+    assert line.advice == "no protection was shown to stop the leak (1 tried); noise:sigma=0.1 crosses 'no token'"
+    assert [each.effect for each in Counterparts(verdict).of(second)] == [Effect.SOMETIMES]
+    (line,) = worst_leaks(verdict_of([*findings, protected(INT8, 0.0)], ["no token"]))
+    assert line.advice == "int8: not leaked by this attack in 1 of 2 cases that leak"
 
 
 def test_what_leaves_the_least_is_named_where_nothing_stops_it():

@@ -11,6 +11,7 @@ from typing import Any
 
 from unmask.audit.cases.case_names import SEPARATOR, defences_name, is_live, setting
 from unmask.audit.findings.finding import Finding, Outcome
+from unmask.audit.findings.gates import Ruling
 from unmask.audit.findings.verdict import Verdict
 from unmask.metrics import AMOUNTS
 from unmask.report.numbers import leak, number
@@ -79,12 +80,22 @@ def without_controls(verdict: Verdict) -> list[Finding]:
     return [finding for finding in verdict.findings if not is_control(finding)]
 
 
+def crossed_gates(verdict: Verdict) -> dict[str, list[str]]:
+    """The gates that each finding crosses, by its id."""
+    crossed: dict[str, list[str]] = defaultdict(list)
+    for judgement in verdict.judgements:
+        if judgement.ruling is Ruling.CROSSED:
+            crossed[judgement.finding.id].append(str(judgement.gate))
+    return crossed
+
+
 class Counterparts:
     """All findings but controls by what they share, so that the counterparts of one are found at once."""
 
     def __init__(self, verdict: Verdict) -> None:
         self._alike: dict[str, list[Finding]] = defaultdict(list)
         self._seeds: dict[str, list[Finding]] = defaultdict(list)
+        self._crossed = frozenset(crossed_gates(verdict))
         for finding in without_controls(verdict):
             self._alike[cell_of(finding.case)].append(finding)
             self._seeds[_without(finding.case, ("seed",))].append(finding)
@@ -104,7 +115,7 @@ class Counterparts:
 
     def _stop(self, finding: Finding, other: Finding) -> Counterpart | None:
         seeds = self._seeds[_without(other.case, ("seed",))]
-        num_stopped = sum(one.outcome is Outcome.NO_LEAK for one in seeds)
+        num_stopped = sum(one.outcome is Outcome.NO_LEAK and one.id not in self._crossed for one in seeds)
         if num_stopped:
             effect = Effect.STOPPED if num_stopped == len(seeds) else Effect.SOMETIMES
         elif other.outcome is Outcome.INCONCLUSIVE:

@@ -3,7 +3,8 @@
 A protection is a protocol, a sum over clients, or defences. A cell is a case without its protection. With the cells
 that leak under some protection or none, a protection
 
-    stops     if it was tried on at least one of them, and the attack found nothing on any that it was tried on
+    stops     if it was tried on at least one of them, and on any that it was tried on the attack found nothing, and
+              no gate was crossed
     is best   if it stops on the most cells; of equals, if it leaves the highest cosine with the plain update
 
 How much leaks without a protection is that case of the plan, else the control. Controls of the plan, whose evidence
@@ -24,7 +25,7 @@ from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.gates import Ruling
 from unmask.audit.findings.verdict import Verdict
 from unmask.channels import threat_key, threat_of
-from unmask.report.counterparts import cell_of, is_protected, protection_name, without_controls
+from unmask.report.counterparts import cell_of, crossed_gates, is_protected, protection_name, without_controls
 from unmask.report.numbers import leak, leak_in_full, number, scientific
 from unmask.report.severity import Severity, severity_of
 from unmask.safe_text import make_safe
@@ -65,7 +66,8 @@ def _line(channel: str, model: str, places: Sequence[int], verdict: Verdict, cou
     leaking = {findings[one].id for one in places if findings[one].outcome is Outcome.LEAK}
     held = {judgement.finding.id for judgement in verdict.judgements if judgement.ruling is Ruling.HELD}
     held -= {judgement.finding.id for judgement in verdict.judgements if judgement.ruling is not Ruling.HELD}
-    advice, cost = _advise(worst, [findings[one] for one in places if findings[one].id in counted], leaking <= held)
+    compared = [findings[one] for one in places if findings[one].id in counted]
+    advice, cost = _advise(worst, compared, leaking <= held, crossed_gates(verdict))
     return WorstLeak(
         channel,
         model,
@@ -84,7 +86,9 @@ def _order(finding: Finding) -> tuple[int, float, bool]:
     return severity_of(finding).rank, -(leak(finding) or ("", 0.0))[1], is_protected(finding.case)
 
 
-def _advise(worst: Finding, findings: Sequence[Finding], gates_hold: bool) -> tuple[str, str]:
+def _advise(
+    worst: Finding, findings: Sequence[Finding], gates_hold: bool, crossed: Mapping[str, Sequence[str]]
+) -> tuple[str, str]:
     """What to do about a leak, and what that costs; `gates_hold` where everything that leaks crosses no gate."""
     if worst.outcome is not Outcome.LEAK:
         return "–", "–"
@@ -93,13 +97,18 @@ def _advise(worst: Finding, findings: Sequence[Finding], gates_hold: bool) -> tu
     leaking, tried = _tried(findings)
     if not tried:
         return "no protection was tried on the cases that leak", "–"
-    stopped = {name: ones for name, ones in tried.items() if all(one.outcome is Outcome.NO_LEAK for one in ones)}
+    quiet = {name: ones for name, ones in tried.items() if all(one.outcome is Outcome.NO_LEAK for one in ones)}
+    gates = {name: sorted({gate for one in ones for gate in crossed.get(one.id, ())}) for name, ones in quiet.items()}
+    stopped = {name: ones for name, ones in quiet.items() if not gates[name]}
     if stopped:
         name = max(stopped, key=lambda one: (len(stopped[one]), _cosine(stopped[one]) or -1.0))
         cases = f"{len(stopped[name])} of {count_noun(leaking, 'case')} that {'leaks' if leaking == 1 else 'leak'}"
         return f"{name}: not leaked by this attack in {cases}", _cost(stopped[name])
     none = f"no protection was shown to stop {'it' if gates_hold else 'the leak'} ({_count(tried)})"
     none = f"what leaks crosses no gate, and {none}" if gates_hold else none
+    if gates:
+        said = (f"{name} crosses {' and '.join(map(repr, each))}" for name, each in gates.items())
+        return f"{none}; {', '.join(said)}", "–"
     known = {name: ones for name, ones in tried.items() if all(one.outcome in _KNOWN for one in ones)}
     if not known:
         return f"{none}; how much still leaks is not known", "–"
