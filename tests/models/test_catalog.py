@@ -184,8 +184,9 @@ def test_an_unknown_name_gets_suggestions(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "./no-such-folder", "/no/such/folder", "a/b/c", "two words"])
 def test_what_cannot_be_a_name_is_refused_at_once(name: str) -> None:
-    with pytest.raises(UnknownModelError, match="no such folder"):
+    with pytest.raises(UnknownModelError, match="no such folder") as caught:
         catalog.resolve(name)
+    assert f"looked up in {Path.cwd()}" in str(caught.value)
 
 
 def test_without_a_network_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

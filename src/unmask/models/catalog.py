@@ -266,6 +266,6 @@ def _refusal(source: Path | str, reason: str) -> InputError | UnknownModelError:
         return InputError(f"transformers cannot load the folder {source}: {reason}.")
     return UnknownModelError(
         f"Cannot load the model '{source}'.{did_you_mean(source.rsplit('/')[-1], CATALOG)} The catalogue has "
-        f"{', '.join(CATALOG)}; a local folder and, with a network, a Hugging Face name work too. What failed: "
-        f"{reason}."
+        f"{', '.join(CATALOG)}; a local folder (looked up in {Path.cwd()}) and, with a network, a Hugging Face name "
+        f"work too. What failed: {reason}."
     )

@@ -85,6 +85,16 @@ def test_data_that_is_not_understood(tmp_path, table, part):
         read_data({"notes": table}, tmp_path)
 
 
+def test_a_file_is_looked_up_beside_the_plan_and_the_error_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("here, and not beside the plan")
+    with pytest.raises(InputError) as caught:
+        read_data({"notes": {"file": "texts.txt"}}, Path("plans"))
+    assert f"there is no file {tmp_path / 'plans' / 'texts.txt'}; files are looked up beside the plan" in str(
+        caught.value
+    )
+
+
 def test_the_built_in_name_is_taken(tmp_path):
     with pytest.raises(InputError, match="another name"):
         read_data({INVENTED: {"texts": ["a"]}}, tmp_path)

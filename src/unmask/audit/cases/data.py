@@ -71,7 +71,11 @@ def _data_set(name: str, table: Any, folder: Path) -> DataSet:
     if "file" in table:
         if not isinstance(table["file"], str):
             raise InputError(f"the data '{name}': file must be a path, got {table['file']!r}; {usage}")
-        return DataSet(name, tuple(read_texts(folder / table["file"], limit)), table["file"])
+        path = folder / table["file"]
+        if not path.exists():
+            why = f"there is no file {path.absolute()}; files are looked up beside the plan"
+            raise InputError(f"the data '{name}': {why}")
+        return DataSet(name, tuple(read_texts(path, limit)), table["file"])
     texts = table["texts"]
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise InputError(f"the data '{name}': texts must be a list of texts, none empty; {usage}")
