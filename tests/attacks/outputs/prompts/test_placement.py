@@ -98,3 +98,14 @@ def test_rows_of_two_texts_that_share_a_window_are_no_text(observe):
         assert "are of one text" in recovery.certificate.claim
     for bound in [observe(model, [same], layer=1), *([observe(model, texts, layer=2)] if "states" in parts else [])]:
         assert recover_text(bound, model).status is Status.RECOVERED
+
+
+def test_a_known_beginning_that_a_window_hides_is_not_borne_out():
+    model = adapt(build("Gemma3 with a window"))
+    text = [5, 17, 99, 250, 8, 400, 31, 44]
+    for length in (4, 8):
+        page = observe_cache(model, [text[:length]], layer=1, first_position=length // 2)
+        recovery = recover_text(page, model, known_beginning=text[: length // 2])
+        assert [each.tokens for each in recovery.value.texts] == [tuple(text[:length])]
+        assert recovery.status is (Status.RECOVERED if length == 4 else Status.PARTIAL), recovery.reason
+        assert len(recovery.value.certain) == (length == 4)
