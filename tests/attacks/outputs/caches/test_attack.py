@@ -267,6 +267,7 @@ NOT_READ = frozenset({"DeepseekV3", "MiniCPM3", "Qwen3Next"})
 def test_every_family_gives_its_prompts_away(name):
     model = adapt(build(name))
     texts = [[token % model.vocab_size for token in text] for text in TEXTS]
+    windowed = name in ("Gemma3 with a window", "GptOss")  # its first block sees less than the texts
     refused = []
     for layer, storage in ((0, None), (model.num_blocks - 1, None), (model.num_blocks - 1, "int8")):
         try:
@@ -275,6 +276,6 @@ def test_every_family_gives_its_prompts_away(name):
             refused.append(layer)
             continue
         status = CacheAttack()(evidence, model).status
-        read = Status.RECOVERED if layer else Status.PARTIAL  # of block 0 no text is certain
+        read = Status.RECOVERED if layer and not windowed else Status.PARTIAL  # of block 0 no text is certain
         assert status is (Status.NOT_APPLICABLE if name in NOT_READ else read), (layer, storage)
-    assert refused == ([0] if name in ("Gemma3 with a window", "GptOss", "Qwen3Next") else [])
+    assert refused == ([0] if windowed or name == "Qwen3Next" else [])
