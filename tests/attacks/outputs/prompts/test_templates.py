@@ -33,7 +33,7 @@ def test_the_covariance_is_that_of_what_is_left():
 def test_spread_is_between_tokens_and_around_them():
     features = torch.randn(1000, 3, generator=torch.Generator().manual_seed(2))
     table = TokenStates(features, 2 * torch.eye(3), torch.zeros(3), 5 * torch.eye(3))
-    assert torch.allclose(table.spread(), 4 * torch.cov(features.T) + 5 * torch.eye(3), atol=1e-4)
+    assert torch.allclose(table.spread, 4 * torch.cov(features.T) + 5 * torch.eye(3), atol=1e-4)
 
 
 def test_features_are_tokens_alone_after_one_block(tiny_llama):

@@ -269,7 +269,7 @@ class _Search:
             return self._against_others(TokenStatus.AGREES) if everything or not self.seen.against_all else _UNDECIDED
         may_be_noise = everything if self.seen.noisy is None else self.seen.noisy
         if may_be_noise and self.white is None:
-            test = WhitenessTest.of(self.near.jacobian, self.table.spread())
+            test = WhitenessTest.of(self.near.jacobian, self.table.spread)
             self.white = test(self.seen.state - self.near.state, self.seen.widths)
         if self.white is None or not self.white.is_white:
             return _UNDECIDED

@@ -119,7 +119,7 @@ def _white_noise(seen: SeenText, text: Continuation, templates: Templates, row: 
     weights = seen.weights[row]
     table = (templates.in_context if text.num_known else templates.alone).middle
     widths = text.readout.split(text.model, len(weights))
-    white = WhitenessTest.of(jacobian * weights[:, None], table.spread())(seen.states[row] - state * weights, widths)
+    white = WhitenessTest.of(jacobian * weights[:, None], table.spread)(seen.states[row] - state * weights, widths)
     relative = (white.noise_variance * len(weights)) ** 0.5 / float(lengths_of(seen.states[row]))
     return relative if white.is_white and white.is_even and relative <= LOUDEST else None
 

@@ -19,6 +19,7 @@ Source: ours; it replaces a scan of the vocabulary at the layer itself.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -59,6 +60,7 @@ class TokenStates:
         """The same of some tokens."""
         return replace(self, features=self.features[tokens])
 
+    @cached_property
     def spread(self) -> Float[Tensor, "m m"]:
         """The covariance of states of any token: between tokens and around them."""
         return self.slope.T @ torch.cov(self.features.T) @ self.slope + self.covariance

@@ -141,7 +141,7 @@ class CandidateRows:
         else:
             states = encoder_templates_for(model, layer, progress=progress).states
         table = _all_means(states)
-        return cls._whiten(table, table.double().mean(0), states.spread().double(), sink)
+        return cls._whiten(table, table.double().mean(0), states.spread.double(), sink)
 
     @classmethod
     def _whiten(cls, table: Tensor, centre: Tensor, covariance: Tensor, ignored: Tensor | None = None) -> CandidateRows:
