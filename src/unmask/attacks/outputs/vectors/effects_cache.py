@@ -1,7 +1,8 @@
 """Effects of tokens are kept on disk, so that a model is fitted once, on sentences that are the same for all.
 
 The regression of the catalogue's encoder comes with the package, for its usual recipe (`regressions/`, named by the
-weights' fingerprint). It is the fit's own, in float16; `save_regression` makes it.
+weights' fingerprint), and so do the effects of its tokens. They are the fit's own, in float16 and in 8 bits; they say
+where to look, and proofs need none of them. `save_regression` makes them.
 """
 
 from __future__ import annotations
@@ -51,10 +52,14 @@ def save_regression(embedder: Embedder, folder: Path) -> Path:
     """Fit a model, and write what `load_effects` takes from the package."""
     sentences = read_sentences(embedder.model)
     settings = FitSettings(contexts=_CONTEXTS[embedder.model.device.type])
-    fitted = fit_regression(embedder, token_features(embedder), sentences, settings)
+    features = token_features(embedder)
+    fitted = fit_regression(embedder, features, sentences, settings)
     path = folder / _file_name(embedder)
-    halves = {name: value.half().cpu().contiguous() for name, value in vars(fitted).items()}
-    save_file(halves, path, metadata={"recipe": str(embedder.recipe), "settings": str(settings)})
+    kept = {name: value.half().cpu().contiguous() for name, value in vars(fitted).items() if value is not None}
+    rows = features @ fitted.features
+    scales = rows.abs().amax(1, keepdim=True) / 127
+    kept |= {"rows": (rows / scales).round().to(torch.int8).cpu(), "scales": scales.half().cpu()}
+    save_file(kept, path, metadata={"recipe": str(embedder.recipe), "settings": str(settings)})
     return path
 
 
@@ -68,7 +73,9 @@ def packaged_regression(embedder: Embedder) -> Regression | None:
         with safe_open(path, "pt", device=str(embedder.model.device)) as file:
             if (file.metadata() or {}).get("recipe") != str(embedder.recipe):
                 return None
-            return Regression(**{name: file.get_tensor(name).float() for name in file.keys()})  # noqa: SIM118
+            kept = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+        rows = kept.pop("rows") * kept.pop("scales")
+        return Regression(**kept, rows=rows)
 
 
 def _file_name(embedder: Embedder) -> str:

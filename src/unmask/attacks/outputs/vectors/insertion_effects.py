@@ -44,12 +44,13 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class Regression:
-    """What is fitted: small, whatever the vocabulary."""
+    """What is fitted: small, whatever the vocabulary; the rows of all tokens need no fit, and half a minute."""
 
     features: Float[Tensor, "f d"]  # A
     context: Float[Tensor, "d d"]  # C
     left: Float[Tensor, "d d"]  # Σ
     exchanged: Float[Tensor, "d d"]  # covariance of an exchange of tokens: what another wrong token adds
+    rows: Float[Tensor, "vocab d"] | None = None  # ψ(v)·A, where it is known
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,13 @@ def fit_insertion_effects(
     regression: Regression | None = None,
 ) -> InsertionEffects:
     """The effects of all tokens, by a regression that is known, or that is fitted here."""
-    features = token_features(embedder, progress)
-    if regression is None:
-        regression = fit_regression(embedder, features, sentences, settings, seed, progress)
-    words = torch.tensor([token for text in sentences for token in text], device=features.device)
+    if regression is None or (rows := regression.rows) is None:
+        features = token_features(embedder, progress)
+        regression = regression or fit_regression(embedder, features, sentences, settings, seed, progress)
+        rows = features @ regression.features
+    words = torch.tensor([token for text in sentences for token in text], device=rows.device)
     return InsertionEffects(
-        rows=features @ regression.features,
+        rows=rows,
         context=regression.context,
         left=regression.left,
         exchanged=regression.exchanged,
