@@ -17,7 +17,8 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
 STEPS = ACTION["runs"]["steps"]
 OPEN = '[[queries]]\nsecrets = ["random:heads=2,width=8"]\ngates = ["no weights"]\n'
-CLOSED = OPEN + 'defences = [["norm:max_norm=1", "noise:sigma=10"]]\n'
+# Weights behind noise are never looked for to the end, so their gates are not held: what passes here has none.
+UNGATED = '[[queries]]\nsecrets = ["random:heads=1,width=8"]\ngates = []\n'
 HOSTILE = "$(touch pwned) `touch pwned` '; touch pwned; \" & touch pwned #.toml"
 
 
@@ -81,8 +82,8 @@ class Runner:
 
 @pytest.mark.parametrize(
     ("name", "plan", "code", "said"),
-    [("plan.toml", OPEN, 1, "A gate is crossed"), (HOSTILE, CLOSED, 0, "No gate is crossed")],
-    ids=["crossed", "held, with names that are shell code"],
+    [("plan.toml", OPEN, 1, "A gate is crossed"), (HOSTILE, UNGATED, 0, "No gate set")],
+    ids=["crossed", "no gate, with names that are shell code"],
 )
 def test_the_job_ends_with_the_code_of_the_audit_and_shows_the_report(tmp_path, commands, name, plan, code, said):
     (tmp_path / name).write_text(plan)
@@ -103,9 +104,9 @@ def test_the_job_ends_with_the_code_of_the_audit_and_shows_the_report(tmp_path, 
 @pytest.mark.parametrize(
     ("before", "after", "code", "said"),
     [
-        (CLOSED, CLOSED, 0, "no case leaks more"),
-        (CLOSED, OPEN.replace('"no weights"', ""), 2, "it could not be compared"),  # no case in both
-        (None, CLOSED, 2, "it could not be compared"),
+        (UNGATED, UNGATED, 0, "no case leaks more"),
+        (UNGATED, OPEN.replace('"no weights"', ""), 2, "it could not be compared"),  # no case in both
+        (None, UNGATED, 2, "it could not be compared"),
     ],
     ids=["the same", "other cases", "no audit there"],
 )
@@ -122,7 +123,7 @@ def test_a_baseline_is_compared_and_decides_where_the_gates_hold(tmp_path, comma
 
 
 def test_arguments_are_data_and_never_shell(tmp_path, commands):
-    (tmp_path / "plan.toml").write_text(CLOSED)
+    (tmp_path / "plan.toml").write_text(UNGATED)
     assert Runner(tmp_path, commands, plan="plan.toml", args="--threads 1 ; touch pwned $(touch pwned)").audit() == 4
     assert not (tmp_path / "pwned").exists()
 

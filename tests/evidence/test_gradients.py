@@ -63,7 +63,7 @@ def test_unknown_names_beside_known_ones_are_legal(tiny_gpt2):
 @pytest.mark.parametrize("update", [{}, {"fc1.weight": torch.ones(3)}])
 def test_unknown_names_alone_are_refused(tiny_gpt2, update):
     first = next(iter(update), "none")
-    with pytest.raises(EvidenceError, match=rf"none of {len(update)} tensor.*'{first}'.*named_parameters"):
+    with pytest.raises(EvidenceError, match=rf"none of the {len(update)} tensors.*'{first}'.*named_parameters"):
         GradientEvidence.of(tiny_gpt2, update)
 
 

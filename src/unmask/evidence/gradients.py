@@ -27,7 +27,6 @@ from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.linear import Role
 from unmask.models.load import require_model
 from unmask.models.peft_adapters import Scale
-from unmask.wording import count_noun
 
 
 class Task(Enum):
@@ -210,7 +209,7 @@ class GradientEvidence(DisplayedFields):
             )
         if not {*shapes, *factors} & set(self.gradients):
             raise EvidenceError(
-                f"none of {count_noun(len(self.gradients), 'tensor')} is a parameter of this model (first: "
+                f"none of the {len(self.gradients)} tensors is a parameter of this model (first: "
                 f"{next(iter(self.gradients), 'none')!r}); names must be those of transformers' named_parameters()"
             )
         # B is zero at first, so that after a round it is itself a change, and the next one may be parallel to it.

@@ -7,6 +7,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -223,7 +224,7 @@ def test_a_full_disk_keeps_whole_lines(tmp_path, lines):
     disk, kept = tmp_path / "disk", tmp_path / "kept.jsonl"
     disk.mkdir()
     (tmp_path / "fill.py").write_text(APPEND_UNTIL_FULL)
-    fill = f"exec {sys.executable} {tmp_path}/fill.py {disk} {lines} {kept}"
+    fill = f"exec {shlex.quote(sys.executable)} {tmp_path}/fill.py {disk} {lines} {kept}"
     command = f"mount -t tmpfs -o size=64k none {disk} && echo mounted && {fill}"
     try:
         arguments = ["unshare", "--map-root-user", "--mount", "sh", "-c", command]

@@ -71,7 +71,7 @@ def test_a_regression_of_the_package_is_taken_for_its_weights_and_recipe_alone(f
     fits.clear()
     rows = load_effects(embedder, silent).rows
     assert not fits
-    assert float((rows - fitted.rows).norm()) < 1e-3 * float(fitted.rows.norm())
+    assert float((rows - fitted.rows).norm()) < 1e-2 * float(fitted.rows.norm())  # 8 bits
     assert packaged_regression(Embedder(tiny_bert, EmbeddingRecipe(Pooling.CLS))) is None
     other = tiny_bert.to()
     with torch.no_grad():

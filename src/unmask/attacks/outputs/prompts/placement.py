@@ -38,10 +38,14 @@ def place(text: ReadText, model: Model, readout: Readout, layer: int, position: 
 
 def reach_of_rows(model: Model, num_blocks: int, length: int) -> int:
     """How many tokens of a text the row that depends on most of them does, behind so many blocks."""
+    if num_blocks and length <= model.shortest_window:
+        return length
     size = min(length, model.max_positions)
     depends = torch.eye(size, device=model.device)
     depends = depends[-1:] if model.causal else depends
     for block in reversed(range(num_blocks)):
+        if model.layout.blocks[block].scores is None:
+            return 1  # what such attention lets a row see is not known
         bias = model.score_bias(block, size)
         if bias is None:
             return length

@@ -24,7 +24,7 @@ def audit_counts(case: Case, context: WorkerContext) -> Finding:
     evidence = CountEvidence.of(batch.tokens[batch.mask], model.vocab_size)
     for text in case["defences"]:
         evidence = parse_defence(text)(evidence, torch.Generator().manual_seed(case.seed))
-    recovery = Attack.parse(case["attack"]).make()(evidence, model, context.progress)
+    recovery = Attack.parse(case["attack"]).make()(evidence, model)
     return finding_of(case, model, recovery, text_result(recovery, texts, others, model))
 
 
