@@ -19,7 +19,7 @@ docs: .venv/.ok  ## the documentation site in site/, its notebooks executed (a f
 quick: lint  ## style, types and the fast tests (about a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal $(QUICK)
 
-test: lint  ## style, types and the default tests (about 11 minutes on two cores of an Intel Xeon)
+test: lint  ## style, types and the default tests (about 17 minutes on two cores of an Intel Xeon)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal
 
 test-slow: lint  ## everything, the long statistics included
