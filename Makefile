@@ -10,7 +10,7 @@ QUICK := tests/linalg tests/solvers tests/scores tests/defences tests/audit/find
 
 .PHONY: demo docs quick test test-slow lint bench soak clean
 
-demo: .venv/.demo  ## all channels on real weights, with defences, controls and a report (about three minutes)
+demo: .venv/.demo  ## all channels on real weights, with defences, controls and a report (about five minutes)
 	$(BIN)/unmask demo --out runs/demo
 
 docs: .venv/.ok  ## the documentation site in site/, its notebooks executed (a few minutes; UNMASK_DOCS_EXECUTE=0: seconds, without outputs)

@@ -118,7 +118,7 @@ def defences(json: JsonOption = False) -> None:
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for findings and report.")] = Path("runs/demo"),
 ) -> None:
-    """Show every channel on real weights, with defences, controls and a report. Takes about three minutes.
+    """Show every channel on real weights, with defences, controls and a report. Takes about five minutes.
 
     Example: [bold]unmask demo --out runs/demo[/bold]
     """

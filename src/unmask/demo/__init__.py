@@ -47,7 +47,7 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     _require_models(plan)
     if _FIRST_MODEL in plan.models and not outline(plan, out).done:
         _read_one_text(console, plan)
-    note(f"{len(plan.cases)} cases, about three minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
+    note(f"{len(plan.cases)} cases, about five minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
     settings = EngineSettings(plan.data)
     with working("reading the weights (SmolLM2 is converted the first time, about half a minute)"):
         command = shlex.join(["unmask", "demo", "--out", str(out)])
