@@ -11,7 +11,7 @@ The model helps twice: what it would have said next is a prior, and it comes for
 were seen need only be sent through the blocks that they have not passed.
 
 Notation: l the layer seen, d the width, V the vocabulary; distance = ‖h(v) − h‖/‖h‖.
-Limits: all positions of a text must be seen. Noise beyond half of a state's norm leaves guesses. Tokens with equal
+Limits: all positions of a text must be seen. Noise beyond a fifth of a state's norm leaves guesses. Tokens with equal
 embeddings have equal states: a class of them is reported, and the text is not certain (equal_tokens.py). Before the
 first block a state is a function of one token alone: tokens are proven, that they are one text in this order is not.
 The same holds for texts longer than attention with windows reaches (placement.py).

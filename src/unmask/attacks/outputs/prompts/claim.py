@@ -58,12 +58,18 @@ def claim_prompts(texts: Sequence[ReadText], model: Model, used: tuple[str, ...]
 
 
 def _searches(text: ReadText) -> tuple[Search, ...]:
-    """How far one text was looked for: to its end if it is known, or if nothing in it is nearer than chance."""
     drowned = text.nearest is not None and text.nearest.is_drowned
-    listed = text.is_bound or (text.is_exact and not text.is_open)  # what rows of any texts leave open is not listed
+    return searches_of_rows(text.proven, text.is_bound or (text.is_exact and not text.is_open), drowned)
+
+
+def searches_of_rows(proven: bool, listed: bool, drowned: bool) -> tuple[Search, ...]:
+    """How far one text was looked for: to its end if it is known, or if nothing in it is nearer than chance.
+
+    Of a proven text whose rows may be of any texts, what is open is not `listed`.
+    """
     return (
-        Search(Aim.TOKENS, unconfirmed=not (text.proven or drowned)),
-        Search(Aim.TEXTS, unconfirmed=not ((text.proven and listed) or drowned)),
+        Search(Aim.TOKENS, unconfirmed=not (proven or drowned)),
+        Search(Aim.TEXTS, unconfirmed=not ((proven and listed) or drowned)),
     )
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.outputs.prompts.claim import searches_of_rows
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
 from unmask.attacks.outputs.prompts.placement import about_reach
 from unmask.attacks.run import Run
 from unmask.models.adapter import Model
-from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
+from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
 from unmask.shapes import Tokens
 
 _CLEAR = 3.0  # another token must be off by more than this many tolerances
@@ -79,16 +80,11 @@ def claim_encoder_prompts(texts: Sequence[EncoderText], model: Model, run: Run) 
         certificate=_certificate(proven) if status.conclusive else Certificate.none("no text gives all of the states"),
         cost=run.cost(candidates=runs, forward_passes=runs),
         used=("states",),
-        searches=tuple(search for text in texts for search in _searches(text)),
-    )
-
-
-def _searches(text: EncoderText) -> tuple[Search, ...]:
-    """How far one text was looked for; the tokens that rows of any texts leave open are not listed."""
-    listed = text.proven and (text.is_bound or text.is_exact)
-    return (
-        Search(Aim.TOKENS, unconfirmed=text.stands_out and not text.proven),
-        Search(Aim.TEXTS, unconfirmed=text.stands_out and not listed),
+        searches=tuple(
+            search
+            for text in texts
+            for search in searches_of_rows(text.proven, text.is_bound or text.is_exact, not text.stands_out)
+        ),
     )
 
 

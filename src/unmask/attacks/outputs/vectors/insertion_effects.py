@@ -44,7 +44,7 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class Regression:
-    """What is fitted: small, whatever the vocabulary; the rows of all tokens need no fit, and half a minute."""
+    """What is fitted: small, whatever the vocabulary. `rows` may be stored beside it, as the vocabulary takes long."""
 
     features: Float[Tensor, "f d"]  # A
     context: Float[Tensor, "d d"]  # C
