@@ -28,6 +28,14 @@ class InputError(UnmaskError):
     """An argument that is out of range or of the wrong kind."""
 
 
+class TooLargeError(InputError):
+    """Texts that certainly do not fit into the memory that is free."""
+
+    def __init__(self, message: str, needed: int, free: int) -> None:
+        super().__init__(message)
+        self.needed, self.free = needed, free
+
+
 class ServiceError(UnmaskError):
     """A service that did not answer as it should. What it answered before is kept."""
 

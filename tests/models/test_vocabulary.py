@@ -63,6 +63,17 @@ def test_a_text_is_shown_without_what_the_tokenizer_adds(template, tokens, text)
     assert (len(pieces), "".join(pieces)) == (len(tokens), text)
 
 
+def test_how_texts_are_framed_is_asked_once(monkeypatch):
+    made, asked = Vocabulary(), []
+    made.tokenizer = word_tokenizer("<s> $A </s>")
+    call = PreTrainedTokenizerFast.__call__
+    monkeypatch.setattr(
+        PreTrainedTokenizerFast, "__call__", lambda *given, **how: asked.append(1) or call(*given, **how)
+    )
+    assert [made.decode([0, 1, 2]) for _ in range(3)] == ["a"] * 3
+    assert len(asked) == 1
+
+
 def test_special_tokens_are_those_of_the_tokenizer():
     assert vocabulary(all_special_ids=[101, 102, 0, 102]).special_tokens == {0, 101, 102}
     assert vocabulary().special_tokens == frozenset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from unmask.errors import InputError
@@ -52,7 +53,7 @@ class Vocabulary:
         empty = [] if self.tokenizer is None else self.encode("")
         return (empty[0], empty[1]) if len(empty) == 2 else None
 
-    @property
+    @cached_property
     def special_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The special tokens that the tokenizer puts in front of every text and behind it, as far as it has any."""
         made = {} if not callable(self.tokenizer) else self.tokenizer("a", return_special_tokens_mask=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from unmask.arguments import require_count
-from unmask.errors import InputError
+from unmask.errors import InputError, TooLargeError
 from unmask.models.adapter import Model
 from unmask.models.mapped import free_bytes
 from unmask.shapes import MaskBatch, TokenBatch
@@ -86,9 +86,11 @@ def require_memory(model: Model, num_texts: int, length: int, *, backward: bool)
     fits = length
     while fits > 1 and least_bytes(model, num_texts, fits, backward=backward) > free / 2:
         fits = fits * 3 // 4
-    raise InputError(
+    raise TooLargeError(
         f"max_length must be lower here: {count_noun(num_texts, 'text')} of {length:,} tokens take {needed / 1e9:,.1f} "
-        f"GB of memory at least, and {free / 1e9:,.1f} GB are free; try max_length={fits}, or fewer texts at a time"
+        f"GB of memory at least, and {free / 1e9:,.1f} GB are free; try max_length={fits}, or fewer texts at a time",
+        needed,
+        free,
     )
 
 

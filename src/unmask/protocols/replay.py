@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from unmask.errors import InputError
+from unmask.errors import InputError, TooLargeError
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.evidence.tensor_files import StoredTensors
 from unmask.models.adapter import Model
@@ -65,6 +65,7 @@ __all__ = [
     "run_forward",
     "tolerance_of",
     "why_not_replayed",
+    "why_stopped",
     "why_too_large",
     "why_too_long",
 ]
@@ -171,10 +172,17 @@ def why_too_large(evidence: GradientEvidence) -> str:
     if not isinstance(evidence.gradients, StoredTensors):
         return ""
     needed, free = _HELD * evidence.gradients.num_bytes, free_bytes()
-    if needed <= free:
-        return ""
+    return "" if needed <= free else _describe_memory(needed, free)
+
+
+def why_stopped(error: InputError) -> str:
+    """What to say where a replay was refused: nothing where the stated client does not take these texts at all."""
+    return _describe_memory(error.needed, error.free) if isinstance(error, TooLargeError) else ""
+
+
+def _describe_memory(needed: int, free: int) -> str:
     return (
-        f"running this client again takes {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} GB are free, so that "
+        f"running this client again takes {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free, so that "
         "it was not done"
     )
 

@@ -154,6 +154,16 @@ def test_what_cannot_be_run_again_is_not_confirmed(tiny_bert):
         assert confirm_trained(replace(evidence, **change), tiny_bert, BATCH).proof is Proof.NONE
 
 
+def test_a_client_that_memory_is_too_small_for_is_not_called_another_one(tiny_bert, monkeypatch):
+    evidence = trained(tiny_bert)
+    assert not confirm_trained(evidence, tiny_bert, BATCH).stopped
+    problem = replace(problem_of(tiny_bert, classified(tiny_bert)), drifts=True)
+    monkeypatch.setenv("UNMASK_MEMORY_GB", "1e-6")
+    found = confirm_encoder(evidence, problem, places_of(problem, BATCH))
+    assert "it was not done" in found.stopped
+    assert (found.proof, len(found.refuted)) == (Proof.NONE, len(BATCH))
+
+
 def test_the_model_is_left_alone(tiny_bert):
     before = {name: p.detach().clone() for name, p in tiny_bert.named_parameters()}
     with torch.no_grad():

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from unmask.attacks.gradients.decoder.attack import DecoderAttack
 from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.replay.client import ClientReplay, replay_client
+from unmask.defences import parse_defence
 from unmask.models import Model
-from unmask.protocols import observe_gradients
+from unmask.protocols import observe_fedavg, observe_gradients
+from unmask.recovery import Aim, Status
 
 TEXTS = [(5, 17, 41, 250), (400, 3, 8)]
 TWINS = (40, 41)
@@ -59,3 +62,20 @@ def test_the_update_tells_which_of_equal_tokens_was_seen(tiny_qwen2):
     assert done.holds
     assert done.tells_equal_tokens
     assert [ending.node[1] for ending in done.endings] == TEXTS
+
+
+@pytest.mark.parametrize("client", ["one step", "bf16"])
+def test_a_client_that_memory_is_too_small_for_is_not_called_another_one(tiny_gpt2, monkeypatch, client):
+    """It was not looked at, which the reason and the searches say."""
+    evidence = observe_fedavg(tiny_gpt2, TEXTS, learning_rate=1e-3)
+    if client == "bf16":
+        evidence = parse_defence("bf16")(observe_gradients(tiny_gpt2, TEXTS), torch.Generator().manual_seed(1))
+    control = DecoderAttack()(evidence, tiny_gpt2)
+    assert control.status is Status.RECOVERED
+    monkeypatch.setenv("UNMASK_MEMORY_GB", "1e-6")
+    found = DecoderAttack()(evidence, tiny_gpt2)
+    assert found.status is Status.PARTIAL
+    assert "running this client again takes" in found.reason
+    assert "as stated" not in found.reason
+    assert Aim.TEXTS in control.looked_for
+    assert Aim.TEXTS not in found.looked_for

@@ -83,7 +83,8 @@ class DecoderAttack:
             return exact
         noisy = NoisyAttack(self.num_probes, self.min_gap_decades, self.memory_budget_bytes, self.seed)
         found = noisy.read_texts(run, evidence, model, bag)
-        if exact is None or found.status is Status.RECOVERED:
+        says_why = any(search.stopped for search in found.searches) and exact is not None and not exact.value.certain
+        if exact is None or found.status is Status.RECOVERED or says_why:
             return found
         return found if len(found.value.certain) > len(exact.value.certain) else exact
 

@@ -305,7 +305,8 @@ def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[
     if not findings.has_ends:
         problems.append(_no_ends(findings))
     if not findings.explains_everything:
-        problems.append(why_not_replayed(evidence, by_tensor=True) or _describe_unexplained(findings, rank))
+        why = findings.confirmation.stopped or why_not_replayed(evidence, by_tensor=True)
+        problems.append(why or _describe_unexplained(findings, rank))
     if findings.explains_everything and not findings.is_replayed and findings.num_other_rows:
         prefixes = count_noun(findings.num_other_rows, "prefix", "prefixes")
         problems.append(f"the update also holds {prefixes} of other texts, which were not read")

@@ -60,6 +60,7 @@ class Confirmation:
     num_passes: int = 0
     tells_equal_tokens: bool = False  # which member of each class of equal tokens is meant
     is_unstable: bool = False  # the client sends another update for the same texts in another order
+    stopped: str = ""  # why the client was not run, where memory is short
 
 
 def confirm_next_token(
@@ -91,7 +92,8 @@ def confirm_next_token(
         return Confirmation(
             Proof.SCALED_CLIENT, done.endings, done.agreement, open_ends=sure, num_passes=done.num_passes
         )
-    return _confirm_rows(working, model, forest, done.endings, equal, sure, done.num_passes)
+    rows = _confirm_rows(working, model, forest, done.endings, equal, sure, done.num_passes)
+    return replace(rows, stopped=done.stopped)
 
 
 def confirm_client(model: Model, done: ClientReplay) -> Confirmation:

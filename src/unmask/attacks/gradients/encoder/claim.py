@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords
-from unmask.attacks.gradients.bag_of_words.claim import claim_bag, claim_tokens
+from unmask.attacks.gradients.bag_of_words.claim import NO_ORDER, claim_bag, claim_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import EQUAL, Candidates
 from unmask.attacks.gradients.decoder.ambiguity import COUNT_IS_UNSTATED, counts_by_means, equal_tokens, open_count
 from unmask.attacks.gradients.decoder.confirm import Proof
@@ -172,7 +172,8 @@ def claim_noisy_texts(
         return replace(recovery, value=replace(recovery.value, token_set=held))
     nearest = sorted(findings.texts.items(), key=lambda item: item[1])[: evidence.num_texts]
     found = [RecoveredText(tokens, findings.model.decode(tokens), False, distance) for tokens, distance in nearest]
-    return claim_bag(run, bag, (*found, *_guesses(evidence, findings)))
+    why = findings.confirmation.stopped or NO_ORDER
+    return claim_bag(run, bag, (*found, *_guesses(evidence, findings)), why)
 
 
 def _with_counts(evidence: GradientEvidence, texts: list[RecoveredText]) -> list[RecoveredText]:
@@ -238,7 +239,7 @@ def _status(evidence: GradientEvidence, findings: EncoderResult, texts: Sequence
         why = findings.originals if isinstance(findings.originals, str) else _why_not_certain(findings)
         problems.append(f"found, but not certain: {num_found - num_certain}, because {why}")
     if not findings.explains_everything:
-        problems.append(why_not_replayed(evidence) or _describe_unexplained(findings))
+        problems.append(findings.confirmation.stopped or why_not_replayed(evidence) or _describe_unexplained(findings))
     if evidence.num_texts is None:
         problems.append(COUNT_IS_UNSTATED)
     elif num_found != evidence.num_texts:

@@ -27,7 +27,7 @@ from unmask.attacks.gradients.replay.later_spans import lies_in, spans_of_blocks
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, agree, can_replay, replay
+from unmask.protocols.replay import Agreement, agree, can_replay, replay, why_stopped
 
 _ARRIVES = 1e-3  # of the largest: a text at which less arrives is not in the batch
 _MOST_TEXTS = 16  # whose labels are changed one at a time
@@ -42,6 +42,7 @@ class EncoderConfirmation:
     refuted: frozenset[Text] = frozenset()
     num_passes: int = 0
     is_pooled: bool = False  # a gradient arrives at every first token alone, or at every token: one label a text
+    stopped: str = ""  # why the client was not run, where memory is short
 
 
 def confirm_encoder(
@@ -121,13 +122,13 @@ def _replay_client(
                 passes += len(texts)
                 if agree(evidence, other).misfit_as_is < agree(evidence, again).misfit_as_is:
                     labels, again, best = changed, other, _judge(evidence, problem, other, tokens)
-    except InputError:
-        return EncoderConfirmation(Proof.NONE, None, everyone)  # the stated client cannot be run on these texts
-    proof, agreement = best
-    refuted = everyone if proof is Proof.NONE else frozenset()
-    if proof is not Proof.NONE and problem.is_noisy:
-        replayed = ReplayedTexts(tokens, [1 / len(tokens)] * len(tokens), again, labels)
-        refuted = frozenset(texts[k] for k in find_confusable(evidence, model, replayed, loss_behind(proof)))
+        proof, agreement = best
+        refuted = everyone if proof is Proof.NONE else frozenset()
+        if proof is not Proof.NONE and problem.is_noisy:
+            replayed = ReplayedTexts(tokens, [1 / len(tokens)] * len(tokens), again, labels)
+            refuted = frozenset(texts[k] for k in find_confusable(evidence, model, replayed, loss_behind(proof)))
+    except InputError as error:
+        return EncoderConfirmation(Proof.NONE, None, everyone, stopped=why_stopped(error))
     return EncoderConfirmation(proof, agreement, refuted, passes)
 
 

@@ -34,7 +34,7 @@ from unmask.linalg.noise import estimate_noise
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
 from unmask.protocols.replay import why_not_replayed
-from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
+from unmask.recovery import Aim, RecoveredText, RecoveredTexts, Recovery, Search
 
 _ROUNDING = 1e-6  # of the largest entry: float32 leaves less in directions without signal
 _SITE = "layers of the first blocks"
@@ -80,8 +80,11 @@ class NoisyAttack:
             if role is not None and not claimed <= set(tokens):
                 found = self._search(run, evidence, model, sites, role, sorted(claimed | set(tokens)))
         if not found.is_confirmed:
-            why = _UNSTABLE if found.confirmation.is_unstable else why_not_replayed(evidence) or NO_ORDER
-            return claim_bag(run, bag, guesses=found.guesses(evidence, model), why=why)
+            why = _UNSTABLE if found.confirmation.is_unstable else found.confirmation.stopped
+            why = why or why_not_replayed(evidence) or NO_ORDER
+            recovery = claim_bag(run, bag, guesses=found.guesses(evidence, model), why=why)
+            stopped = (Search(Aim.TEXTS, stopped=True),) if found.confirmation.stopped else ()
+            return replace(recovery, searches=(*recovery.searches, *stopped))
         return self._claim(run, evidence, model, bag, found)
 
     def _search(

@@ -17,7 +17,7 @@ from unmask.attacks.gradients.replay.noisy_client import Loss, agree_with_noise
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, agree, can_replay, replay
+from unmask.protocols.replay import Agreement, agree, can_replay, replay, why_stopped
 
 _MOST_REPLAYS = 4
 
@@ -32,26 +32,26 @@ def confirm_noisy(
     if not can_replay(evidence, sum(ending.count for ending in chosen)):
         return Confirmation(Proof.NONE, chosen)
     agreement: Agreement | None = None
-    for _ in range(_MOST_REPLAYS):
-        texts = [ending.node[1] for ending in chosen for _ in range(ending.count)]
-        try:
+    try:
+        for _ in range(_MOST_REPLAYS):
+            texts = [ending.node[1] for ending in chosen for _ in range(ending.count)]
             again = replay(evidence, model, texts)
-        except InputError:
-            return Confirmation(Proof.NONE, chosen, num_passes=passes)
-        passes += len(texts)
-        proof, agreement = judge(evidence, model, again, sum(len(text) - 1 for text in texts))
-        if proof is not Proof.NONE:
-            done = Confirmation(proof, chosen, agreement, num_passes=passes)
-            if proof is Proof.CLIENT:
-                done = confirm_client(model, ClientReplay(chosen, agreement, passes))
-            return replace(done, refuted=_find_confusable(evidence, model, chosen, again, proof))
-        if is_unstable(evidence, model, texts, again):
-            return Confirmation(Proof.NONE, chosen, agreement, num_passes=2 * passes, is_unstable=True)
-        changed = weigh_texts(evidence, model, chosen) if evidence.update is Update.GRADIENT else chosen
-        changed = correct(chosen, again) if changed == chosen else changed
-        if changed == chosen:
-            break
-        chosen = changed
+            passes += len(texts)
+            proof, agreement = judge(evidence, model, again, sum(len(text) - 1 for text in texts))
+            if proof is not Proof.NONE:
+                done = Confirmation(proof, chosen, agreement, num_passes=passes)
+                if proof is Proof.CLIENT:
+                    done = confirm_client(model, ClientReplay(chosen, agreement, passes))
+                return replace(done, refuted=_find_confusable(evidence, model, chosen, again, proof))
+            if is_unstable(evidence, model, texts, again):
+                return Confirmation(Proof.NONE, chosen, agreement, num_passes=2 * passes, is_unstable=True)
+            changed = weigh_texts(evidence, model, chosen) if evidence.update is Update.GRADIENT else chosen
+            changed = correct(chosen, again) if changed == chosen else changed
+            if changed == chosen:
+                break
+            chosen = changed
+    except InputError as error:
+        return Confirmation(Proof.NONE, chosen, agreement, num_passes=passes, stopped=why_stopped(error))
     return Confirmation(Proof.NONE, chosen, agreement, num_passes=passes)
 
 

@@ -10,7 +10,7 @@ from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, SketchedClient, can_replay, replay_and_agree
+from unmask.protocols.replay import Agreement, SketchedClient, can_replay, replay_and_agree, why_stopped
 
 _MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
 _MOST_SWAPS = 32  # single tokens of a class that are tried in another member's place
@@ -24,6 +24,7 @@ class ClientReplay:
     agreement: Agreement | None = None
     num_passes: int = 0
     tells_equal_tokens: bool = False
+    stopped: str = ""  # why it was not run, or not to the end, where memory is short
 
     @property
     def holds(self) -> bool:
@@ -58,25 +59,26 @@ def replay_client(
             evidence, model, texts, padding_side=side, by_token=by_token, equal=classes, client=client
         )
 
+    done = ClientReplay(endings)
     try:
         found = [(run(endings, side, [equal[token] for token in used]), side) for side in sides[:1]]
         if not found[0][0].holds:
             found += [(run(endings, side, [equal[token] for token in used]), side) for side in sides[1:]]
-    except InputError:
-        return ClientReplay(endings)  # the stated client cannot be run on these texts
-    best, side = min(found, key=lambda pair: pair[0].misfit_as_is)
-    done = ClientReplay(endings, best, total * len(found))
-    if not best.holds or len(used) != 1 or len(equal[used[0]]) > _MOST_MEMBERS:
-        return done
-    swapped = [_with_member(endings, used[0], member) for member in equal[used[0]]]
-    right = [(chosen, agreement) for chosen in swapped if (agreement := run(chosen, side, ())).holds]
-    passes = done.num_passes + total * len(swapped)
-    if len(right) != 1:
-        return replace(done, num_passes=passes)
-    others = _with_another_member(right[0][0], equal[used[0]])
-    is_open = len(others) > _MOST_SWAPS or any(run(other, side, ()).holds for other in others)
-    passes += total * min(len(others), _MOST_SWAPS)
-    return replace(done, num_passes=passes) if is_open else ClientReplay(*right[0], passes, True)
+        best, side = min(found, key=lambda pair: pair[0].misfit_as_is)
+        done = ClientReplay(endings, best, total * len(found))
+        if not best.holds or len(used) != 1 or len(equal[used[0]]) > _MOST_MEMBERS:
+            return done
+        swapped = [_with_member(endings, used[0], member) for member in equal[used[0]]]
+        right = [(chosen, agreement) for chosen in swapped if (agreement := run(chosen, side, ())).holds]
+        passes = done.num_passes + total * len(swapped)
+        if len(right) != 1:
+            return replace(done, num_passes=passes)
+        others = _with_another_member(right[0][0], equal[used[0]])
+        is_open = len(others) > _MOST_SWAPS or any(run(other, side, ()).holds for other in others)
+        passes += total * min(len(others), _MOST_SWAPS)
+        return replace(done, num_passes=passes) if is_open else ClientReplay(*right[0], passes, True)
+    except InputError as error:
+        return replace(done, stopped=why_stopped(error))
 
 
 def _with_another_member(endings: list[TextEnding], members: tuple[int, ...]) -> list[list[TextEnding]]:
