@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import transformers
 from tests.models.parity import FLOAT32_PARITY, FLOAT64_PARITY, precise, random_batch, worst_error
 from tests.tiny_models import gpt2_config, random_model
@@ -41,6 +42,17 @@ def test_parity_of_gpt2s_variants(changes):
 def test_parity_does_not_depend_on_the_head(head):
     model = precise(adapt(random_model(getattr(transformers, head), gpt2_config())))
     assert worst_error(model, *random_batch(model, "right")) < FLOAT64_PARITY
+
+
+def test_the_loss_needs_no_warning(monkeypatch):
+    model = adapt(random_model(transformers.GPT2LMHeadModel, gpt2_config()))
+    said = []
+    monkeypatch.setattr(transformers.modeling_utils.logger, "warning_once", said.append)
+    tokens = torch.tensor([[5, 6, 7]])
+    output = model.hf(input_ids=tokens, labels=tokens)
+    expected = torch.nn.functional.cross_entropy(output.logits[0, :-1], tokens[0, 1:])
+    assert torch.allclose(output.loss, expected)
+    assert said == []
 
 
 def test_query_key_and_value_do_not_overlap_and_cover_the_parameter(tiny_gpt2):

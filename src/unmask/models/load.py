@@ -78,6 +78,8 @@ def adapt(hf: Any, tokenizer: Any = None) -> Model:
             f"{type(hf).__name__} has an encoder and a decoder; use load_encoder_decoder, or one side alone "
             "(load_model(hf.get_encoder()))"
         )
+    if getattr(hf, "loss_type", "") is None:
+        hf.loss_type = "ForCausalLM"  # which transformers takes as well, with a warning
     model = Model(hf, tokenizer)
     if adapters is not None:
         named = {model.canonical_name(name): factor for name, factor in adapters.factors.items()}
