@@ -42,6 +42,9 @@ def test_it_is_made_of_what_transformers_keeps(tiny_llama):
         assert evidence.heads == (0, 1)
     pairs = tuple((layer.keys, layer.values) for layer in cache.layers)
     assert torch.equal(CacheEvidence.of(tiny_llama, pairs, layer=1, heads=[1]).keys, keys[:, :, [1]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    for argument in ("mask", "attention_mask"):  # the tokenizer's name for it
+        assert torch.equal(CacheEvidence.of(tiny_llama, cache, layer=1, **{argument: mask}).mask, mask.bool())
     part = CacheEvidence.of(tiny_llama, {"values": values.transpose(1, 2)[:, [0]]}, layer=1, heads=[0])
     assert part.keys is None
     empty = transformers.DynamicCache()

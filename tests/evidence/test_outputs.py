@@ -162,6 +162,7 @@ def test_one_layer_s_states_in_every_form(returned, tiny_gpt2):
         same = HiddenEvidence.of(tiny_gpt2, form, layer=1, mask=MASK.numpy())
         assert torch.equal(same.states, expected.states)
         assert torch.equal(same.mask, expected.mask)
+    assert torch.equal(HiddenEvidence.of(tiny_gpt2, one, layer=1, attention_mask=MASK).mask, MASK.bool())
     alone = HiddenEvidence.of(tiny_gpt2, one[0], layer=1)
     assert (tuple(alone.states.shape), bool(alone.mask.all())) == ((1, 5, 64), True)
     stream = tiny_gpt2.hidden_states(TOKENS, MASK.bool())[-1]
@@ -192,7 +193,7 @@ def test_states_and_caches_of_a_model_in_bfloat16_that_numpy_lengthened_are_read
     ("change", "options", "words"),
     [
         (lambda o: o, {}, r"layer must be stated, 0…3: which of the 4 layers'"),
-        (lambda o: o, {"layer": 4}, r"layer must be stated, 0…3"),
+        (lambda o: o, {"layer": 99}, r"layer must be 0…3: which of the 4 layers' states to read, got 99"),
         (lambda o: o, {"layer": -1}, r"layer must be a whole number from 0 on"),
         (lambda o: o.hidden_states[:3], {"layer": 1}, r"states of 3 layers, and this gpt2 model makes 4"),
         (lambda o: type(o)(last_hidden_state=o.last_hidden_state), {"layer": 1}, r"call the model with output_hidden"),

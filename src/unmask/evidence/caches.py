@@ -82,6 +82,7 @@ class CacheEvidence(DisplayedFields):
         layer: int,
         heads: Sequence[int] | None = None,
         mask: Any = None,
+        attention_mask: Any = None,
         first_position: int = 0,
         compute_dtype: torch.dtype | str | None = None,
         known_beginning: Sequence[int] = (),
@@ -89,9 +90,9 @@ class CacheEvidence(DisplayedFields):
         """Wrap a cache of transformers, or 'keys' and/or 'values' of one block, each (batch, heads, length, width).
 
         Integers must have been multiplied with their scales. `heads` names those that the tensors hold, in order; a
-        whole cache is cut to them. `mask` is the tokenizer's; without it every position is a token. Cut left padding
-        off, if the service counts positions from a text's first token. What is not stated of `compute_dtype` is the
-        cache's own half precision, else that of the model.
+        whole cache is cut to them. `mask` (or `attention_mask`) is the tokenizer's; without it every position is a
+        token. Cut left padding off, if the service counts positions from a text's first token. What is not stated of
+        `compute_dtype` is the cache's own half precision, else that of the model.
         """
         require_model(model, EvidenceError)
         if isinstance(cache, Mapping):
@@ -116,6 +117,7 @@ class CacheEvidence(DisplayedFields):
             seen = {name: part[:, :, list(chosen)] for name, part in seen.items()}
         elif len(chosen) != held:
             raise EvidenceError(f"heads must name the {held} heads that the tensors hold, got {list(chosen)}")
+        mask = attention_mask if mask is None else mask
         known = torch.ones(shape[:2], dtype=torch.bool) if mask is None else as_tensor("mask", mask)
         if known.shape != shape[:2]:
             raise EvidenceError(f"{_EXPECTED}, got {_shapes(seen)} and a mask {tuple(known.shape)}")

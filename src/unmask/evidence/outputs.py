@@ -79,6 +79,7 @@ class HiddenEvidence(DisplayedFields):
         layer: int | None = None,
         site: Site | str | None = None,
         mask: Any = None,
+        attention_mask: Any = None,
         compute_dtype: torch.dtype | str | None = None,
         known_beginning: Sequence[int] = (),
     ) -> HiddenEvidence:
@@ -86,9 +87,9 @@ class HiddenEvidence(DisplayedFields):
 
         One layer's are (batch, length, width), of a single text also (length, width); means are a row a text. `layer`
         counts the blocks that they have passed (0: embeddings). Without a site they are the stream, and behind the last
-        block they are looked at: most families return them after the final norm. `mask` is the tokenizer's; without it
-        every position is a token. What is not stated of `compute_dtype` is the states' own half precision, else that of
-        the model.
+        block they are looked at: most families return them after the final norm. `mask` (or
+        `attention_mask`) is the tokenizer's; without it every position is a token. What is not stated of
+        `compute_dtype` is the states' own half precision, else that of the model.
         """
         require_model(model, EvidenceError)
         known = None if site is None else require_member(Site, "site", site, EvidenceError)
@@ -107,6 +108,7 @@ class HiddenEvidence(DisplayedFields):
             raise EvidenceError(f"means are one row a text, (texts, width), got {tuple(rows.shape)}")
         if known is None:
             known = Site.FINAL_NORM if layer == model.num_blocks and _is_normed(model, rows) else Site.STREAM
+        mask = attention_mask if mask is None else mask
         given = torch.ones(rows.shape[:2], dtype=torch.bool) if mask is None else as_tensor("mask", mask)
         given = given[None] if given.ndim == 1 else given
         precision = stated_precision(compute_dtype, [in_half_precision(rows)], otherwise=model.dtype)
@@ -256,7 +258,9 @@ def _choose_layer(model: Model, states: Any, layer: int | None) -> tuple[Any, in
             f"{last} blocks); load the model that made them, or give one layer's"
         )
     if layer is None or layer > last:
-        raise EvidenceError(f"layer must be stated, 0…{last}: which of the {last + 1} layers' states to read")
+        wanted = "stated, " if layer is None else ""
+        got = "" if layer is None else f", got {layer}"
+        raise EvidenceError(f"layer must be {wanted}0…{last}: which of the {last + 1} layers' states to read{got}")
     return layers[layer], layer
 
 
