@@ -11,6 +11,7 @@ from unmask.cli.options import (
     CacheStorageName,
     DtypeName,
     PartsName,
+    PrecisionName,
     Side,
     SiteName,
     StorageName,
@@ -29,7 +30,7 @@ from unmask.protocols.vectors import STORAGES
 def test_names_on_the_command_line_are_those_of_the_library():
     assert {name.value.replace("-", "_") for name in TaskName} == {task.value for task in Task}
     assert {name.value.replace("-", "_") for name in SiteName} == {site.value for site in Site}
-    assert all(isinstance(getattr(torch, name.value), torch.dtype) for name in DtypeName)
+    assert all(isinstance(getattr(torch, name.value), torch.dtype) for name in (*DtypeName, *PrecisionName))
     assert {side.value for side in Side} == {"left", "right"}
     assert {name.value for name in CacheStorageName} == set(CACHE_STORAGES)
     assert {name.value for name in StorageName} == set(STORAGES)

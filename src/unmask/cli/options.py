@@ -33,6 +33,14 @@ class DtypeName(StrEnum):
     float64 = "float64"
 
 
+class PrecisionName(StrEnum):
+    """Precisions that a service may run in."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
 class SiteName(StrEnum):
     """Places of a model where states are taken."""
 

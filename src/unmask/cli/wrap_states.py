@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from unmask.cli.options import (
     JsonOption,
     ModelOption,
     OutOption,
+    PrecisionName,
     SiteName,
     load,
     refuse_overwriting,
@@ -24,14 +24,6 @@ from unmask.wording import count_noun
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class PrecisionName(StrEnum):
-    """Precisions that a service may run in."""
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
 
 
 _MASKS = ("attention_mask", "mask")
