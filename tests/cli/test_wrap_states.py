@@ -102,8 +102,18 @@ def test_files_of_every_form_are_evidence(call, line, holds):
 @pytest.mark.parametrize("line", ["hidden all.npy -l 3 --mask mask.npy", "cache cache.safetensors -l 1"])
 def test_they_give_the_texts_back(call, folder, line):
     assert call(f"wrap {line} -o e.safetensors").code == 0
-    texts = unmask.recover_text(unmask.load_evidence("e.safetensors"), unmask.load_model(str(folder))).value.texts
-    assert [text.text for text in texts if text.certain] == TEXTS
+    recovery = unmask.recover_text(unmask.load_evidence("e.safetensors"), unmask.load_model(str(folder)))
+    assert [text.text for text in recovery.value.texts if text.certain] == TEXTS
+    assert "padding" not in recovery.reason
+
+
+def test_padding_without_a_mask_is_named(call, folder):
+    wanted = "next: state what you know, so that more can be proven: --mask next:"
+    for line in ("cache cache.npz -l 1", "hidden one.npy -l 1"):
+        assert wanted in call(f"wrap {line} -o e.safetensors").told
+        assert wanted not in call(f"wrap {line} --mask mask.npy -o masked.safetensors").told
+    reason = call("recover text e.safetensors --json").document["reason"]
+    assert "1 of 2 texts begin or end in '[PAD]', the padding token, and no place is marked" in reason
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ from unmask.models.load import require_model
 from unmask.models.pooling import prefix_tokens
 from unmask.progress import Progress, shown_unless_watched, tell
 from unmask.recovery import RecoveredTexts, Recovery, Status
+from unmask.wording import count_noun
 
 TextEvidence = GradientEvidence | HiddenEvidence | CacheEvidence | VectorEvidence
 AttackChoice = str | Callable[..., Recovery[Any]] | None
@@ -100,7 +101,22 @@ def recover_text(
     evidence.check(model)
     with shown_unless_watched(progress):
         found = run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), tell)
-    return replace(found, reason=units + found.reason) if units else found
+    return replace(found, reason=units + found.reason + _describe_padding(evidence, model, found))
+
+
+def _describe_padding(evidence: TextEvidence, model: Model, found: Recovery[RecoveredTexts]) -> str:
+    """A sentence on some texts that begin or end in the padding token, where a mask says that none is padding."""
+    if not isinstance(evidence, HiddenEvidence | CacheEvidence) or not bool(evidence.mask.all()):
+        return ""
+    texts = [text.tokens for text in found.value.texts if text.tokens]
+    padded = [tokens for tokens in texts if model.pad_token in (tokens[0], tokens[-1])]
+    if len(padded) in (0, len(texts)):
+        return ""
+    return (
+        f"; {len(padded)} of {count_noun(len(texts), 'text')} begin or end in {model.decode([model.pad_token])!r}, the "
+        "padding token, and no place is marked as padding: if it is some, wrap again with the tokenizer's "
+        "attention_mask (`unmask wrap … --mask`)"
+    )
 
 
 def _in_larger_units(evidence: TextEvidence) -> tuple[TextEvidence, str]:

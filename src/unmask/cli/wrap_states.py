@@ -25,6 +25,8 @@ from unmask.wording import count_noun
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from unmask.evidence import CacheEvidence, HiddenEvidence
+
 
 _MASKS = ("attention_mask", "mask")
 _FILE = ".safetensors, .npy or .npz"
@@ -93,6 +95,7 @@ def wrap_hidden_command(
         f"{count_noun(evidence.layer, 'block')} ({evidence.site.value})",
         model,
         json,
+        _not_stated(known, evidence),
     )
 
 
@@ -148,6 +151,7 @@ def wrap_cache_command(
         f"({count_noun(length, 'position')}, {count_noun(len(evidence.heads), 'head')})",
         model,
         json,
+        _not_stated(known, evidence),
     )
 
 
@@ -183,6 +187,11 @@ def _choose_parts(path: Path, arrays: dict[str, Tensor], layer: int) -> dict[str
             "save them with numpy.savez('cache.npz', keys=keys, values=values)"
         )
     return parts
+
+
+def _not_stated(known: Tensor | None, evidence: HiddenEvidence | CacheEvidence) -> tuple[str, ...]:
+    """Texts of a batch are padded as a rule."""
+    return ("--mask",) if known is None and min(evidence.mask.shape) > 1 else ()
 
 
 def _mask(arrays: dict[str, Tensor], path: Path | None) -> Tensor | None:
