@@ -97,9 +97,29 @@ def test_what_is_not_stated_and_would_make_more_certain_is_named(call, folder, g
     hint = "next: state what you know, so that more can be proven: "
     assert f"{hint}--task --num-texts --clients --all-tokens-predicted next: unmask recover" in call(*command).told
     assert f"{hint}--learning-rate --num-steps --optimizer next:" in call(*command, "--delta", *KNOWN).told
+    assert hint not in call(*command, "--num-texts", 1, "--all-tokens-predicted").told
+    assert texts_of(tmp_path / "u.safetensors", folder) == [TEXT]  # that was enough
     classes = call(*command, "--task", "classification", "--num-texts", 1, "--json").document
     assert classes["not_stated"] == ["--clients", "--pooling"]
     assert hint not in call(*command, *KNOWN).told
+
+
+def test_what_adam_left_is_not_taken_for_gradients_in_silence(call, folder, gradients, tmp_path):
+    weights = {name: torch.nn.Parameter(w) for name, w in load_file(folder / "model.safetensors").items()}
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    optimizer = torch.optim.AdamW(weights.values(), lr=0.001)
+    for name, gradient in gradients.items():
+        weights[name].grad = gradient.clone()
+    for _ in range(2):
+        optimizer.step()
+    save_file({name: weights[name].detach() - before[name] for name in gradients}, tmp_path / "delta.safetensors")
+    save_file(gradients, tmp_path / "grads.safetensors")
+    end = ("-m", folder, "-o", tmp_path / "u.safetensors")
+    answer = call("wrap", "update", tmp_path / "delta.safetensors", *end)
+    assert answer.code == 0
+    assert "if these are new − old, give --delta and --optimizer adamw" in answer.message
+    for told in (("delta.safetensors", "--delta"), ("grads.safetensors",)):
+        assert "give --delta" not in call("wrap", "update", tmp_path / told[0], *end, *told[1:]).message
 
 
 def test_a_peft_adapter_before_and_after_and_its_gradients(call, folder, tmp_path):

@@ -44,6 +44,7 @@ _PHRASES: Mapping[str, str] = {
     "state task='classification' if every": "say so with `unmask wrap update --task classification` if every",
     "state pooling='mean' if it takes": "say so with `unmask wrap update --pooling mean` if it takes",
     "are not all known; pass adapters=…": "are not all known; give them with `unmask wrap update --adapter`",
+    "state update='delta'": "give --delta",
     "parameters must be a list of name parts": "--keep must be a part of a name",
     ", or None, got ": ", got ",
     "/dev/stdin": "standard input",

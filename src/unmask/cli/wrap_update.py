@@ -124,9 +124,9 @@ def _not_stated(evidence: GradientEvidence, model: Model) -> tuple[str, ...]:
     is_delta, task = evidence.update is Update.DELTA, evidence.task
     predicts = model.token_head is not None and task in (None, Task.NEXT_TOKEN)
     asked = {
-        "--task": task is None,
+        "--task": task is None and not evidence.all_tokens_predicted,
         "--num-texts": evidence.num_texts is None,
-        "--clients": evidence.num_clients is None,
+        "--clients": evidence.num_clients is None and not (evidence.all_tokens_predicted and evidence.num_texts),
         "--all-tokens-predicted": predicts and evidence.all_tokens_predicted is None,
         "--pooling": task is Task.CLASSIFICATION and evidence.pooling is None,
         "--learning-rate": is_delta and evidence.learning_rate is None,

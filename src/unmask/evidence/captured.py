@@ -22,6 +22,7 @@ _PREDICTS_TOKENS = re.compile(r"(^|\.)(cls|lm_head|predictions|vocab_\w+|generat
 _SAMPLE = 4096  # entries of a tensor that are compared with its weights
 _COSINE = 0.9  # a gradient's cosine with its own weights is about 1/√entries
 _NORM_RATIO = 2.0
+_ENOUGH, _EQUAL = 4, 1.2  # matrices, and how far their largest entries may differ: 1.03 after steps of Adam, 20 before
 _FEW = 2  # matrices of a file that are compared with their weights before anything else is read
 _MATRIX = 64  # entries from which a cosine of 0.9 is no chance: seven deviations
 
@@ -83,6 +84,17 @@ def refuse_weights(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor
             f"these are the model's weights, not gradients: '{seen[0]}' is almost equal to the parameter; pass the "
             "gradients (p.grad), or new − old with update='delta'"
         )
+
+
+def seems_adams(gradients: Mapping[str, Tensor]) -> bool:
+    """Whether the largest entries of all matrices are about equal.
+
+    Adam moves the surest weights of each by its learning rate in every step. Gradients of different matrices differ
+    many times over, unless they were cut to signs or scaled one by one.
+    """
+    matrices = [part for part in gradients.values() if part.ndim > 1 and part.numel() >= _MATRIX and bool(part.any())]
+    largest = [float(part.abs().max()) for part in matrices]
+    return len(largest) >= _ENOUGH and max(largest) < _EQUAL * min(largest)
 
 
 def _is_weight(gradient: Tensor, weight: Tensor) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from unmask.arguments import named_dtype, require_count, require_fingerprint, require_member, require_number
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError, TooSmallError
-from unmask.evidence.captured import check_factors, name_tensors, plain_name, refuse_weights
+from unmask.evidence.captured import check_factors, name_tensors, plain_name, refuse_weights, seems_adams
 from unmask.evidence.files import reads, write
 from unmask.evidence.tensor_files import StoredTensors, by_size, shapes_of
 from unmask.evidence.tensors import AS_HELD, require_floats, stated_precision
@@ -169,6 +169,12 @@ class GradientEvidence(DisplayedFields):
             known["adapter_scale"] = named
         evidence = cls(gradients, model.fingerprint(), adapters=adapters, **known)
         evidence.check(model)
+        if evidence.update is Update.GRADIENT and seems_adams(gradients):
+            warnings.warn(
+                "the largest entries of all matrices are about equal, as in what Adam adds to weights (or in signs of "
+                "gradients); if these are new − old, state update='delta' and optimizer='adamw'",
+                stacklevel=2,
+            )
         if not adapters and any(".lora_B." in name for name in gradients):
             warnings.warn(
                 "the tensors hold LoRA factors, but not the weights of the adapters that the server sent, without "
