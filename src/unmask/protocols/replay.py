@@ -57,6 +57,7 @@ __all__ = [
     "SketchedClient",
     "agree",
     "agreement_of",
+    "another_client",
     "can_replay",
     "only_trainable",
     "replay",
@@ -216,3 +217,12 @@ def why_too_long(evidence: GradientEvidence) -> str:
 def why_not_replayed(evidence: GradientEvidence, *, by_tensor: bool = False) -> str:
     """Why the client was not run again, where it states too many steps or there is too little memory; else empty."""
     return why_too_long(evidence) or ("" if by_tensor and can_visit(evidence) else why_too_large(evidence))
+
+
+def another_client(evidence: GradientEvidence) -> str:
+    """What to say where the client was run again and sends another update."""
+    dtype = str(evidence.compute_dtype).removeprefix("torch.")
+    return (
+        "no replay of them explains the whole update: texts are missing, or another client sent it than was run again "
+        f"(in {dtype}; the rest as stated or as is usual)"
+    )

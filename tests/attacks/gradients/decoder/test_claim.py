@@ -157,6 +157,7 @@ def test_rows_that_are_as_many_as_the_rank_are_no_proof(tiny_gpt2):
     recovery = judge(tiny_gpt2, confirmation=confirmed(Proof.DEEP_SPANS))
     assert recovery.status is Status.PARTIAL
     assert "no replay of them explains the whole update" in recovery.reason
+    assert "another client sent it than was run again (in float32; the rest as stated" in recovery.reason
 
 
 def test_an_ending_that_goes_on_is_not_certain(tiny_gpt2):

@@ -117,6 +117,7 @@ def test_without_a_replay_spans_of_later_blocks_make_texts_certain_but_not_the_w
     assert recovery.certificate.rejected == 0.1
     assert recovery.certificate.residual < recovery.certificate.tolerance < recovery.certificate.rejected
     assert "no replay of them explains the whole update" in recovery.reason
+    assert "another client sent it than was run again (in float32; the rest as stated" in recovery.reason
 
 
 def test_without_any_proof_nothing_is_certain(tiny_bert):

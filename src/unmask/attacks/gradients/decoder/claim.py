@@ -28,7 +28,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, is_repe
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.protocols.replay import why_not_replayed
+from unmask.protocols.replay import another_client, why_not_replayed
 from unmask.recovery import (
     Aim,
     Ambiguity,
@@ -306,7 +306,7 @@ def _status(evidence: GradientEvidence, findings: SearchResult, texts: Sequence[
         problems.append(_no_ends(findings))
     if not findings.explains_everything:
         why = findings.confirmation.stopped or why_not_replayed(evidence, by_tensor=True)
-        problems.append(why or _describe_unexplained(findings, rank))
+        problems.append(why or _describe_unexplained(evidence, findings, rank))
     if findings.explains_everything and not findings.is_replayed and findings.num_other_rows:
         prefixes = count_noun(findings.num_other_rows, "prefix", "prefixes")
         problems.append(f"the update also holds {prefixes} of other texts, which were not read")
@@ -333,7 +333,7 @@ def _no_ends(findings: SearchResult) -> str:
     return f"no gradient of the last block shows ends (missing, too narrow, or not of one step), so {what}"
 
 
-def _describe_unexplained(findings: SearchResult, rank: int) -> str:
+def _describe_unexplained(evidence: GradientEvidence, findings: SearchResult, rank: int) -> str:
     if (explained := findings.num_distinct_rows) != rank:
         return f"they explain {explained} of the gradient's {rank} directions: a text is missing, or padding predicts"
-    return "no replay of them explains the whole update: texts are missing, or the client was not as stated"
+    return another_client(evidence)

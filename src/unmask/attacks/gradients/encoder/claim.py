@@ -26,7 +26,7 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import Gap
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
-from unmask.protocols.replay import why_not_replayed
+from unmask.protocols.replay import another_client, why_not_replayed
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
 from unmask.wording import count_noun
 
@@ -239,7 +239,9 @@ def _status(evidence: GradientEvidence, findings: EncoderResult, texts: Sequence
         why = findings.originals if isinstance(findings.originals, str) else _why_not_certain(findings)
         problems.append(f"found, but not certain: {num_found - num_certain}, because {why}")
     if not findings.explains_everything:
-        problems.append(findings.confirmation.stopped or why_not_replayed(evidence) or _describe_unexplained(findings))
+        problems.append(
+            findings.confirmation.stopped or why_not_replayed(evidence) or _describe_unexplained(evidence, findings)
+        )
     if evidence.num_texts is None:
         problems.append(COUNT_IS_UNSTATED)
     elif num_found != evidence.num_texts:
@@ -265,10 +267,10 @@ def _why_not_certain(findings: EncoderResult) -> str:
     return "no replay covers them"
 
 
-def _describe_unexplained(findings: EncoderResult) -> str:
+def _describe_unexplained(evidence: GradientEvidence, findings: EncoderResult) -> str:
     rank, num_rows = findings.search.problem.rank, findings.search.num_rows
     if findings.search.problem.drifts:
         return "no replay of the stated client with these texts sends this update"
     if num_rows < rank:
         return f"they explain {num_rows} of the gradient's {rank} directions, so a text is missing"
-    return "no replay of them explains the whole update: texts are missing, or the client was not as stated"
+    return another_client(evidence)
