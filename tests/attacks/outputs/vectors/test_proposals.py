@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from unmask.attacks.outputs.vectors.candidate_edits import deletions
 from unmask.attacks.outputs.vectors.edits import TextBatch
+from unmask.attacks.outputs.vectors.insertion_effects import InsertionEffects
+from unmask.attacks.outputs.vectors.neighbours import near_texts
 from unmask.attacks.outputs.vectors.proposals import ProposalSettings, Proposer
 
 SENTENCE = "The children built a small boat behind the school."
@@ -54,3 +57,19 @@ def test_frequent_tokens_are_tested_where_likely_ones_were_in_vain(proposer, emb
         edits = proposer(batch, vector.flip(1), vector, without, width)
         tested = set(edits.values[0, :, 0][edits.valid[0]].tolist())
         assert bool(frequent - tested) is missing
+
+
+@pytest.mark.parametrize(("vocab", "text"), [(100, ()), (100, (3, 7, 5)), (10, (3, 7, 5))])
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_small_vocabulary_is_proposed_whole(vocab, text, width):
+    """First words are 200, and a vector without a signal reaches every stage."""
+    draw = torch.Generator().manual_seed(0)
+    rows, batch, d = torch.randn(vocab, 8, generator=draw), TextBatch.of([text]), torch.eye(8)
+    effects = InsertionEffects(rows, d, d, d, log_prior=torch.full((vocab,), 1 / vocab).log())
+    local = torch.zeros(1, batch.tokens.shape[1] + 1, vocab)
+    for known in (None, local):
+        edits = Proposer(effects)(batch, rows[:1], rows[1:2], rows[None, : len(text)], width, known)
+        tested = set(edits.values[0, :, 0][edits.valid[0]].tolist())
+        assert tested <= set(range(vocab))
+        assert len(tested) == vocab or vocab == 100
+        assert near_texts(text, effects, 200).tokens.max() < vocab

@@ -53,7 +53,7 @@ def _exchanges(own: TextBatch, likeness: TokenLikeness, num_tokens: int) -> Edit
     tokens = own.tokens[0]
     apart = torch.cdist(likeness.rows[tokens], likeness.rows)
     apart[torch.arange(len(tokens), device=tokens.device), tokens] = torch.inf
-    values = apart.topk(num_tokens, dim=1, largest=False).indices
+    values = apart.topk(min(num_tokens, apart.shape[1]), dim=1, largest=False).indices
     slots = (2 * torch.arange(len(tokens), device=tokens.device)[:, None] + 1).expand_as(values)
     slots, values = slots.reshape(1, -1), values.reshape(1, -1)
     return Edits.of_one_slot(slots, values, torch.ones_like(values, dtype=torch.bool))
@@ -61,6 +61,7 @@ def _exchanges(own: TextBatch, likeness: TokenLikeness, num_tokens: int) -> Edit
 
 def _insertions(own: TextBatch, likeness: TokenLikeness, num_tokens: int) -> Edits:
     length = own.tokens.shape[1]
+    num_tokens = min(num_tokens, len(likeness.rows))
     weak = likeness.rows.norm(dim=1).topk(num_tokens, largest=False).indices
     likely: Int[Tensor, " k"] = torch.cat([weak, likeness.log_prior.topk(num_tokens).indices]).unique()
     gaps = torch.arange(length + 1, device=likely.device)

@@ -85,7 +85,7 @@ class Proposer:
         scores = self.scores(residuals, without.flatten(0, 1), lengths).view(num, length, -1)
         scores += self.effects.log_prior if local is None else local[:, :-1]
         scores.scatter_(2, tokens[..., None], -torch.inf)
-        likely = scores.topk(count, dim=2).indices
+        likely = _most(scores, count)
         whole = tokens[:, None, :].expand(-1, length, -1)
         own = scores.gather(2, whole).masked_fill(~mask[:, None, :], -torch.inf)  # its own tokens once more
         best = own.topk(min(length, max(3, self.settings.repetitions // length)), dim=2)
@@ -93,7 +93,7 @@ class Proposer:
         common = self._common(width).expand(num, length, -1)
         values = torch.cat([likely, copies, common], 2)
         valid = torch.ones_like(values, dtype=torch.bool)
-        valid[..., count : count + copies.shape[2]] = best.values.isfinite()
+        valid[..., likely.shape[2] : likely.shape[2] + copies.shape[2]] = best.values.isfinite()
         valid &= mask[..., None] & (values != tokens[..., None]) & ~_repeats(values)
         slots = (2 * torch.arange(length, device=tokens.device)[:, None] + 1).expand_as(values)
         return Edits.of_one_slot(slots.flatten(1), values.flatten(1), valid.flatten(1))
@@ -106,7 +106,7 @@ class Proposer:
             count = self.settings.first_words
         gaps = torch.arange(texts.tokens.shape[1] + 1, device=scores.device)
         anywhere = count if local is None else max(2, count // 4)
-        likely = (scores + log_prior).topk(anywhere, dim=1).indices
+        likely = _most(scores + log_prior, anywhere)
         likely = torch.cat([likely, self._common(width).expand(len(likely), -1)], 1)
         shape = len(likely), len(gaps), likely.shape[1]
         slots, values = (2 * gaps)[:, None].expand(shape).flatten(1), likely[:, None, :].expand(shape).flatten(1)
@@ -115,14 +115,15 @@ class Proposer:
         if local is None:
             return found
         fits = (scores[:, None] + local).masked_fill((gaps >= longer[:, None])[..., None], -torch.inf)
-        best = fits.flatten(1).topk(count * len(gaps) * 3 // 4, dim=1)
+        fits = fits.flatten(1)
+        best = fits.topk(min(count * len(gaps) * 3 // 4, fits.shape[1]), dim=1)
         slots, values = 2 * (best.indices // len(log_prior)), best.indices % len(log_prior)
         repeated = (values[:, :, None] == likely[:, None]).any(2)
         return found.beside(Edits.of_one_slot(slots, values, best.values.isfinite() & ~repeated))
 
     def _common(self, width: int) -> Int[Tensor, " k"]:
         """The most frequent tokens, where the first edits were in vain: their effects are small and hard to foresee."""
-        return self.effects.log_prior.topk(self.settings.common * width if width > 1 else 0).indices
+        return _most(self.effects.log_prior, self.settings.common * width if width > 1 else 0)
 
     def scores(
         self, residuals: Float[Tensor, "k d"], vectors: Float[Tensor, "k d"], lengths: Int[Tensor, " k"]
@@ -137,6 +138,11 @@ class Proposer:
         size *= (r * residuals).sum(1, keepdim=True)
         cosine = along.clamp_min(0).square_() / size.clamp_min(torch.finfo(size.dtype).tiny)
         return torch.log1p(-cosine.clamp_max(1 - 1e-6)).mul_(-_SHARE_OF_WIDTH * residuals.shape[1])
+
+
+def _most(scores: Float[Tensor, "*n vocab"], count: int) -> Int[Tensor, "*n k"]:
+    """The tokens of the highest scores; all of them where the vocabulary is smaller."""
+    return scores.topk(min(count, scores.shape[-1])).indices
 
 
 def _repeats(values: Int[Tensor, "*n k"]) -> Bool[Tensor, "*n k"]:
