@@ -66,6 +66,14 @@ def test_answers_that_were_destroyed_give_nothing(model, secret):
     assert scores["metrics"]["weight_error"] > 0.5
 
 
+def test_weights_that_noise_hides_were_not_looked_for():
+    """Who averages more answers reads more: that nothing stood out is no end of a search, and no word on the heads."""
+    recovery, _ = ask("random:heads=1,width=8", "norm:max_norm=1", "noise:sigma=10")
+    assert recovery.status is Status.NOTHING_FOUND
+    assert not recovery.looked_for
+    assert "No head's influence on the answers stands out from the oracle's error, about" in recovery.reason
+
+
 def test_seeds_draw_other_heads():
     errors = {ask("random:heads=1,width=4", seed=seed)[0].certificate.residual for seed in (0, 1)}
     assert len(errors) == 2

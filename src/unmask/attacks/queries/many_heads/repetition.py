@@ -153,7 +153,8 @@ class RepetitionAttack:
             U, values, noise = torch.cat([basis, middle]), torch.cat([values, more]), max(noise, more_noise)
             fit = fit_sigmoids(ask.rho, values, self.max_heads, noise)
             if fit.t.shape[1] == 0:
-                raise _NotFound("No head has any influence on the answers, so no W can be read from them.")
+                above = f"the oracle's error, about {noise:.1e}"
+                raise _NotFound(f"No head's influence on the answers stands out from {above}, so no W can be read.")
             if float(fit.explained.double().mean()) < 0.9:
                 raise _NotFound(
                     f"{self.max_heads} heads do not explain the answers to repeated tokens: they leave "
