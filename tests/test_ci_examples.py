@@ -11,13 +11,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.audit.made import save_llama
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
 STEPS = ACTION["runs"]["steps"]
 OPEN = '[[queries]]\nsecrets = ["random:heads=2,width=8"]\ngates = ["no weights"]\n'
-# Weights behind noise are never looked for to the end, so their gates are not held: what passes here has none.
+# States of a small model, behind noise that hides every token: what was looked for to the end and found without it.
+HELD = '[data]\nnotes.texts = ["w5 w6 w7 w8 w9"]\n[[outputs]]\nmodels = ["small"]\ndata = ["notes"]\n'
+HELD += 'layers = [1]\nbatch_sizes = [1]\ndefences = ["noise:sigma=1000"]\ngates = ["no token", "no exact text"]\n'
+# Weights behind noise are never looked for to the end, so their gates are not held.
 UNGATED = '[[queries]]\nsecrets = ["random:heads=1,width=8"]\ngates = []\n'
 HOSTILE = "$(touch pwned) `touch pwned` '; touch pwned; \" & touch pwned #.toml"
 
@@ -82,11 +86,16 @@ class Runner:
 
 @pytest.mark.parametrize(
     ("name", "plan", "code", "said"),
-    [("plan.toml", OPEN, 1, "A gate is crossed"), (HOSTILE, UNGATED, 0, "No gate set")],
-    ids=["crossed", "no gate, with names that are shell code"],
+    [
+        ("plan.toml", OPEN, 1, "A gate is crossed"),
+        (HOSTILE, HELD, 0, "No gate is crossed in 1 case"),
+    ],
+    ids=["crossed", "held, with names that are shell code"],
 )
 def test_the_job_ends_with_the_code_of_the_audit_and_shows_the_report(tmp_path, commands, name, plan, code, said):
     (tmp_path / name).write_text(plan)
+    if plan is HELD:
+        save_llama(tmp_path / "small")
     runner = Runner(tmp_path, commands, plan=name, out=f"out of {name}", args="--threads 1\n--device cpu")
     assert runner.audit() == code
     assert said in runner.summary.read_text()
