@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from tests.report.findings import failed, flower_finding, inconclusive, text_case, text_finding, verdict_of
 
 from unmask.audit.findings.finding import Outcome
@@ -81,6 +82,26 @@ def test_what_crosses_a_gate_is_never_recommended():
     assert [each.effect for each in Counterparts(verdict).of(second)] == [Effect.SOMETIMES]
     (line,) = worst_leaks(verdict_of([*findings, protected(INT8, 0.0)], ["no token"]))
     assert line.advice == "int8: not leaked by this attack in 1 of 2 cases that leak"
+
+
+@pytest.mark.parametrize(
+    ("unclear", "gates"),
+    [({"looked_for": ()}, []), ({"looked_for": ()}, ["no token"]), ({"looked_for": ("tokens",)}, ["no exact text"])],
+    ids=["did not look", "did not look, under a gate", "a gate is inconclusive"],
+)
+def test_what_was_not_looked_for_is_neither_recommended_nor_stopped(unclear, gates):
+    """Heads behind noise: the attack ends with nothing and has looked for nothing, so every gate is inconclusive."""
+    open_case = replace(protected(NOISE, 0.0), **unclear)
+    assert open_case.outcome is Outcome.NO_LEAK
+    verdict = verdict_of([LEAK, open_case], gates)
+    (line,) = worst_leaks(verdict)
+    told = "no protection was shown to stop the leak (1 tried, 1 inconclusive); how much still leaks is not known"
+    assert line.advice == told
+    assert [each.effect for each in Counterparts(verdict).of(LEAK)] == [Effect.UNCLEAR]
+    (line,) = worst_leaks(verdict_of([LEAK, open_case, protected(INT8, 0.9, 3)], gates))
+    assert "(2 tried, 1 inconclusive); least leaked with int8: high" in line.advice
+    (line,) = worst_leaks(verdict_of([LEAK, open_case, protected(INT8, 0.0)], gates))
+    assert line.advice.startswith("int8: not leaked by this attack in 1 of 1 case")
 
 
 def test_what_leaves_the_least_is_named_where_nothing_stops_it():

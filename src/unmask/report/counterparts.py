@@ -30,7 +30,7 @@ class Effect(Enum):
     STOPPED = "stopped"
     SOMETIMES = "stopped in some seeds"  # never 'stopped': another seed leaks, raised or is inconclusive
     REDUCED = "reduced"
-    UNCLEAR = "inconclusive"  # never 'stopped': the attack did not apply or did not end
+    UNCLEAR = "inconclusive"  # never 'stopped': the attack did not apply, did not end, or did not look
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,20 @@ def crossed_gates(verdict: Verdict) -> dict[str, list[str]]:
     return crossed
 
 
+def unclear_findings(verdict: Verdict) -> frozenset[str]:
+    """Findings of nothing that show nothing, by id: the attack did not look, or a gate on them is inconclusive."""
+    undecided = {judgement.finding.id for judgement in verdict.inconclusive}
+    quiet = (finding for finding in verdict.findings if finding.outcome is Outcome.NO_LEAK)
+    return frozenset(finding.id for finding in quiet if not finding.looked_for or finding.id in undecided)
+
+
 class Counterparts:
     """All findings but controls by what they share, so that the counterparts of one are found at once."""
 
     def __init__(self, verdict: Verdict) -> None:
         self._alike: dict[str, list[Finding]] = defaultdict(list)
         self._seeds: dict[str, list[Finding]] = defaultdict(list)
-        self._crossed = frozenset(crossed_gates(verdict))
+        self._crossed, self._unclear = frozenset(crossed_gates(verdict)), unclear_findings(verdict)
         for finding in without_controls(verdict):
             self._alike[cell_of(finding.case)].append(finding)
             self._seeds[_without(finding.case, ("seed",))].append(finding)
@@ -115,10 +122,11 @@ class Counterparts:
 
     def _stop(self, finding: Finding, other: Finding) -> Counterpart | None:
         seeds = self._seeds[_without(other.case, ("seed",))]
-        num_stopped = sum(one.outcome is Outcome.NO_LEAK and one.id not in self._crossed for one in seeds)
+        shows_nothing = self._crossed | self._unclear
+        num_stopped = sum(one.outcome is Outcome.NO_LEAK and one.id not in shows_nothing for one in seeds)
         if num_stopped:
             effect = Effect.STOPPED if num_stopped == len(seeds) else Effect.SOMETIMES
-        elif other.outcome is Outcome.INCONCLUSIVE:
+        elif other.outcome is Outcome.INCONCLUSIVE or other.id in self._unclear - self._crossed:
             effect = Effect.UNCLEAR
         elif other.outcome is Outcome.LEAK and _is_less(other, finding):
             effect = Effect.REDUCED

@@ -3,8 +3,8 @@
 A protection is a protocol, a sum over clients, or defences. A cell is a case without its protection. With the cells
 that leak under some protection or none, a protection
 
-    stops     if it was tried on at least one of them, and on any that it was tried on the attack found nothing, and
-              no gate was crossed
+    stops     if it was tried on at least one of them, and on any that it was tried on the attack looked to its end
+              and found nothing, and no gate is crossed or inconclusive
     is best   if it stops on the most cells; of equals, if it leaves the highest cosine with the plain update
 
 How much leaks without a protection is that case of the plan, else the control. Controls of the plan, whose evidence
@@ -25,7 +25,14 @@ from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.gates import Ruling
 from unmask.audit.findings.verdict import Verdict
 from unmask.channels import threat_key, threat_of
-from unmask.report.counterparts import cell_of, crossed_gates, is_protected, protection_name, without_controls
+from unmask.report.counterparts import (
+    cell_of,
+    crossed_gates,
+    is_protected,
+    protection_name,
+    unclear_findings,
+    without_controls,
+)
 from unmask.report.numbers import leak, leak_in_full, number, scientific
 from unmask.report.severity import Severity, severity_of
 from unmask.safe_text import make_safe
@@ -67,7 +74,7 @@ def _line(channel: str, model: str, places: Sequence[int], verdict: Verdict, cou
     held = {judgement.finding.id for judgement in verdict.judgements if judgement.ruling is Ruling.HELD}
     held -= {judgement.finding.id for judgement in verdict.judgements if judgement.ruling is not Ruling.HELD}
     compared = [findings[one] for one in places if findings[one].id in counted]
-    advice, cost = _advise(worst, compared, leaking <= held, crossed_gates(verdict))
+    advice, cost = _advise(worst, compared, leaking <= held, crossed_gates(verdict), unclear_findings(verdict))
     return WorstLeak(
         channel,
         model,
@@ -87,7 +94,11 @@ def _order(finding: Finding) -> tuple[int, float, bool]:
 
 
 def _advise(
-    worst: Finding, findings: Sequence[Finding], gates_hold: bool, crossed: Mapping[str, Sequence[str]]
+    worst: Finding,
+    findings: Sequence[Finding],
+    gates_hold: bool,
+    crossed: Mapping[str, Sequence[str]],
+    unclear: Collection[str],
 ) -> tuple[str, str]:
     """What to do about a leak, and what that costs; `gates_hold` where everything that leaks crosses no gate."""
     if worst.outcome is not Outcome.LEAK:
@@ -99,17 +110,23 @@ def _advise(
         return "no protection was tried on the cases that leak", "–"
     quiet = {name: ones for name, ones in tried.items() if all(one.outcome is Outcome.NO_LEAK for one in ones)}
     gates = {name: sorted({gate for one in ones for gate in crossed.get(one.id, ())}) for name, ones in quiet.items()}
-    stopped = {name: ones for name, ones in quiet.items() if not gates[name]}
+    gates = {name: each for name, each in gates.items() if each}
+    open_ones = {name for name, ones in tried.items() if any(one.id in unclear for one in ones)}
+    stopped = {name: ones for name, ones in quiet.items() if name not in gates and name not in open_ones}
     if stopped:
         name = max(stopped, key=lambda one: (len(stopped[one]), _cosine(stopped[one]) or -1.0))
         cases = f"{len(stopped[name])} of {count_noun(leaking, 'case')} that {'leaks' if leaking == 1 else 'leak'}"
         return f"{name}: not leaked by this attack in {cases}", _cost(stopped[name])
-    none = f"no protection was shown to stop {'it' if gates_hold else 'the leak'} ({_count(tried)})"
+    none = f"no protection was shown to stop {'it' if gates_hold else 'the leak'} ({_count(tried, open_ones)})"
     none = f"what leaks crosses no gate, and {none}" if gates_hold else none
     if gates:
         said = (f"{name} crosses {' and '.join(map(repr, each))}" for name, each in gates.items())
         return f"{none}; {', '.join(said)}", "–"
-    known = {name: ones for name, ones in tried.items() if all(one.outcome in _KNOWN for one in ones)}
+    known = {
+        name: ones
+        for name, ones in tried.items()
+        if name not in open_ones and all(one.outcome in _KNOWN for one in ones)
+    }
     if not known:
         return f"{none}; how much still leaks is not known", "–"
     name = max(known, key=lambda one: min(map(_order, known[one])))
@@ -131,13 +148,13 @@ def _tried(findings: Sequence[Finding]) -> tuple[int, dict[str, list[Finding]]]:
     return len(leaking), tried
 
 
-def _count(tried: Mapping[str, Sequence[Finding]]) -> str:
+def _count(tried: Mapping[str, Sequence[Finding]], open_ones: Collection[str]) -> str:
     """How many protections were tried, of how many that is not known to have helped, and why."""
-    words = [f"{len(tried)} tried"]
-    for outcome, word in ((Outcome.INCONCLUSIVE, "inconclusive"), (Outcome.ERROR, "ended in an error")):
-        if number := sum(any(one.outcome is outcome for one in ones) for ones in tried.values()):
-            words.append(f"{number} {word}")
-    return ", ".join(words)
+    ends = {name: {one.outcome for one in ones} for name, ones in tried.items()}
+    unknown = sum(Outcome.INCONCLUSIVE in each or name in open_ones for name, each in ends.items())
+    failed = sum(Outcome.ERROR in each for each in ends.values())
+    counts = ((unknown, "inconclusive"), (failed, "ended in an error"))
+    return ", ".join([f"{len(tried)} tried", *(f"{number} {word}" for number, word in counts if number)])
 
 
 def _without_protection(protected: Sequence[Finding], findings: Sequence[Finding]) -> list[Finding]:

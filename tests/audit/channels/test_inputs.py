@@ -40,6 +40,15 @@ def test_outputs_that_were_destroyed_do_not_leak(tmp_path):
     assert found.metrics["inputs_found"] == 0
 
 
+def test_another_input_that_gives_noisy_outputs_holds_no_gate(tmp_path):
+    """V is square, so noise in the output does not show; 8 bits still give away 99 % of the input."""
+    rounded, noisy = tell(make_plan(tmp_path, group('defences = ["int8", "noise:sigma=1"]')))
+    assert rounded.status == noisy.status == "RECOVERED"
+    assert rounded.metrics["inputs_rate"] > 0.98
+    assert rounded.metrics["false_inputs"] == noisy.metrics["false_inputs"] == 1
+    assert rounded.looked_for == noisy.looked_for == ()
+
+
 def test_less_noise_leaves_more_of_the_input(tmp_path):
     rest = 'defences = ["noise:sigma=1e-6", "noise:sigma=1e-3"]'
     small, large = (found.metrics["input_error"] for found in tell(make_plan(tmp_path, group(rest))))

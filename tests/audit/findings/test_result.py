@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,15 @@ def test_what_was_looked_for_of_what_the_channel_has(channel, looked_for, said):
     case = Case({"channel": channel, "seed": 0})
     recovery = Recovery(None, Status.PARTIAL, "", Certificate.none("no"), Cost(), searches=searches_of(*looked_for))
     assert finding_of(case, None, recovery, {}).looked_for == said
+
+
+def test_who_is_certain_of_what_is_not_there_looked_elsewhere():
+    case, searches = Case({"channel": "inputs", "seed": 0}), searches_of(Aim.INPUTS)
+    recovery = Recovery(None, Status.RECOVERED, "", Certificate.none("no"), Cost(), searches=searches)
+    assert finding_of(case, None, recovery, {"metrics": {"false_inputs": 0}}).looked_for == ("inputs",)
+    assert finding_of(case, None, recovery, {"metrics": {"false_inputs": 1}}).looked_for == ()
+    shown = replace(recovery, status=Status.NOTHING_FOUND)  # what is shown as a guess claims nothing
+    assert finding_of(case, None, shown, {"metrics": {"false_inputs": 1}}).looked_for == ("inputs",)
 
 
 def test_a_message_of_others_may_quote_the_secret_and_is_no_reason():

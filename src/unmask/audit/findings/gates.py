@@ -36,7 +36,8 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 }
 _RULE = re.compile(r"\s*(\w+)\s*(<=|>=|==|<|>)\s*([-+.\w]+)\s*")
 _NOT_LOOKED = (
-    "the attack did not look at all {aim}: it did not search for them, stopped early, or could not confirm its result"
+    "the attack did not look at all {aim}: it did not search for them, stopped early, or could not confirm its result; "
+    "or it is certain of what is not there"
 )
 _NO_TEXTS = "; where it read the tokens, use a gate on tokens"
 _CONCLUSIVE = frozenset(status.name for status in Status if status.conclusive)

@@ -18,6 +18,7 @@ from unmask.audit.cases.case import Case
 from unmask.audit.findings.finding import ERROR, Finding
 from unmask.channels import CHANNELS
 from unmask.errors import TooSmallError, UnmaskError
+from unmask.metrics import METRICS
 from unmask.models.adapter import Model
 from unmask.recovery import Recovery, Status
 
@@ -37,14 +38,21 @@ def finding_of(case: Case, model: Model | None, recovery: Recovery[Any], scores:
         cost=cost,
         used=recovery.used,
         model_fingerprint=None if model is None else model.fingerprint(),
-        looked_for=_aims(case, recovery),
+        looked_for=_aims(case, recovery, scores.get("metrics") or {}),
         **scores,
     )
 
 
-def _aims(case: Case, recovery: Recovery[Any]) -> tuple[str, ...]:
-    """What the attack looked for, of what the channel has."""
+def _aims(case: Case, recovery: Recovery[Any], metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the attack looked for, of what the channel has.
+
+    Nothing, if it is certain of all and is wrong: behind noise another input gives a layer's output exactly, and that
+    is where it looked.
+    """
+    is_wrong = any(metric.is_mistake and (metrics.get(name) or 0) > 0 for name, metric in METRICS.items())
     possible = CHANNELS[case["channel"]].aims
+    if is_wrong and recovery.status is Status.RECOVERED:
+        return ()
     return tuple(sorted(aim.value for aim in recovery.looked_for & possible))
 
 
