@@ -12,7 +12,7 @@ from torch import Tensor
 
 import unmask
 from campaign import encoders, federations, gradients, states, updates
-from campaign.outcome import FALSE_TEXT, FALSELY_RECOVERED, Fault, Outcome, Part, ShortRepr
+from campaign.outcome import FALSE_TEXT, FALSELY_RECOVERED, Fault, Outcome, Part, ShortRepr, attack_again
 from campaign.states import StatesRecipe
 from campaign.updates import UpdateRecipe
 from unmask.models import Model
@@ -102,17 +102,11 @@ def simpler(recipe: ControlRecipe) -> Iterator[ControlRecipe]:
 
 def reproduce(recipe: ControlRecipe) -> str:
     """A few lines of Python that show the failure."""
-    return "\n".join(
-        (
-            "import sys; sys.path.insert(0, 'benchmarks')",
-            "import unmask",
-            "from campaign.controls import ControlRecipe, StatesRecipe, UpdateRecipe, judge, observe",
-            "from campaign.models import ModelRecipe",
-            f"recipe = {recipe!r}",
-            "model, evidence = observe(recipe)",
-            "recovery = unmask.recover_text(evidence, model)",
-            "print(recovery, *judge(recipe, model, recovery).faults, sep='\\n')",
-        )
+    return attack_again(
+        recipe,
+        "judge(recipe, model, recovery).faults",
+        "from campaign.controls import ControlRecipe, StatesRecipe, UpdateRecipe, judge, observe",
+        "from campaign.models import ModelRecipe",
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 import unmask
 from campaign import gradients, updates
-from campaign.outcome import Outcome, Part, ShortRepr
+from campaign.outcome import Outcome, Part, ShortRepr, attack_again
 from campaign.updates import UpdateRecipe
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models import Model
@@ -74,17 +74,11 @@ def simpler(recipe: DecayedRecipe) -> Iterator[DecayedRecipe]:
 
 def reproduce(recipe: DecayedRecipe) -> str:
     """A few lines of Python that show the failure."""
-    return "\n".join(
-        (
-            "import sys; sys.path.insert(0, 'benchmarks')",
-            "import unmask",
-            "from campaign.decayed import DecayedRecipe, UpdateRecipe, observe, updates",
-            "from campaign.models import ModelRecipe",
-            f"recipe = {recipe!r}",
-            "model, evidence = observe(recipe)",
-            "recovery = unmask.recover_text(evidence, model)",
-            "print(recovery, *updates.judge(recipe.update, model, recovery).faults, sep='\\n')",
-        )
+    return attack_again(
+        recipe,
+        "updates.judge(recipe.update, model, recovery).faults",
+        "from campaign.decayed import DecayedRecipe, UpdateRecipe, observe, updates",
+        "from campaign.models import ModelRecipe",
     )
 
 

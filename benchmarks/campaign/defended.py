@@ -19,7 +19,7 @@ import unmask
 from campaign.batches import draw_batch
 from campaign.claims import false_claims, num_found
 from campaign.models import ModelRecipe, build, draw_decoder, simpler_models
-from campaign.outcome import HELD_GATE, Fault, Outcome, Part, ShortRepr
+from campaign.outcome import HELD_GATE, Fault, Outcome, Part, ShortRepr, attack_again
 from unmask.defences.table import parse_defence
 from unmask.evidence.caches import CacheEvidence
 from unmask.evidence.outputs import HiddenEvidence
@@ -138,16 +138,10 @@ def simpler(recipe: DefendedRecipe) -> Iterator[DefendedRecipe]:
 
 def reproduce(recipe: DefendedRecipe) -> str:
     """A few lines of Python that show the failure."""
-    return "\n".join(
-        (
-            "import sys; sys.path.insert(0, 'benchmarks')",
-            "import unmask",
-            "from campaign.defended import DefendedRecipe, ModelRecipe, judge, observe",
-            f"recipe = {recipe!r}",
-            "model, evidence = observe(recipe)",
-            "recovery = unmask.recover_text(evidence, model)",
-            "print(recovery, *judge(recipe, model, evidence, recovery).faults, sep='\\n')",
-        )
+    return attack_again(
+        recipe,
+        "judge(recipe, model, evidence, recovery).faults",
+        "from campaign.defended import DefendedRecipe, ModelRecipe, judge, observe",
     )
 
 

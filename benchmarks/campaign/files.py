@@ -17,7 +17,7 @@ import torch
 import unmask
 from campaign import encoders, gradients, oracles, states, updates
 from campaign.oracles import OracleRecipe
-from campaign.outcome import CRASH, Fault, Outcome, Part, ShortRepr
+from campaign.outcome import CRASH, Fault, Outcome, Part, ShortRepr, python
 from campaign.states import StatesRecipe
 from campaign.updates import UpdateRecipe
 from unmask.evidence import AttentionEvidence, GradientEvidence, HiddenEvidence
@@ -178,18 +178,15 @@ def simpler(recipe: FileRecipe) -> Iterator[FileRecipe]:
 
 def reproduce(recipe: FileRecipe) -> str:
     """A few lines of Python that show the failure."""
-    return "\n".join(
-        (
-            "import sys; sys.path.insert(0, 'benchmarks')",
-            "from pathlib import Path",
-            "from campaign.files import FileRecipe, Layer, OracleRecipe, StatesRecipe, UpdateRecipe",
-            "from campaign.files import attack_file, damaged, file_bytes",
-            "from campaign.models import ModelRecipe",
-            f"recipe = {recipe!r}",
-            "path = Path('/tmp/damaged')",
-            "path.write_bytes(damaged(file_bytes(recipe.evidence), recipe.damage))",
-            "print(attack_file(recipe, path))",
-        )
+    return python(
+        "from pathlib import Path",
+        "from campaign.files import FileRecipe, Layer, OracleRecipe, StatesRecipe, UpdateRecipe",
+        "from campaign.files import attack_file, damaged, file_bytes",
+        "from campaign.models import ModelRecipe",
+        f"recipe = {recipe!r}",
+        "path = Path('/tmp/damaged')",
+        "path.write_bytes(damaged(file_bytes(recipe.evidence), recipe.damage))",
+        "print(attack_file(recipe, path))",
     )
 
 

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from campaign.models import ModelRecipe, build, word_tokenizer
-from campaign.outcome import CRASH, LOST_FINDING, Fault, Outcome, Part, ShortRepr
+from campaign.outcome import CRASH, LOST_FINDING, Fault, Outcome, Part, ShortRepr, python
 from unmask.audit.findings.finding import Finding, FindingError
 from unmask.audit.findings.folder import read_audit
 
@@ -162,13 +162,7 @@ def simpler(recipe: KillRecipe) -> Iterator[KillRecipe]:
 
 def reproduce(recipe: KillRecipe) -> str:
     """A few lines of Python that show the failure; the moment of a kill is a matter of luck."""
-    return "\n".join(
-        (
-            "import sys; sys.path.insert(0, 'benchmarks')",
-            "from campaign.kills import KillRecipe, run",
-            f"print(run({recipe!r}))",
-        )
-    )
+    return python("from campaign.kills import KillRecipe, run", f"print(run({recipe!r}))")
 
 
 @cache

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import unmask
-from campaign.oracles import LOOSEST, MOST_WRONG
-from campaign.outcome import FALSE_LAYER, Fault, Outcome, Part, ShortRepr
+from campaign.oracles import MOST_WRONG, are_wrong, draw_sequences, run_attack
+from campaign.outcome import FALSE_LAYER, Fault, Outcome, Part, ShortRepr, python
 from campaign.zoo import Function
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Recovery, Status
@@ -114,11 +114,7 @@ def attack(recipe: LengthsRecipe) -> Recovery[Any]:
 
 def run(recipe: LengthsRecipe) -> Outcome:
     """Attack, then compare at every length that the certificate speaks of."""
-    try:
-        recovery = attack(recipe)
-    except unmask.UnmaskError as error:
-        return Outcome("refused", recipe.kind, refusal=str(error))
-    return Outcome(recovery.status.name, recipe.kind, tuple(false_lengths(recipe, recovery)))
+    return run_attack(recipe, recipe.kind, attack, false_lengths)
 
 
 def false_lengths(recipe: LengthsRecipe, recovery: Recovery[Any]) -> list[Fault]:
@@ -136,15 +132,11 @@ def false_lengths(recipe: LengthsRecipe, recovery: Recovery[Any]) -> list[Fault]
 def _is_wrong(recipe: LengthsRecipe, recovery: Recovery[Any], length: int) -> bool:
     """Whether most fresh sequences of a length are answered otherwise; signs tell answers up to their size."""
     generator = torch.Generator().manual_seed(recipe.seed + length)
-    X = torch.randn(_NUM_FRESH, length, recipe.width, generator=generator, dtype=torch.float64)
-    if recipe.max_norm is not None:
-        X = X * (recipe.max_norm / X.norm(dim=2, keepdim=True)).clamp(max=1)
+    X = draw_sequences(recipe, (_NUM_FRESH, length), generator)
     answers, learned = make_service(recipe, noisy=False)(X), recovery.value(X)
     if recipe.shows == "signs":
         answers, learned = (each / each.norm().clamp_min(1e-300) for each in (answers, learned))
-    size = answers.square().mean().sqrt().clamp_min(1e-300)
-    off = ((answers - learned).abs() / size).reshape(_NUM_FRESH, -1).amax(1)
-    return 2 * int((off > max(LOOSEST, 10 * recovery.certificate.tolerance)).sum()) > _NUM_FRESH
+    return 2 * int(are_wrong(answers, learned, recovery.certificate.tolerance).sum()) > _NUM_FRESH
 
 
 def simpler(recipe: LengthsRecipe) -> Iterator[LengthsRecipe]:
@@ -157,14 +149,11 @@ def simpler(recipe: LengthsRecipe) -> Iterator[LengthsRecipe]:
 
 def reproduce(recipe: LengthsRecipe) -> str:
     """A few lines of Python that show the failure."""
-    return "\n".join(
-        (
-            "import sys; sys.path.insert(0, 'benchmarks')",
-            "from campaign.lengths import LengthsRecipe, attack, false_lengths",
-            f"recipe = {recipe!r}",
-            "recovery = attack(recipe)",
-            "print(recovery, *false_lengths(recipe, recovery), sep='\\n')",
-        )
+    return python(
+        "from campaign.lengths import LengthsRecipe, attack, false_lengths",
+        f"recipe = {recipe!r}",
+        "recovery = attack(recipe)",
+        "print(recovery, *false_lengths(recipe, recovery), sep='\\n')",
     )
 
 

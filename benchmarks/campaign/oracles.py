@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import unmask
-from campaign.outcome import FALSE_LAYER, Fault, Outcome, Part, ShortRepr
+from campaign.outcome import FALSE_LAYER, Fault, Outcome, Part, ShortRepr, python
 from campaign.zoo import ZOO, Function
 from unmask.linalg.heads import HeadWeights
 from unmask.recovery import Recovery, Status
@@ -59,11 +61,18 @@ def attack(recipe: OracleRecipe) -> Recovery[HeadWeights]:
 
 def run(recipe: OracleRecipe) -> Outcome:
     """Attack, then compare what was learned with the function."""
+    return run_attack(recipe, recipe.function, attack, false_layer)
+
+
+def run_attack(
+    recipe: Any, group: str, attack: Callable[[Any], Recovery[Any]], faults: Callable[[Any, Recovery[Any]], list[Fault]]
+) -> Outcome:
+    """How an attack on a service ended, and what of it is false."""
     try:
         recovery = attack(recipe)
     except unmask.UnmaskError as error:
-        return Outcome("refused", recipe.function, refusal=str(error))
-    return Outcome(recovery.status.name, recipe.function, tuple(false_layer(recipe, recovery)))
+        return Outcome("refused", group, refusal=str(error))
+    return Outcome(recovery.status.name, group, tuple(faults(recipe, recovery)))
 
 
 def false_layer(recipe: OracleRecipe, recovery: Recovery[HeadWeights]) -> list[Fault]:
@@ -73,22 +82,28 @@ def false_layer(recipe: OracleRecipe, recovery: Recovery[HeadWeights]) -> list[F
     function = make_function(recipe)
     function = getattr(function, "behind", function)
     generator = torch.Generator().manual_seed(recipe.seed + 10**6)
-    allowed = max(LOOSEST, 10 * recovery.certificate.tolerance)
     wrong = total = 0
     for size in (0.5, 1.0, 2.0):
         for length in (2, 4, 7):
-            shape = (NUM_FRESH, length, recipe.width)
-            X = size * torch.randn(shape, generator=generator, dtype=torch.float64)
-            if recipe.max_norm is not None:
-                X = X * (recipe.max_norm / X.norm(dim=2, keepdim=True)).clamp(max=1)
-            answers = function(X).double()
-            size_of_answers = answers.square().mean().sqrt().clamp_min(1e-300)
-            off = (answers - recovery.value(X)).abs() / size_of_answers
-            off = off.flatten(1).amax(1) if off.ndim > 1 else off
-            wrong, total = wrong + int((off > allowed).sum()), total + len(off)
+            X = draw_sequences(recipe, (NUM_FRESH, length), generator, size)
+            off = are_wrong(function(X).double(), recovery.value(X), recovery.certificate.tolerance)
+            wrong, total = wrong + int(off.sum()), total + len(off)
     if wrong <= MOST_WRONG * total:
         return []
     return [Fault(FALSE_LAYER, f"RECOVERED {len(recovery.value)} heads; {wrong} of {total} fresh answers differ")]
+
+
+def draw_sequences(recipe: Any, shape: tuple[int, int], generator: torch.Generator, size: float = 1.0) -> Tensor:
+    """Random sequences of the recipe's width, within its norm."""
+    X = size * torch.randn(*shape, recipe.width, generator=generator, dtype=torch.float64)
+    return X if recipe.max_norm is None else X * (recipe.max_norm / X.norm(dim=2, keepdim=True)).clamp(max=1)
+
+
+def are_wrong(answers: Tensor, learned: Tensor, tolerance: float) -> Tensor:
+    """Of each sequence whether what was learned answers it otherwise."""
+    size = answers.square().mean().sqrt().clamp_min(1e-300)
+    off = ((answers - learned).abs() / size).reshape(len(answers), -1).amax(1)
+    return off > max(LOOSEST, 10 * tolerance)
 
 
 def simpler(recipe: OracleRecipe) -> Iterator[OracleRecipe]:
@@ -100,14 +115,11 @@ def simpler(recipe: OracleRecipe) -> Iterator[OracleRecipe]:
 
 def reproduce(recipe: OracleRecipe) -> str:
     """A few lines of Python that show the failure."""
-    return "\n".join(
-        (
-            "import sys; sys.path.insert(0, 'benchmarks')",
-            "from campaign.oracles import OracleRecipe, attack, false_layer",
-            f"recipe = {recipe!r}",
-            "recovery = attack(recipe)",
-            "print(recovery, *false_layer(recipe, recovery), sep='\\n')",
-        )
+    return python(
+        "from campaign.oracles import OracleRecipe, attack, false_layer",
+        f"recipe = {recipe!r}",
+        "recovery = attack(recipe)",
+        "print(recovery, *false_layer(recipe, recovery), sep='\\n')",
     )
 
 

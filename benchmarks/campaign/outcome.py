@@ -79,3 +79,17 @@ class Part:
     chunk: int = 16
     limit_seconds: float = 120.0
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def python(*lines: str) -> str:
+    """Lines of Python that find the campaign."""
+    return "\n".join(("import sys; sys.path.insert(0, 'benchmarks')", *lines))
+
+
+def attack_again(recipe: Any, faults: str, *imports: str) -> str:
+    """Lines of Python that make a recipe's evidence, read it and judge what was read."""
+    return python(
+        *("import unmask", *imports, f"recipe = {recipe!r}", "model, evidence = observe(recipe)"),
+        "recovery = unmask.recover_text(evidence, model)",
+        f"print(recovery, *{faults}, sep='\\n')",
+    )

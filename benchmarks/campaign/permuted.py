@@ -12,7 +12,7 @@ import unmask
 from campaign import defended
 from campaign.claims import false_claims
 from campaign.defended import DefendedRecipe, Evidence
-from campaign.outcome import FALSE_TEXT, FALSE_TOKEN, Fault, Outcome, Part, ShortRepr
+from campaign.outcome import FALSE_TEXT, FALSE_TOKEN, Fault, Outcome, Part, ShortRepr, attack_again
 from unmask.models import Model
 from unmask.recovery import RecoveredTexts, Recovery
 
@@ -89,17 +89,11 @@ def simpler(recipe: PermutedRecipe) -> Iterator[PermutedRecipe]:
 
 def reproduce(recipe: PermutedRecipe) -> str:
     """A few lines of Python that show the failure."""
-    return "\n".join(
-        (
-            "import sys; sys.path.insert(0, 'benchmarks')",
-            "import unmask",
-            "from campaign.models import ModelRecipe",
-            "from campaign.permuted import DefendedRecipe, PermutedRecipe, judge, observe",
-            f"recipe = {recipe!r}",
-            "model, evidence = observe(recipe)",
-            "recovery = unmask.recover_text(evidence, model)",
-            "print(recovery, *judge(recipe, recovery).faults, sep='\\n')",
-        )
+    return attack_again(
+        recipe,
+        "judge(recipe, recovery).faults",
+        "from campaign.models import ModelRecipe",
+        "from campaign.permuted import DefendedRecipe, PermutedRecipe, judge, observe",
     )
 
 

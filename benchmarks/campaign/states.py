@@ -12,7 +12,7 @@ from campaign.batches import draw_batch
 from campaign.claims import false_claims, num_found
 from campaign.encoders import draw_encoder
 from campaign.models import CLS, SEP, ModelRecipe, build, draw_decoder, simpler_models
-from campaign.outcome import Outcome, Part, ShortRepr
+from campaign.outcome import Outcome, Part, ShortRepr, attack_again
 from unmask.evidence.outputs import HiddenEvidence
 from unmask.models import Model
 
@@ -91,16 +91,10 @@ def simpler(recipe: StatesRecipe) -> Iterator[StatesRecipe]:
 
 def reproduce(recipe: StatesRecipe) -> str:
     """A few lines of Python that show the failure."""
-    return "\n".join(
-        (
-            "import sys; sys.path.insert(0, 'benchmarks')",
-            "import unmask",
-            "from campaign.states import ModelRecipe, StatesRecipe, judge, observe",
-            f"recipe = {recipe!r}",
-            "model, evidence = observe(recipe)",
-            "recovery = unmask.recover_text(evidence, model)",
-            "print(recovery, *judge(recipe, model, recovery).faults, sep='\\n')",
-        )
+    return attack_again(
+        recipe,
+        "judge(recipe, model, recovery).faults",
+        "from campaign.states import ModelRecipe, StatesRecipe, judge, observe",
     )
 
 

@@ -13,7 +13,7 @@ import torch
 import unmask
 from campaign.claims import false_claims, num_found
 from campaign.models import ModelRecipe, build, simpler_models
-from campaign.outcome import Outcome, ShortRepr
+from campaign.outcome import Outcome, ShortRepr, attack_again
 from unmask.defences import secure_aggregate
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models import Model
@@ -157,16 +157,10 @@ def simpler(recipe: UpdateRecipe) -> Iterator[UpdateRecipe]:
 
 def reproduce(recipe: UpdateRecipe) -> str:
     """A few lines of Python that show the failure."""
-    return "\n".join(
-        (
-            "import sys; sys.path.insert(0, 'benchmarks')",
-            "import unmask",
-            "from campaign.updates import ModelRecipe, UpdateRecipe, judge, observe",
-            f"recipe = {recipe!r}",
-            "model, evidence = observe(recipe)",
-            "recovery = unmask.recover_text(evidence, model)",
-            "print(recovery, *judge(recipe, model, recovery).faults, sep='\\n')",
-        )
+    return attack_again(
+        recipe,
+        "judge(recipe, model, recovery).faults",
+        "from campaign.updates import ModelRecipe, UpdateRecipe, judge, observe",
     )
 
 

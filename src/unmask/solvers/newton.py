@@ -109,7 +109,7 @@ class Newton:
 
     def _state(self, problem: AttentionLoss, X: Float[Tensor, "n d"]) -> NewtonState:
         point = problem.at(X)
-        done = self._is_flat(point) and float(point.c.norm()) <= _EPS * float(problem.B.norm())
+        done = float(point.c.norm()) <= _EPS * float(problem.B.norm()) and self._is_flat(point)
         return NewtonState(point, Ending.CONVERGED if done else None)
 
     def _is_flat(self, point: LossPoint) -> bool:
