@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -97,6 +98,7 @@ def update(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
     """The entry point in this process; what it raises other than an exit code is a failure of the test."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("UNMASK_QUIET", "1")  # slow machines say what takes so long
 
     def run(*arguments: object) -> Answer:
         monkeypatch.setattr(sys, "argv", ["unmask", *map(str, arguments)])
@@ -112,7 +114,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def process(*arguments: object) -> Answer:
     """The console script that pip installed, in a process of its own."""
     command = [str(SCRIPT), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, encoding="utf-8")
+    quiet = os.environ | {"UNMASK_QUIET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, encoding="utf-8", env=quiet)
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
@@ -286,6 +289,28 @@ def test_wrong_usage_ends_with_4(call, arguments):
     assert answer.code == USAGE
     assert "Usage" in answer.out + answer.err
     assert "Traceback" not in answer.err
+
+
+IN_OUT = ("-m", "no-such-model", "-o", "out.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("wrap", "update", "x", *IN_OUT, "--delta", "--weights"), "FILE already holds differences"),
+        (("wrap", "update", "x", *IN_OUT, "--optimizer", "lion"), "--optimizer must be one of sgd, adamw, got 'lion'"),
+        (("wrap", "update", "x", *IN_OUT, "--learning-rate", "-1"), "--learning-rate must be a finite number above 0"),
+        (("observe", "gradients", "-t", "TEXTS", *IN_OUT, "--protocol", "fedavg:steps=1"), "'steps'"),
+        (("observe", "hidden", "-t", "TEXTS", *IN_OUT, "--defence", "nois:sigma=1"), "Did you mean 'noise'?"),
+        (("observe", "vectors", "-t", "TEXTS", "-m", "no-such-model", "-o", "TEXTS"), "is the file that is read"),
+        (("recover", "text", "UPDATE", "-m", "no-such-model", "--attack", "prompt"), "Choose one of default, "),
+        (("recover", "text", "UPDATE", "-m", "no-such-model", "--device", "abacus"), "--device must be cpu"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "-",
+)
+def test_what_is_wrong_with_a_call_is_said_before_anything_is_loaded(call, texts, update, arguments, part):
+    places = {"TEXTS": texts, "UPDATE": update}
+    assert_complaint(call(*(places.get(word, word) for word in arguments)), part, code=USAGE)
 
 
 @pytest.mark.parametrize("arguments", [(), ("bogus",), ("models", "--bogus")], ids=lambda a: " ".join(a) or "-")
@@ -692,7 +717,7 @@ def test_a_device_that_is_not_here(call, folder, update):
 
 @pytest.mark.parametrize("device", ["abacus", "cpu:x", "meta-physical"])
 def test_a_device_that_does_not_exist(call, folder, update, device):
-    assert_complaint(call("recover", "text", update, "-m", folder, "--device", device), device)
+    assert_complaint(call("recover", "text", update, "-m", folder, "--device", device), device, code=USAGE)
 
 
 def test_a_mistake_in_a_process_of_its_own(folder, tmp_path):

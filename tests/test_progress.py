@@ -11,6 +11,7 @@ import pytest
 import unmask
 from unmask import progress
 from unmask.progress import Pace, describe_seconds, shown_progress, silent, tell, tell_detail, track, watched_by
+from unmask.terminal import working
 
 
 class Clock:
@@ -99,6 +100,16 @@ def test_a_log_gets_lines_and_a_terminal_one_line_that_goes_away(stream, monkeyp
     shown_text = stream.getvalue()
     assert "growing prefixes: 50%" in shown_text
     assert shown_text.endswith("\r\x1b[K" if stream.isatty() else "so far\n")
+
+
+def test_what_a_command_waits_for_is_said_in_a_log_too(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "_FIRST_SECONDS", 0.01)
+    with working("loading the model"):
+        wait_for(stream, "loading the model · ")
+        tell("converting", 0, 1)  # what is done for it
+    assert not progress.is_watched()
 
 
 def test_what_is_done_at_once_shows_nothing(capsys):

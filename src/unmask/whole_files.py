@@ -8,6 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from unmask.errors import EvidenceError
+
+
+def require_place(path: Path) -> None:
+    """Refuse what no file can be written to."""
+    if not path.parent.is_dir():
+        raise EvidenceError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise EvidenceError(f"cannot write {path}: it is a folder; give the name of a file in it")
+
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:

@@ -195,6 +195,11 @@ def test_wrong_usage(call, arguments):
     assert "Traceback" not in answer.err
 
 
+def test_a_shard_that_is_none_is_refused_before_the_plan_is_read(call, tmp_path):
+    answer = call("none.toml", "--out", tmp_path, "--shard", "3")
+    assert (answer.code, "--shard must be I/N" in answer.err) == (USAGE, True)
+
+
 def test_a_negative_number_of_threads(call, tmp_path):
     assert call("plan.toml", "--out", tmp_path, "--threads", "-1").code == USAGE
 
@@ -202,7 +207,6 @@ def test_a_negative_number_of_threads(call, tmp_path):
 MISTAKES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "plan": ("[[gradients]]\nmodels = 3\n", (), "models of [[gradients]] in line 4"),
     "model": ('[[gradients]]\nmodels = ["./nowhere"]\n', (), "./nowhere"),
-    "shard": (random_group(), ("--shard", "3"), "--shard must be I/N"),
     "shards": (random_group(), ("--shard", "4/3"), "--shard must be I/N"),
     "case": (random_group(), ("--case", "zzz"), "no case of the plan has an id that starts with zzz"),
     "device": (random_group(), ("--device", "abacus"), "--device must be"),

@@ -14,7 +14,7 @@ from tests.report.findings import audit_of, failed, text_case, text_finding, wri
 
 from unmask import cli
 
-NO_REGRESSION, REGRESSION, BAD_INPUT, INCONCLUSIVE = 0, 1, 2, 3
+NO_REGRESSION, REGRESSION, BAD_INPUT, INCONCLUSIVE, USAGE = 0, 1, 2, 3, 4
 ALL, HALF = text_finding(text_case(), 1.0, 4), text_finding(text_case(), 0.5)
 QUIET = text_finding(text_case(seed=1), 0.0)
 
@@ -110,5 +110,5 @@ def test_of_several_audits_the_last_two_decide_and_the_trend_is_told(call, tmp_p
 
 def test_one_audit_cannot_be_compared(call, tmp_path):
     answer = call("compare", write_audit(tmp_path / "a", audit_of([ALL])))
-    assert answer.code == BAD_INPUT
+    assert answer.code == USAGE
     assert "two audits or more are compared, got 1" in answer.message

@@ -280,7 +280,6 @@ MISTAKES = {
     "not a number": (always((200, {}, b'{"answers": [null]}')), (), ("is not a finite number",)),
     "no such path": (always(error(404, "no such path")), (), ("404", "check the URL")),
     "broken": (always(error(500, "trouble")), ("--retries", 0), ("500", "see that it runs")),
-    "both ledgers": (layer(), ("--ledger", "x", "--no-ledger"), ("leave one of them out",)),
     "no folder": (layer(), ("--out", "none/w.safetensors"), ("there is no folder none",)),
     "a bound below 0": (layer(), ("--max-norm", -1), ("--max-norm must be above 0",)),
     "no time": (layer(), ("--timeout", 0), ("timeout must be above 0",)),
@@ -293,6 +292,11 @@ def test_a_mistake_is_one_paragraph_and_leaves_nothing_behind(serve, call, scrip
     assert (code, out, files()) == (ERROR, "", [])
     assert err.startswith("unmask: ")
     assert all(part in err for part in parts)
+
+
+def test_two_options_that_exclude_each_other(call):
+    code, out, err = call("http://127.0.0.1:9/", "--ledger", "x", "--no-ledger")
+    assert (code, out, files(), "leave one of them out" in err) == (USAGE, "", [], True)
 
 
 def test_a_service_that_is_not_there(call):

@@ -107,6 +107,11 @@ def test_they_give_the_texts_back(call, folder, line):
     assert "padding" not in recovery.reason
 
 
+def test_a_layer_that_is_not_stated_is_asked_for_before_the_model_is_loaded(call):
+    answer = call("wrap hidden one.npy -o refused.safetensors -m no-such-model")
+    assert (answer.code, "--layer must be stated: how many blocks" in answer.message) == (4, True)
+
+
 def test_padding_without_a_mask_is_named(call, folder):
     wanted = "next: state what you know, so that more can be proven: --mask next:"
     for line in ("cache cache.npz -l 1", "hidden one.npy -l 1"):
@@ -119,7 +124,6 @@ def test_padding_without_a_mask_is_named(call, folder):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("hidden one.npy", "--layer must be stated: how many blocks the states have passed, 0…3"),
         ("hidden one.npy -l 7", "--layer must be 0…3 for states of this llama model, got 7"),
         ("hidden one.npy -l 1 --site final-norm", "--layer must be 3 after the final norm"),
         ("hidden one.npy -l 1 --site mean", "means are one row a text, (texts, width), got (2, 7, 64)"),

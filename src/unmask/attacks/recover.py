@@ -86,14 +86,9 @@ def recover_text(
         return _recover_pairs(evidence, model, attack, progress, seed)
     require_model(model)
     require_count("effort", effort)
-    if not isinstance(evidence, TextEvidence):
-        raise InputError(
-            f"texts can be recovered from gradients, hidden states, caches or vectors, got {type(evidence).__name__}; "
-            "for one attention layer use recover_inputs"
-        )
+    channel = channel_of(evidence)
     if known_beginning is not None:
         evidence = _with_beginning(evidence, model, known_beginning)
-    channel = _CHANNEL_OF[type(evidence)]
     usual = choose_attack(evidence, model)
     secrets = Secret.TEXTS, Secret.TOKENS
     run = _choose(attack, usual, channel, *secrets, causal=model.causal, seed=seed, effort=effort)
@@ -117,6 +112,16 @@ def _describe_padding(evidence: TextEvidence, model: Model, found: Recovery[Reco
         "padding token, and no place is marked as padding: if it is some, wrap again with the tokenizer's "
         "attention_mask (`unmask wrap … --mask`)"
     )
+
+
+def channel_of(evidence: Any) -> str:
+    """The channel that texts leak by."""
+    if not isinstance(evidence, TextEvidence):
+        raise InputError(
+            f"texts can be recovered from gradients, hidden states, caches or vectors, got {type(evidence).__name__}; "
+            "for one attention layer use recover_inputs"
+        )
+    return _CHANNEL_OF[type(evidence)]
 
 
 def _in_larger_units(evidence: TextEvidence) -> tuple[TextEvidence, str]:

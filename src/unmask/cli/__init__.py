@@ -20,7 +20,7 @@ from unmask.cli.audit import audit_command
 from unmask.cli.compare import compare_command
 from unmask.cli.init import init_command
 from unmask.cli.observe import observe
-from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, JsonOption
+from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE, JsonOption, UsageError
 from unmask.cli.recover import recover
 from unmask.cli.report import report_command
 from unmask.cli.streams import patient_output, warnings_as_notes
@@ -141,7 +141,7 @@ def _run() -> int:
     try:
         code = app(prog_name="unmask", standalone_mode=False)  # also where Python runs the module
     except UnmaskError as error:
-        code = _complain(say_as_options(str(error)), EXIT_ERROR)
+        code = _complain(say_as_options(str(error)), EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERROR)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = EXIT_USAGE

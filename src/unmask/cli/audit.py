@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INCONCLUSIVE, JsonOption
+from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INCONCLUSIVE, JsonOption, UsageError
 from unmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ def audit_command(
     from unmask.audit.plan import load_plan
     from unmask.terminal import working
 
+    part = _shard(shard)
+    if case and not dry_run and (part or retry_errors or engine is not EngineName.local):
+        raise UsageError("--case runs single cases in this process; leave out --shard, --engine and --retry-errors")
     with working("reading the plan"):
         planned = load_plan(plan)
-    part = _shard(shard)
     if dry_run:
         raise typer.Exit(_list_cases(planned, out, part, engine.value, json))
-    if case and (part or retry_errors or engine is not EngineName.local):
-        raise InputError("--case runs single cases in this process; leave out --shard, --engine and --retry-errors")
     if case:
         raise typer.Exit(_repeat(planned, out, case, device, threads, json))
     raise typer.Exit(
@@ -191,5 +191,5 @@ def _shard(text: str | None) -> Shard | None:
         return None
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None:
-        raise InputError(f"--shard must be I/N, for example 3/8, got {text!r}")
+        raise UsageError(f"--shard must be I/N, for example 3/8, got {text!r}")
     return int(match[1]), int(match[2])

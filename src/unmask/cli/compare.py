@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unmask.cli.options import JsonOption
-from unmask.errors import InputError
+from unmask.cli.options import JsonOption, UsageError
 
 
 def compare_command(
@@ -44,7 +43,7 @@ def compare_command(
     from unmask.terminal.compare import print_comparison
 
     if len(runs) < 2:
-        raise InputError(f"two audits or more are compared, got {len(runs)}; give the folder of the earlier one first")
+        raise UsageError(f"two audits or more are compared, got {len(runs)}; give the folder of the earlier one first")
     audits = [read_audit(run) for run in runs]
     comparison = compare_audits(audits[-2], audits[-1], tolerance)
     trend = trend_of(audits) if len(audits) > 2 else []

@@ -26,9 +26,10 @@ from unmask.cli.options import (
     StorageName,
     TaskName,
     TextOption,
+    check_paths,
     load,
-    refuse_overwriting,
     text_file,
+    usage,
 )
 from unmask.wording import count_noun
 
@@ -75,19 +76,20 @@ def observe_gradients_command(
 
     Another: [bold]… --protocol fedavg:local_steps=4,learning_rate=0.01 --defence clip:norm=1 --defence int8[/bold]
     """
-    import torch
-
-    from unmask.defences import parse_defence
-    from unmask.observe import observe_update
-    from unmask.protocols.table import ClientOptions, parse_protocol
     from unmask.terminal import print_observation, working
 
-    client = parse_protocol(protocol)
-    defences = [parse_defence(part) for part in defence or ()]
-    refuse_overwriting(out, text_file(text))
+    check_paths(out, text_file(text))
     texts = read_pairs(text_file(text), batch_size) if pairs else read_texts(text_file(text), batch_size)
-    with working("loading the model"):
-        loaded = load(model, dtype, device)
+    with working("loading torch"), usage():
+        import torch
+
+        from unmask.defences import parse_defence
+        from unmask.observe import observe_update
+        from unmask.protocols.table import ClientOptions, parse_protocol
+
+        client = parse_protocol(protocol)
+        defences = [parse_defence(part) for part in defence or ()]
+    loaded = load(model, dtype, device)
     with working(f"computing gradients of {count_noun(len(texts), 'text')}"):
         options: ClientOptions = {
             "task": task.value.replace("-", "_") if task else None,
@@ -145,17 +147,18 @@ def observe_hidden_command(
 
     Another: [bold]… --site final-norm --defence int8 --defence noise:sigma=0.05,relative=true[/bold]
     """
-    import torch
-
-    from unmask.defences import defend_states, parse_defence
-    from unmask.protocols import observe_hidden
     from unmask.terminal import print_observation, working
 
-    defences = [parse_defence(part) for part in defence or ()]
-    refuse_overwriting(out, text_file(text))
+    check_paths(out, text_file(text))
     texts = read_texts(text_file(text), batch_size)
-    with working("loading the model"):
-        loaded = load(model, dtype, device)
+    with working("loading torch"), usage():
+        import torch
+
+        from unmask.defences import defend_states, parse_defence
+        from unmask.protocols import observe_hidden
+
+        defences = [parse_defence(part) for part in defence or ()]
+    loaded = load(model, dtype, device)
     with working(f"computing states of {count_noun(len(texts), 'text')}"):
         place = site.value.replace("-", "_")
         evidence = observe_hidden(
@@ -206,17 +209,18 @@ def observe_cache_command(
 
     Another: [bold]… -l 0 --parts keys --head 0 --first-position 16 --num-positions 16 --defence cloak[/bold]
     """
-    import torch
-
-    from unmask.defences import defend_states, parse_defence
-    from unmask.protocols import observe_cache
     from unmask.terminal import print_observation, working
 
-    defences = [parse_defence(part) for part in defence or ()]
-    refuse_overwriting(out, text_file(text))
+    check_paths(out, text_file(text))
     texts = read_texts(text_file(text), batch_size)
-    with working("loading the model"):
-        loaded = load(model, dtype, device)
+    with working("loading torch"), usage():
+        import torch
+
+        from unmask.defences import defend_states, parse_defence
+        from unmask.protocols import observe_cache
+
+        defences = [parse_defence(part) for part in defence or ()]
+    loaded = load(model, dtype, device)
     with working(f"filling the cache with {count_noun(len(texts), 'text')}"):
         evidence = observe_cache(
             loaded,
@@ -270,17 +274,18 @@ def observe_vectors_command(
 
     Another: [bold]… --dtype int8 --defence rotate[/bold]. Vectors of a real store: [bold]unmask wrap store[/bold]
     """
-    import torch
-
-    from unmask.defences import parse_vector_defence
-    from unmask.protocols import observe_vectors
     from unmask.terminal import print_observation, working
 
-    defences = [parse_vector_defence(part) for part in defence or ()]
-    refuse_overwriting(out, text_file(text))
+    check_paths(out, text_file(text))
     texts = read_texts(text_file(text), batch_size)
-    with working("loading the model"):
-        loaded = load(model, DtypeName.float32, device)
+    with working("loading torch"), usage():
+        import torch
+
+        from unmask.defences import parse_vector_defence
+        from unmask.protocols import observe_vectors
+
+        defences = [parse_vector_defence(part) for part in defence or ()]
+    loaded = load(model, DtypeName.float32, device)
     with working(f"computing vectors of {count_noun(len(texts), 'text')}"):
         evidence = observe_vectors(
             loaded,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unmask.errors import InputError
+from unmask.errors import InputError, UnmaskError
+from unmask.whole_files import require_place
 
 if TYPE_CHECKING:
     from unmask.models import Model
@@ -132,11 +135,25 @@ def text_file(path: Path) -> Path:
     return Path("/dev/stdin") if str(path) == "-" else path
 
 
-def refuse_overwriting(out: Path, *read: Path) -> None:
-    """A capture may be the only one there is."""
+class UsageError(InputError):
+    """A call that is wrong whatever the files and the model are."""
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """What is wrong inside is wrong with the call; for checks before anything is read or loaded."""
+    try:
+        yield
+    except UnmaskError as error:
+        raise UsageError(str(error)) from None
+
+
+def check_paths(out: Path, *read: Path) -> None:
+    """Refuse what cannot be written, before anything is computed, and a capture, which may be the only one there is."""
     for path in read:
         if path.exists() and out.exists() and path.samefile(out):
-            raise InputError(f"--out {out} is the file that is read; name another one")
+            raise UsageError(f"--out {out} is the file that is read; name another one")
+    require_place(out)
 
 
 def read_option(value: str | None) -> str | None:
@@ -151,17 +168,20 @@ def read_option(value: str | None) -> str | None:
 
 def load(name: str, dtype: DtypeName, device: str) -> Model:
     """The model of `--model`, on the device that was asked for."""
-    import torch
+    from unmask.terminal import working
 
-    from unmask.models import load_model
+    with working("loading the model"):
+        import torch
 
-    try:
-        torch.device(device)
-    except RuntimeError:
-        raise InputError(f"--device must be cpu, cuda or cuda:N, got {device!r}") from None
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"--device {device} was asked for, but torch sees no CUDA device here; use --device cpu")
-    return load_model(name, dtype=getattr(torch, dtype.value), device=device)
+        from unmask.models import load_model
+
+        try:
+            torch.device(device)
+        except RuntimeError:
+            raise UsageError(f"--device must be cpu, cuda or cuda:N, got {device!r}") from None
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise InputError(f"--device {device} was asked for, but torch sees no CUDA device here; use --device cpu")
+        return load_model(name, dtype=getattr(torch, dtype.value), device=device)
 
 
 def refuse_unprintable(attack: str | None) -> None:
@@ -171,9 +191,9 @@ def refuse_unprintable(attack: str | None) -> None:
 
     kind = ATTACKS.get(split_text(attack or "")[0])
     if kind is not None and kind.secret is Secret.OUTPUT_LAYER:
-        raise InputError(f"the attack '{attack}' has a command of its own: unmask recover output-layer --help")
+        raise UsageError(f"the attack '{attack}' has a command of its own: unmask recover output-layer --help")
     if kind is not None and (kind.secret is Secret.NETWORK or (kind.secret is Secret.INPUTS and kind.is_baseline)):
-        raise InputError(
+        raise UsageError(
             f"this command cannot show what the attack '{attack}' finds ({kind.claims}); run it from Python, as "
             "unmask.recover_weights(oracle, width=…, attack=…) or unmask.recover_inputs(evidence, attack=…)"
         )

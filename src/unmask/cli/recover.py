@@ -18,6 +18,7 @@ from unmask.cli.options import (
     load,
     read_option,
     refuse_unprintable,
+    usage,
 )
 from unmask.cli.output_layer import recover_output_layer_command
 from unmask.cli.weights import recover_weights_command
@@ -63,13 +64,19 @@ def recover_text_command(
 
     A third: [bold]unmask recover text cache.safetensors -m smollm2-135m --known-beginning @template.txt[/bold]
     """
-    from unmask.attacks.recover import recover_text
-    from unmask.evidence import load_evidence
+    from unmask.attacks.table import DEFAULT, Secret, parse_attack
     from unmask.terminal import print_text_recovery, working
 
-    seen, beginning = load_evidence(evidence), read_option(known_beginning)
-    with working("loading the model"):
-        loaded = load(model, DtypeName.float32, device)
+    beginning = read_option(known_beginning)
+    with working("loading torch"):
+        from unmask.attacks.recover import channel_of, recover_text
+        from unmask.evidence import load_evidence
+
+        seen = load_evidence(evidence)
+        channel = channel_of(seen)
+        with usage():
+            parse_attack(attack or DEFAULT, channel, Secret.TEXTS, Secret.TOKENS)
+    loaded = load(model, DtypeName.float32, device)
     recovery = recover_text(seen, loaded, attack=attack, known_beginning=beginning, effort=effort, seed=seed)
     print_text_recovery(describe_in_options(recovery), loaded, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)

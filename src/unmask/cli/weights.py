@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from unmask.cli.options import EXIT_DONE, EXIT_INCONCLUSIVE, AttackOption, JsonOption, refuse_unprintable
+from unmask.cli.options import EXIT_DONE, EXIT_INCONCLUSIVE, AttackOption, JsonOption, UsageError, refuse_unprintable
 from unmask.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def recover_weights_command(
 
     refuse_unprintable(attack)
     if ledger is not None and no_ledger:
-        raise InputError("--ledger and --no-ledger cannot be used together; leave one of them out")
+        raise UsageError("--ledger and --no-ledger cannot be used together; leave one of them out")
     if out is not None and not out.parent.is_dir():
         raise InputError(f"--out {out}: there is no folder {out.parent}; create it before paying for answers")
     service = HttpOracle(oracle, api_key_env, concurrency, per_request, timeout, retries)

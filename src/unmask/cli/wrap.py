@@ -16,8 +16,8 @@ from unmask.cli.options import (
     OutOption,
     PoolingOption,
     PrefixOption,
+    check_paths,
     load,
-    refuse_overwriting,
 )
 from unmask.cli.wrap_states import wrap_cache_command, wrap_hidden_command
 from unmask.cli.wrap_update import wrap_update_command
@@ -58,12 +58,14 @@ def wrap_store_command(
 
     Another: [bold]unmask wrap store index.faiss -m minilm-l6 --limit 20 -o vectors.safetensors[/bold]
     """
-    from unmask.integrations.stores import read_store
     from unmask.terminal import print_observation, working
 
-    refuse_overwriting(out, path)
-    with working("loading the model"):
-        loaded = load(model, DtypeName.float32, device)
+    check_paths(out, path)
+    if not path.exists():
+        raise InputError(f"there is no file or folder {path}")
+    with working("loading torch"):
+        from unmask.integrations.stores import read_store
+    loaded = load(model, DtypeName.float32, device)
     with working(f"reading {path}"):
         stored = read_store(path, collection, limit, loaded.final_width)
         if dimensions is None and (width := stored.vectors.shape[1]) < loaded.final_width:
@@ -108,14 +110,14 @@ def wrap_logits_command(
 
     Example: [bold]unmask wrap logits rows.npy -m smollm2-135m -o vectors.safetensors[/bold]
     """
-    from unmask.evidence.next_token import vectors_of_logits
-    from unmask.integrations.stores.arrays import read_rows
     from unmask.terminal import print_observation, working
 
-    refuse_overwriting(out, path)
+    check_paths(out, path)
+    with working("loading torch"):
+        from unmask.evidence.next_token import vectors_of_logits
+        from unmask.integrations.stores.arrays import read_rows
     rows = read_rows(path, collection, limit)
-    with working("loading the model"):
-        loaded = load(model, DtypeName.float32, device)
+    loaded = load(model, DtypeName.float32, device)
     with working(f"solving for {count_noun(len(rows), 'state')}"):
         evidence = vectors_of_logits(loaded, rows, prefix=prefix)
         evidence.save(out)

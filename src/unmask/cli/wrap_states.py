@@ -16,8 +16,9 @@ from unmask.cli.options import (
     OutOption,
     PrecisionName,
     SiteName,
+    UsageError,
+    check_paths,
     load,
-    refuse_overwriting,
 )
 from unmask.errors import InputError
 from unmask.wording import count_noun
@@ -68,17 +69,19 @@ def wrap_hidden_command(
 
     In PyTorch: [bold]numpy.savez("states.npz", states=output.hidden_states[6], attention_mask=mask)[/bold]
     """
-    from unmask.evidence import HiddenEvidence
-    from unmask.evidence.foreign_files import read_arrays
     from unmask.terminal import print_observation, working
 
-    refuse_overwriting(out, path, *([mask] if mask else []))
+    check_paths(out, path, *([mask] if mask else []))
+    with working("loading torch"):
+        from unmask.evidence import HiddenEvidence
+        from unmask.evidence.foreign_files import read_arrays
     arrays = read_arrays(path)
     name = _choose_states(path, arrays, collection, layer)
     known = _mask(arrays, mask)
-    with working("loading the model"):
-        loaded = load(model, DtypeName.float32, device)
     is_last = layer is None and "last_hidden_state" in name
+    if layer is None and not is_last and site is not SiteName.final_norm and arrays[name].ndim < 4:
+        raise UsageError("--layer must be stated: how many blocks the states have passed (0: the embeddings)")
+    loaded = load(model, DtypeName.float32, device)
     evidence = HiddenEvidence.of(
         loaded,
         arrays[name],
@@ -124,16 +127,16 @@ def wrap_cache_command(
 
     In PyTorch: [bold]numpy.savez("cache.npz", keys=cache.layers[6].keys, values=cache.layers[6].values)[/bold]
     """
-    from unmask.evidence import CacheEvidence
-    from unmask.evidence.foreign_files import read_arrays
     from unmask.terminal import print_observation, working
 
-    refuse_overwriting(out, path, *([mask] if mask else []))
+    check_paths(out, path, *([mask] if mask else []))
+    with working("loading torch"):
+        from unmask.evidence import CacheEvidence
+        from unmask.evidence.foreign_files import read_arrays
     arrays = read_arrays(path)
     parts = _choose_parts(path, arrays, layer)
     known = _mask(arrays, mask)
-    with working("loading the model"):
-        loaded = load(model, DtypeName.float32, device)
+    loaded = load(model, DtypeName.float32, device)
     evidence = CacheEvidence.of(
         loaded,
         parts,

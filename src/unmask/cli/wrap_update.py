@@ -15,8 +15,10 @@ from unmask.cli.options import (
     ModelOption,
     OutOption,
     TaskName,
+    UsageError,
+    check_paths,
     load,
-    refuse_overwriting,
+    usage,
 )
 from unmask.errors import InputError
 from unmask.wording import count_noun
@@ -85,16 +87,15 @@ def wrap_update_command(
 
     PEFT: [bold]… ./adapter-after --before ./adapter-before[/bold], or [bold]… grads.safetensors --adapter ./sent[/bold]
     """
-    from unmask.evidence import GradientEvidence
-    from unmask.evidence.gradients import SideKnowledge
     from unmask.terminal import print_observation, working
 
-    refuse_overwriting(out, path, *([before] if before else []))
-    _refuse_contradictions(path, delta, weights, before, adapter)
-    with working("loading the model"):
-        loaded = load(model, DtypeName.float32, device)
+    check_paths(out, path, *([before] if before else []))
+    _refuse_contradictions(delta, weights, before, adapter)
     with working(f"reading {path}"):
-        known: SideKnowledge = {
+        from unmask.evidence import GradientEvidence
+        from unmask.integrations.captured_files import read_tensors
+
+        known: dict[str, Any] = {
             "task": None if task is None else task.value.replace("-", "_"),
             "num_texts": num_texts,
             "learning_rate": learning_rate,
@@ -105,10 +106,16 @@ def wrap_update_command(
             "momentum": momentum,
             "num_clients": clients,
             "all_tokens_predicted": all_tokens_predicted,
-            "head": None if head is None else _head(head),
             "pooling": None if pooling is None else pooling.value,
         }
-        tensors, told = _read(loaded, path, delta, weights, before, adapter)
+        with usage():
+            GradientEvidence({}, "", **known)
+        known["head"] = None if head is None else _head(head)
+        _refuse_other_files(path, before, adapter)
+        tensors = read_tensors(path)
+    loaded = load(model, DtypeName.float32, device)
+    with working(f"wrapping {path}"):
+        tensors, told = _read(loaded, path, tensors, delta, weights, before, adapter)
         evidence = GradientEvidence.of(loaded, tensors, **known, **told)
         evidence.save(out)
     kind = "weight differences" if told.get("update") == "delta" else "gradients"
@@ -136,13 +143,17 @@ def _not_stated(evidence: GradientEvidence, model: Model) -> tuple[str, ...]:
     return tuple(option for option, is_missing in asked.items() if is_missing)
 
 
-def _refuse_contradictions(path: Path, delta: bool, weights: bool, before: Path | None, adapter: Path | None) -> None:
+def _refuse_contradictions(delta: bool, weights: bool, before: Path | None, adapter: Path | None) -> None:
+    if delta and (weights or before is not None):
+        raise UsageError("with --delta, FILE already holds differences; leave out --weights and --before")
+    if adapter is not None and (weights or before is not None):
+        raise UsageError("--adapter is for gradients of its factors; for an adapter before and after, give --before")
+
+
+def _refuse_other_files(path: Path, before: Path | None, adapter: Path | None) -> None:
+    """Adapters and weights that do not belong together."""
     from unmask.integrations.captured_files import is_adapter
 
-    if delta and (weights or before is not None):
-        raise InputError("with --delta, FILE already holds differences; leave out --weights and --before")
-    if adapter is not None and (weights or before is not None):
-        raise InputError("--adapter is for gradients of its factors; for an adapter before and after, give --before")
     if adapter is not None and not is_adapter(adapter):
         raise InputError(f"--adapter {adapter} must be a folder that PEFT's save_pretrained wrote")
     if is_adapter(path) and before is None:
@@ -158,13 +169,18 @@ def _refuse_contradictions(path: Path, delta: bool, weights: bool, before: Path 
 
 
 def _read(
-    model: Model, path: Path, delta: bool, weights: bool, before: Path | None, adapter: Path | None
+    model: Model,
+    path: Path,
+    tensors: dict[str, Tensor],
+    delta: bool,
+    weights: bool,
+    before: Path | None,
+    adapter: Path | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors, and what the files tell beside them."""
     from unmask.evidence.foreign_files import refuse_other_evidence
     from unmask.integrations import captured_files as files
 
-    tensors = files.read_tensors(path)
     refuse_other_evidence(path, tensors)
     if before is None and not weights:
         told: dict[str, Any] = {"update": "delta"} if delta else {}

@@ -20,7 +20,7 @@ from unmask.evidence.foreign_files import HEADER, is_of_numpy, not_evidence
 from unmask.evidence.tensor_files import StoredTensors, TensorWriter, as_bytes
 from unmask.evidence.tensors import as_floats, require_finite
 from unmask.safe_text import quote_word
-from unmask.whole_files import written_whole
+from unmask.whole_files import require_place, written_whole
 
 FORMAT = 1
 FORMAT_BY_TENSOR = 2  # has a digest for each tensor, so that each may be read alone
@@ -48,10 +48,7 @@ def reads(
 def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
     """Write evidence whole or not at all."""
     path = Path(path)
-    if not path.parent.is_dir():
-        raise EvidenceError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
-    if path.is_dir():
-        raise EvidenceError(f"cannot write {path}: it is a folder; give the name of a file in it")
+    require_place(path)
     with written_whole(path) as temporary:
         if kind in _BY_TENSOR and _num_bytes(tensors) >= LARGE_BYTES:
             outlines = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}

@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from unmask.errors import InputError
+from unmask.progress import shown_unless_watched, tell
 
 CONVERTER_VERSION = 1  # raise it when the files that `write_safetensors` makes change
 MANIFEST = "unmask.json"
@@ -96,7 +96,8 @@ def convert_once(source: GgufSource, convert: Callable[[Path, Path], None] = wri
         root.mkdir(parents=True, exist_ok=True)
         _sweep(root, source.prefix)
         temporary.mkdir()
-        with _progress_line(f"Converting {source.name}, this once; about half a minute"):
+        with shown_unless_watched(None):
+            tell(f"converting {source.name}, this once; about half a minute", 0, 1)
             convert(source.file, temporary)
         sha256 = _sha256(source.file)
         _seal(temporary, source, sha256)
@@ -133,15 +134,6 @@ def quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
         if not hub_had_bars:
             disable_progress_bars()
-
-
-def _progress_line(text: str) -> contextlib.AbstractContextManager[object]:
-    """A spinner on stderr for people, nothing for pipes."""
-    if not sys.stderr.isatty():
-        return contextlib.nullcontext()
-    from rich.console import Console
-
-    return Console(file=sys.stderr).status(text)
 
 
 def _seal(folder: Path, source: GgufSource, sha256: str) -> None:

@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from unmask.progress import shown_unless_watched, tell
 from unmask.safe_text import make_safe as printable
 from unmask.safe_text import quote_word
 from unmask.wording import count_noun
@@ -51,8 +52,9 @@ def suppress_broken_pipe() -> Iterator[None]:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A spinner on standard error while something takes time."""
-    with Console(stderr=True).status(what):
+    """What takes time now, on standard error from the third second on, in a log too."""
+    with shown_unless_watched(None):
+        tell(what, 0, 1)
         yield
 
 
