@@ -130,6 +130,15 @@ def test_what_leaves_as_much_is_not_recommended():
     assert line.cost == "–"
 
 
+def test_what_leaves_as_much_up_to_the_digits_that_are_shown_is_not_recommended():
+    """Heads behind two decimals are known to 1e-12: less by so little is no less."""
+    almost = text_finding(text_case(defences=INT8), 1 - 1e-12, 4)
+    verdict = verdict_of([text_finding(text_case(), 1 - 1e-13, 4), almost])
+    assert not Counterparts(verdict).of(verdict.findings[0])
+    (line,) = worst_leaks(verdict)
+    assert line.advice.endswith("(1 tried); with each of them as much leaked as without")
+
+
 def test_baselines_recommend_nothing():
     weak = protected(NOISE, 0.0, attack="dager")
     (line,) = worst_leaks(verdict_of([LEAK, text_finding(text_case(attack="dager"), 1.0, 4), weak]))

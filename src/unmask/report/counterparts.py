@@ -14,7 +14,7 @@ from unmask.audit.findings.finding import Finding, Outcome
 from unmask.audit.findings.gates import Ruling
 from unmask.audit.findings.verdict import Verdict
 from unmask.metrics import AMOUNTS
-from unmask.report.numbers import leak, number
+from unmask.report.numbers import leak, leak_in_full, number
 from unmask.safe_text import make_safe
 from unmask.specs import split_text
 
@@ -140,12 +140,12 @@ def _without(case: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def _is_less(other: Finding, finding: Finding) -> bool:
-    """Whether no amount is larger and one is smaller: tokens, exact texts, weights."""
+    """Whether no amount is larger and one is smaller, as far as it is told: tokens, exact texts, weights."""
     after, before = ([number(one.metrics, name) for name in AMOUNTS] for one in (other, finding))
     if [value is None for value in after] != [value is None for value in before]:
         return False
     steps = [new - old for new, old in zip(after, before, strict=True) if new is not None and old is not None]
-    return bool(steps) and max(steps) <= 0 and min(steps) < 0
+    return bool(steps) and max(steps) <= 0 and min(steps) < 0 and leak_in_full(other) != leak_in_full(finding)
 
 
 def _parts(case: Mapping[str, Any]) -> list[str]:

@@ -132,10 +132,14 @@ def _advise(
     name = max(known, key=lambda one: min(map(_order, known[one])))
     left = min(known[name], key=_order)
     bare = min(_without_protection(known[name], findings), key=_order, default=None)
-    if bare is not None and _order(left)[:2] <= _order(bare)[:2]:
+    if bare is not None and (_order(left)[:2] <= _order(bare)[:2] or _in_words(left) == _in_words(bare)):
         which = "each of them" if len(known) == len(tried) else "the others"
         return f"{none}; with {which} as much leaked as without", "–"
-    return f"{none}; least leaked with {name}: {severity_of(left).value}, {leak_in_full(left)}", _cost(known[name])
+    return f"{none}; least leaked with {name}: {_in_words(left)}", _cost(known[name])
+
+
+def _in_words(finding: Finding) -> str:
+    return f"{severity_of(finding).value}, {leak_in_full(finding)}"
 
 
 def _tried(findings: Sequence[Finding]) -> tuple[int, dict[str, list[Finding]]]:
