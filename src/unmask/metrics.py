@@ -74,3 +74,8 @@ METRICS: Mapping[str, Metric] = {
 }
 LEAKS = tuple(name for name, metric in METRICS.items() if metric.unit)  # in words, one of them says how much leaked
 AMOUNTS = tuple(name for name, metric in METRICS.items() if metric.is_amount)
+
+
+def names_what_is_not_there(metrics: Mapping[str, Any]) -> bool:
+    """Whether the attack named a text, weights or an input that is none; as a guess, or as certain."""
+    return any(METRICS[name].is_mistake and (value or 0) > 0 for name, value in metrics.items() if name in METRICS)

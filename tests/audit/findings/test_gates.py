@@ -92,6 +92,13 @@ def test_texts_that_were_not_looked_for_hold_no_gate(text):
     assert explain("token_recall < 0.5", looked_for=())[0] is Ruling.INCONCLUSIVE
 
 
+def test_who_is_certain_of_what_is_not_there_is_said_to():
+    wrong = finding("RECOVERED", {"weights_found": 0, "false_weights": 1}, **{**LOOKED, "looked_for": ()})
+    ruling, why = parse_gate("no weights").explain(wrong)
+    assert ruling is Ruling.INCONCLUSIVE
+    assert "certain of weights that are not there" in why
+
+
 def test_a_gate_is_held_if_the_control_crosses_it():
     ruling, why = explain("no exact text")
     assert ruling is Ruling.HELD

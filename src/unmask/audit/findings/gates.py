@@ -15,7 +15,7 @@ from enum import Enum
 
 from unmask.audit.findings.finding import ERROR, Finding
 from unmask.errors import InputError
-from unmask.metrics import METRICS
+from unmask.metrics import METRICS, names_what_is_not_there
 from unmask.recovery import Aim, Status
 from unmask.wording import did_you_mean
 
@@ -36,9 +36,9 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 }
 _RULE = re.compile(r"\s*(\w+)\s*(<=|>=|==|<|>)\s*([-+.\w]+)\s*")
 _NOT_LOOKED = (
-    "the attack did not look at all {aim}: it did not search for them, stopped early, or could not confirm its result; "
-    "or it is certain of what is not there"
+    "the attack did not look at all {aim}: it did not search for them, stopped early, or could not confirm its result"
 )
+_MISLED = "the attack is certain of {aim} that are not there, so it did not look where the true ones are"
 _NO_TEXTS = "; where it read the tokens, use a gate on tokens"
 _CONCLUSIVE = frozenset(status.name for status in Status if status.conclusive)
 _CHOSEN = "the plan chose this attack; only the default attack, the strongest that fits, can hold a gate"
@@ -97,7 +97,8 @@ class Gate:
             return Ruling.INCONCLUSIVE, _CHOSEN
         aim = METRICS[self.metric].aim
         if aim.value not in finding.looked_for:
-            why = _NOT_LOOKED.format(aim=aim.value)
+            is_misled = finding.status == Status.RECOVERED.name and names_what_is_not_there(finding.metrics)
+            why = (_MISLED if is_misled else _NOT_LOOKED).format(aim=aim.value)
             return Ruling.INCONCLUSIVE, f"{why}{_NO_TEXTS}" if aim is Aim.TEXTS else why
         if finding.control is None:
             return Ruling.INCONCLUSIVE, _UNPROTECTED

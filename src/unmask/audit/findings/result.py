@@ -18,7 +18,7 @@ from unmask.audit.cases.case import Case
 from unmask.audit.findings.finding import ERROR, Finding
 from unmask.channels import CHANNELS
 from unmask.errors import TooSmallError, UnmaskError
-from unmask.metrics import METRICS
+from unmask.metrics import names_what_is_not_there
 from unmask.models.adapter import Model
 from unmask.recovery import Recovery, Status
 
@@ -49,9 +49,8 @@ def _aims(case: Case, recovery: Recovery[Any], metrics: Mapping[str, Any]) -> tu
     Nothing, if it is certain of all and is wrong: behind noise another input gives a layer's output exactly, and that
     is where it looked.
     """
-    is_wrong = any(metric.is_mistake and (metrics.get(name) or 0) > 0 for name, metric in METRICS.items())
     possible = CHANNELS[case["channel"]].aims
-    if is_wrong and recovery.status is Status.RECOVERED:
+    if recovery.status is Status.RECOVERED and names_what_is_not_there(metrics):
         return ()
     return tuple(sorted(aim.value for aim in recovery.looked_for & possible))
 
