@@ -98,7 +98,7 @@ def test_few_entries_that_are_sent_as_they_are_tell_tokens(tiny_llama, kind):
     assert not recovery.looked_for
     nothing = unmask.recover_text(observe(kind, tiny_llama, "random:share=0"), tiny_llama)
     assert nothing.looked_for == BOTH
-    assert "many times their norm" in nothing.reason
+    assert "the states are zero, or next to nothing beside their noise" in nothing.reason
 
 
 def test_one_position_that_stands_out_is_a_leak_and_one_without_entries_tells_nothing():

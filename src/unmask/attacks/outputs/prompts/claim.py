@@ -159,9 +159,10 @@ def _reason(texts: Sequence[ReadText]) -> str:
     )
     if doubtful:
         parts.append(f"for {count_noun(doubtful, 'token')} the closest one tested is shown, but the noise leaves doubt")
-    if noise > LOUDEST:
-        size = f"{noise:.0%} of" if noise < _COUNTLESS else "many times"  # a row of zeros has no norm
-        parts.append(f"the states hold noise of {size} their norm, beyond which nothing can be claimed")
+    if noise >= _COUNTLESS:  # a row of zeros has no norm
+        parts.append("the states are zero, or next to nothing beside their noise, so nothing can be claimed")
+    elif noise > LOUDEST:
+        parts.append(f"the states hold noise of {noise:.0%} of their norm, beyond which nothing can be claimed")
     elif noise > 0 and not different:
         parts.append(f"the states are rounded or noisy, by {noise:.1%} of their norm")
     return "; ".join(parts) + "."
