@@ -7,6 +7,7 @@ import torch
 
 from unmask import recover_text
 from unmask.attacks.gradients.bag_of_words.delta_tokens import find_delta_tokens
+from unmask.attacks.gradients.bag_of_words.weight_changes import layer_changes, measure_decay
 from unmask.protocols import observe_fedavg, observe_gradients, observe_lora
 from unmask.recovery import Status
 
@@ -162,3 +163,14 @@ def test_one_adamw_step_of_real_weights(smollm2):
     found = tokens(find_delta_tokens(evidence, smollm2))
     assert found <= held
     assert len(found) >= 0.8 * len(held)
+
+
+@pytest.mark.parametrize(("rate", "decay"), [(5e-5, 0.01), (1e-3, 0.1), (3e-4, 0.05)])
+def test_a_decay_that_nobody_states_is_read_off_the_edge_of_the_steps(tiny_llama, rate, decay):
+    evidence = observe_fedavg(tiny_llama, TEXTS, optimizer="adamw", learning_rate=rate, weight_decay=decay)
+    assert {measure_decay(layer) for layer in layer_changes(evidence, tiny_llama)} <= {(rate, decay), None}
+    unstated = replace(evidence, optimizer=None, learning_rate=None, weight_decay=None, num_steps=None)
+    found = find_delta_tokens(unstated, tiny_llama)
+    assert tokens(found) == tokens(find_delta_tokens(evidence, tiny_llama))
+    none = observe_fedavg(tiny_llama, TEXTS, optimizer="adamw", learning_rate=rate)
+    assert {measure_decay(layer) for layer in layer_changes(none, tiny_llama)} == {None}

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -46,6 +46,7 @@ from unmask.attacks.gradients.bag_of_words.weight_changes import (
     largest_step,
     last_place,
     layer_changes,
+    measure_decay,
 )
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.atoms import chi_square_score
@@ -92,7 +93,7 @@ def find_delta_tokens(evidence: GradientEvidence, model: Model) -> DeltaTokens:
         return find_nothing("the update is no difference of weights")
     tell("reading the steps of block 0's weights", 0, 1)
     held = [*layer_changes(evidence, model), *adapter_changes(evidence, model)]
-    columns = list(_columns(evidence, held))
+    columns = list(_columns(_with_decay(evidence, held), held))
     if not columns:
         drifting = [one for one in held if is_adamw(evidence, one.delta) and one.num_gradients > 1]
         if drifting:
@@ -184,6 +185,18 @@ def _read_adam(
     room = room.clamp_min(1e-9)
     sigma = EPSILON * a * rounding / room.square()
     return EPSILON * step / room, torch.where(is_readable, sigma, math.inf)
+
+
+def _with_decay(evidence: GradientEvidence, held: Sequence[WeightChange]) -> GradientEvidence:
+    """The evidence with the learning rate and the decay that AdamW's step shows, where nobody states the decay."""
+    if evidence.weight_decay is not None or evidence.adapters:
+        return evidence
+    steps = (measure_decay(one) for one in held if one.num_steps == 1 and is_adamw(evidence, one.delta))
+    found = {step for step in steps if step is not None}
+    if len(found) != 1 or evidence.learning_rate not in (None, next(iter(found))[0]):
+        return evidence
+    ((rate, decay),) = found
+    return replace(evidence, learning_rate=rate, weight_decay=decay)
 
 
 def _as_stated(rate: float) -> float:

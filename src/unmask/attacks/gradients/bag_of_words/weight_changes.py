@@ -23,6 +23,8 @@ from unmask.models.adapter import Model
 from unmask.models.linear import Role
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as every library has them
+_EDGE, _EDGE_ROUNDS = 1e-4, 40  # of the largest step: what ends the edge; rounds until it stands
+_NEAR_RATE, _NEAR_DECAY = 1e-3, 0.03  # of usual numbers, as float32 has them
 _ARITHMETIC = 2e-7  # of a step: what float32 leaves of Adam's own arithmetic
 
 
@@ -93,6 +95,27 @@ def largest_step(held: WeightChange) -> float:
     before, change = held.weights.double(), held.delta.double()
     sure = float((change.abs() - last_place(before, before + change, held.delta.dtype) / 2).max())
     return sure if sure > 0 else float(change.abs().max())
+
+
+def measure_decay(held: WeightChange) -> tuple[float, float] | None:
+    """Learning rate and weight decay of one step of AdamW that states neither; None where no usual numbers are near.
+
+    |Δ| = η·(|φ| − decay·W·sign(Δ)), where |φ| is next to 1 for most entries and never more: an edge, linear in W.
+    """
+    before, change = held.weights.double(), held.delta.double()
+    sizes, along = change.abs().flatten(), -(change.sign() * before).flatten()
+    large = sizes > sizes.max() / 2
+    errors = (last_place(before, before + change, held.delta.dtype).flatten() + _EDGE * sizes.max())[large]
+    line = torch.stack([torch.ones_like(along), along], 1)[large] / errors[:, None]
+    measured, is_edge = sizes[large] / errors, torch.ones_like(errors, dtype=torch.bool)
+    for _ in range(_EDGE_ROUNDS):
+        fit = torch.linalg.solve(line[is_edge].T @ line[is_edge], line[is_edge].T @ measured[is_edge])
+        is_edge = measured - line @ fit > -1
+    rate, shrinks = fit.tolist()
+    rate, decay = float(f"{rate:.1e}"), float(f"{shrinks / rate:.0e}")
+    kept = float(torch.tensor(1 - rate * decay, dtype=held.delta.dtype))
+    is_near = abs(rate / fit[0].item() - 1) < _NEAR_RATE and abs((1 - kept) / shrinks - 1) < _NEAR_DECAY
+    return (rate, decay) if shrinks > 0 and is_near else None
 
 
 def last_place(before: Tensor, after: Tensor, dtype: torch.dtype) -> Tensor:
