@@ -4,7 +4,8 @@
 
 Notation: Δ = new − old (m, d), rows being combinations of the inputs; W the weights before; K steps of learning rate η;
 s as float32 has it, which makes a usual decay some percent larger or smaller.
-Limits: weights that blocks share show the sum of all blocks' gradients, and are left out.
+Limits: weights that blocks share show the sum of all blocks' gradients, and are left out. A decay that nobody states is
+read off one step alone, where it has one digit and the learning rate two.
 """
 
 from __future__ import annotations
