@@ -50,6 +50,7 @@ def run_audit(
     shard: Shard | None = None,
     device: str = "auto",
     threads: int = 1,
+    workers: int = 1,
     retry_errors: bool = False,
     command: str = "unmask.run_audit",
     watch: Callable[[Work], AbstractContextManager[Watcher]] = watch_nothing,
@@ -57,13 +58,14 @@ def run_audit(
 ) -> Verdict:
     """Run what a plan asks for and a folder lacks, and judge the whole.
 
-    It can be interrupted at any time and goes on when it is called again. `engine` is 'local' or 'ray'; `shard` (i, n)
-    runs every n-th case from the i-th on. `command` is what the manifest says that was called. `watch` follows the
-    cases, `busy` what comes before them, by its name: large models take a while to hash.
+    It can be interrupted at any time and goes on when it is called again. `engine` is 'local', with so many `workers`
+    side by side, or 'ray'; `shard` (i, n) runs every n-th case from the i-th on. `command` is what the manifest says
+    that was called. `watch` follows the cases, `busy` what comes before them, by its name: large models take a while to
+    hash.
     """
     planned = plan if isinstance(plan, Plan) else load_plan(plan)
     run, folder = engine_of(engine), Path(out)
-    settings = EngineSettings(planned.data, device, threads)
+    settings = EngineSettings(planned.data, device, threads, workers=workers)
     if engine == "local":
         local_device(device)  # refused here, before anything is written
     with lock_folder(folder, shard):

@@ -32,7 +32,7 @@ def audit_command(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for findings and manifest; a stopped run continues there.")
     ],
-    engine: Annotated[EngineName, typer.Option(help="Run in this process or on a Ray cluster.")] = EngineName.local,
+    engine: Annotated[EngineName, typer.Option(help="Run on this machine or on a Ray cluster.")] = EngineName.local,
     shard: Annotated[
         str | None, typer.Option(help="I/N: run every N-th case, starting with case I. For job arrays.")
     ] = None,
@@ -41,6 +41,10 @@ def audit_command(
         int | None,
         typer.Option(min=1, help="Threads of each worker; only large models gain from more than one. Default: 1."),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, help="Processes side by side, each with its own copy of a model. Ray counts its own."),
+    ] = 1,
     case: Annotated[
         list[str] | None,
         typer.Option(help="Run only the case with this id, and compare the result with its finding; repeatable."),
@@ -64,6 +68,8 @@ def audit_command(
     2 if a case cannot run.
 
     Example: [bold]unmask audit plan.toml --out runs/audit[/bold]
+
+    On all four cores: [bold]unmask audit plan.toml --out runs/audit --workers 4[/bold]
 
     On a cluster: [bold]unmask audit plan.toml --out runs/audit --engine ray[/bold]
 
@@ -90,6 +96,7 @@ def audit_command(
             shard=part,
             device=device,
             threads=threads or 1,
+            workers=workers,
             retry_errors=retry_errors,
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from unmask.audit.findings.folder import PLAN, read_audit, write_whole
 from unmask.audit.findings.verdict import reach_verdict
 from unmask.audit.plan import Plan, load_plan
 from unmask.audit.running.engines import EngineSettings, run_local
-from unmask.audit.running.runner import Work, outline, prepare, run_cases
+from unmask.audit.running.runner import Work, kept_findings, outline, prepare
 from unmask.channels import CHANNELS
 from unmask.demo.story import print_channel, print_first_text, print_results
 from unmask.errors import UnknownModelError
@@ -28,9 +29,10 @@ from unmask.models.load import load_model
 from unmask.protocols.fedsgd import observe_gradients
 from unmask.report import write_reports
 from unmask.terminal import note, working
-from unmask.terminal.audit import OutputConsole, audit_progress
+from unmask.terminal.audit import OutputConsole, live_table
 
 DEMO_PLAN = Path(__file__).with_name("plan.toml")
+_MOST_WORKERS = 2  # each holds a model; more cases at a time would take more memory than laptops have
 _FIRST_MODEL = "minilm-l6"  # needs no conversion
 
 
@@ -47,13 +49,12 @@ def run_demo(out: Path, plan_file: Path = DEMO_PLAN) -> bool:
     _require_models(plan)
     if _FIRST_MODEL in plan.models and not outline(plan, out).done:
         _read_one_text(console, plan)
-    note(f"{len(plan.cases)} cases, about five minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
-    settings = EngineSettings(plan.data)
+    note(f"{len(plan.cases)} cases, about three minutes; Ctrl-C loses nothing. The plan is {out / PLAN}")
+    settings = EngineSettings(plan.data, workers=min(_MOST_WORKERS, os.cpu_count() or 1))
     with working("reading the weights (SmolLM2 is converted the first time, about half a minute)"):
         command = shlex.join(["unmask", "demo", "--out", str(out)])
         prepare(plan, out, engine="local", threads=settings.threads, command=command)
-    for channel in CHANNELS:
-        _tell(console, channel, plan, out, settings)
+    _run(console, plan, out, settings)
     return _conclude(console, plan, out)
 
 
@@ -67,20 +68,25 @@ def _read_one_text(console: Console, plan: Plan) -> None:
     print_first_text(console, _FIRST_MODEL, text, update, recovery)
 
 
-def _tell(console: Console, channel: str, plan: Plan, out: Path, settings: EngineSettings) -> None:
-    """One channel: who sees what, then the cases that have no finding yet, then what came out."""
-    ids = {case.id for case in plan.cases if case["channel"] == channel}
-    if not ids:
-        return
-    print_channel(console, channel, plan)
-    whole = outline(plan, out)
-    work = Work(
-        tuple(case for case in whole.todo if case.id in ids),
-        tuple(finding for finding in whole.done if finding.id in ids),
-    )
-    with audit_progress(work) as table:
-        run_cases(work, out, run_local, replace(settings, progress=table.report), tell=table.add)
-    print_results(console, [finding for finding in read_audit(out).findings if finding.id in ids], _controls(plan))
+def _run(console: Console, plan: Plan, out: Path, settings: EngineSettings) -> None:
+    """The cases that have no finding yet, and each channel as soon as all of its cases have one."""
+    work = outline(plan, out)
+    found = {finding.id: finding for finding in work.done}
+    settings = replace(settings, progress=lambda *step: table.report(*step))  # of the channel that is waited for
+    with kept_findings(work, out, run_local, settings) as findings:
+        for channel in CHANNELS:
+            ids = [case.id for case in plan.cases if case["channel"] == channel]
+            if not ids:
+                continue
+            print_channel(console, channel, plan)
+            if not found.keys() >= set(ids):
+                left = tuple(case for case in plan.cases if case.id not in found)
+                with live_table(Work(left, tuple(found.values()))) as table:
+                    while not found.keys() >= set(ids):
+                        finding = next(findings)
+                        found[finding.id] = finding
+                        table.add(finding)
+            print_results(console, [found[id] for id in ids], _controls(plan))
 
 
 def _conclude(console: Console, plan: Plan, out: Path) -> bool:

@@ -110,13 +110,20 @@ def _key(spec: object) -> tuple[str, str]:
 
 @contextmanager
 def audit_progress(work: Work) -> Iterator[AuditTable]:
-    """A live table on standard error; where that is no terminal, a line for each finding."""
+    """What is skipped, then what runs."""
     if work.done:
         total = count_noun(len(work.done) + len(work.todo), "case")
         note(f"skipping {len(work.done)} of {total}, which have a finding already")
     if work.num_others:
         others = count_noun(work.num_others, "finding")
         note(f"the folder also holds {others} of another plan; its files keep them, and this verdict leaves them out")
+    with live_table(work) as table:
+        yield table
+
+
+@contextmanager
+def live_table(work: Work) -> Iterator[AuditTable]:
+    """A live table on standard error; where that is no terminal, a line for each finding."""
     console = Console(stderr=True)
     if not console.is_terminal:
         with shown_progress() as shown:

@@ -28,18 +28,27 @@ class EngineSettings:
     device: str = "auto"
     threads: int = 1
     progress: Progress = silent  # of the attack that is running, where the engine can tell
+    workers: int = 1  # processes of the local engine
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise InputError(f"--device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
+        if self.workers < 1:
+            raise InputError(f"workers is a number of processes, 1 or more, got {self.workers}")
 
 
 Engine = Callable[[Sequence[Case], EngineSettings], Iterator[Finding]]
 
 
 def run_local(cases: Sequence[Case], settings: EngineSettings) -> Iterator[Finding]:
-    """One case after the other in this process."""
-    worker = Worker(settings.data, local_device(settings.device), settings.threads, settings.progress)
+    """One case after the other in this process, or in several processes side by side."""
+    device = local_device(settings.device)
+    if settings.workers > 1 and len(cases) > 1:
+        from unmask.audit.running.processes import run_in_processes
+
+        yield from run_in_processes(cases, settings, device)
+        return
+    worker = Worker(settings.data, device, settings.threads, settings.progress)
     for case in cases:
         yield worker.work(case)
 

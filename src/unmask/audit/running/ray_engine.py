@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,8 @@ from unmask.audit.cases.data import DataSet
 from unmask.audit.findings.finding import Finding
 from unmask.audit.findings.result import error_finding
 from unmask.audit.running.engines import EngineSettings
-from unmask.audit.running.worker import Worker, control_case
+from unmask.audit.running.families import Families, families_of, take_family
+from unmask.audit.running.worker import Worker
 from unmask.errors import InputError
 
 try:
@@ -30,7 +31,6 @@ except ImportError:
 _AHEAD = 2  # cases that a worker is given: the one that it runs, and the next
 _RETRIES = 3  # of a case whose worker died
 _OBJECT_STORE_BYTES = 256 * 2**20  # cases and findings are small
-Families = deque[deque[Case]]
 
 
 class _Actor:
@@ -57,10 +57,7 @@ class _Slot:
         """Give it the case that it runs and the next one, where there are any left."""
         while len(self.given) < _AHEAD and (self.family or waiting):
             if not self.family:
-                self.model = self.model if self.model in waiting else _longest(waiting)
-                self.family = waiting[self.model].popleft()
-                if not waiting[self.model]:
-                    del waiting[self.model]
+                self.model, self.family = take_family(waiting, self.model)
             case = self.family.popleft()
             self.given[self.actor.work.remote(case)] = case
 
@@ -103,27 +100,6 @@ def _schedule(cases: Sequence[Case], settings: EngineSettings) -> Iterator[Findi
             ray.kill(slot.actor)
             slots.remove(slot)
         yield finding
-
-
-def families_of(cases: Iterable[Case], num_workers: int) -> dict[str, Families]:
-    """Cases by model. Those that share a control are one family: one worker takes them, and runs the control once.
-
-    With fewer families than workers they are split, as workers without work cost more than a control.
-    """
-    found: dict[str, dict[str, deque[Case]]] = {}
-    for case in cases:
-        found.setdefault(case["model"], {}).setdefault((control_case(case) or case).id, deque()).append(case)
-    if sum(map(len, found.values())) >= num_workers:
-        return {model: deque(families.values()) for model, families in found.items()}
-    return {
-        model: deque(deque([case]) for family in families.values() for case in family)
-        for model, families in found.items()
-    }
-
-
-def _longest(waiting: Mapping[str, Families]) -> str:
-    """The model with the most cases."""
-    return max(waiting, key=lambda name: sum(map(len, waiting[name])))
 
 
 def _result(reference: Any, case: Case) -> tuple[Finding, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,16 +76,26 @@ def run_cases(
     tell: Callable[[Finding], None] = lambda finding: None,
 ) -> None:
     """Run what is to be done; each finding is on the disk before it is told of."""
-    with open_findings(folder, shard) as file:
-        for finding in _closing(engine(work.todo, settings)):
-            file.append(finding)
+    with kept_findings(work, folder, engine, settings, shard=shard) as findings:
+        for finding in findings:
             tell(finding)
 
 
-def _closing(findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Findings of an engine that is closed however the loop ends, so that its workers are too."""
+@contextmanager
+def kept_findings(
+    work: Work, folder: Path, engine: Engine, settings: EngineSettings, *, shard: Shard | None = None
+) -> Iterator[Iterator[Finding]]:
+    """Findings as they come, each on the disk already; the engine's workers end with the block, however it ends."""
+    findings = engine(work.todo, settings)
+
+    def keep() -> Iterator[Finding]:
+        for finding in findings:
+            file.append(finding)
+            yield finding
+
     try:
-        yield from findings
+        with open_findings(folder, shard) as file:
+            yield keep()
     finally:
         close = getattr(findings, "close", None)
         if close is not None:
