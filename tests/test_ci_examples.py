@@ -18,9 +18,9 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 HOOKS = {hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
 STEPS = ACTION["runs"]["steps"]
 OPEN = '[[queries]]\nsecrets = ["random:heads=2,width=8"]\ngates = ["no weights"]\n'
-# States of a small model, behind noise that hides every token: what was looked for to the end and found without it.
-HELD = '[data]\nnotes.texts = ["w5 w6 w7 w8 w9"]\n[[outputs]]\nmodels = ["small"]\ndata = ["notes"]\n'
-HELD += 'layers = [1]\nbatch_sizes = [1]\ndefences = ["noise:sigma=1000"]\ngates = ["no token", "no exact text"]\n'
+# A cache of a small model, behind noise that hides every token: what was looked for to the end and found without it.
+HELD = '[data]\nnotes.texts = ["w5 w6 w7 w8 w9"]\n[[caches]]\nmodels = ["small"]\ndata = ["notes"]\n'
+HELD += 'layers = [0]\nbatch_sizes = [1]\ndefences = ["noise:sigma=1000"]\ngates = ["no token", "no exact text"]\n'
 # Weights behind noise are never looked for to the end, so their gates are not held.
 UNGATED = '[[queries]]\nsecrets = ["random:heads=1,width=8"]\ngates = []\n'
 HOSTILE = "$(touch pwned) `touch pwned` '; touch pwned; \" & touch pwned #.toml"
