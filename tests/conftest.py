@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 import transformers
@@ -20,6 +21,9 @@ from tests.warm import warm_unmask
 import unmask
 from unmask.errors import UnknownModelError
 from unmask.models import Model, adapt
+
+hypothesis.settings.register_profile("unmask", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("unmask")
 
 
 @pytest.hookimpl(trylast=True)

@@ -28,7 +28,7 @@ from unmask.linalg.attention_bounds import jacobian_lipschitz
 from unmask.linalg.attention_loss import AttentionLoss
 from unmask.linalg.softmax_attention import AttentionMap
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4))
 # From scores that are nearly uniform to scores where one token takes all.

@@ -15,7 +15,7 @@ from unmask.evidence import GradientEvidence, Task, Update
 
 SHAPES = {"wte.weight": (6, 4), "h.0.attn.c_attn.weight": (4, 12), "h.0.attn.c_attn.bias": (12,), "ln_f.bias": (4,)}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 
 
 def seeded(seed: int = 0) -> torch.Generator:

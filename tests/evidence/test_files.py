@@ -26,7 +26,7 @@ from unmask.evidence.files import FORMAT, FORMAT_BY_TENSOR, write
 from unmask.evidence.tensors import require_floats
 
 # Examples share a folder: each overwrites the file of the one before.
-quick = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 HEADER = {
     "format": FORMAT,
     "kind": "gradients",

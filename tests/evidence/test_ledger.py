@@ -53,7 +53,7 @@ def test_a_question_is_asked_once_and_answers_come_in_order():
     assert (len(ledger), ledger.num_paid, ledger.num_asked) == (4, 4, 7)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 20), max_size=12), max_size=6))
 def test_what_is_paid_is_the_number_of_different_questions(batches):
     ledger, heard = Ledger(), []

@@ -18,7 +18,7 @@ from unmask.errors import EvidenceError
 from unmask.evidence import AttentionEvidence, CacheEvidence, HiddenEvidence, Site, load_evidence
 
 # Examples share a folder: each overwrites the file of the one before.
-quick = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def hidden(**changes: object) -> HiddenEvidence:

@@ -160,7 +160,7 @@ def echo():
     server.server_close()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3))
 def test_numbers_survive_the_way_there_and_back(echo, numbers):
     X = torch.tensor([[numbers]], dtype=torch.float64)

@@ -25,7 +25,7 @@ def run_adam(gradients: torch.Tensor) -> torch.Tensor:
     return -weights.detach()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     num_steps=st.integers(3, 12),
     begins_at_zero=st.booleans(),

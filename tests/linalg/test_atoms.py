@@ -28,7 +28,7 @@ def mixture(atoms: Tensor, chosen: list[int], size: float, seed: int = 1) -> Ten
     return atoms[chosen].T @ (size * rows) + normal(D, M, seed=seed + 50)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 999), count=st.integers(1, 25), size=st.sampled_from([40.0, 1e3, 1e6]))
 def test_strong_atoms_are_chosen_and_no_others(seed, count, size):
     atoms = dictionary(seed)
@@ -38,7 +38,7 @@ def test_strong_atoms_are_chosen_and_no_others(seed, count, size):
     assert not explanation.is_full
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 9999))
 def test_noise_alone_explains_nothing(seed):
     """Negative control: 800 gains above score 5 happen once in 4,000 matrices."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from unmask.linalg.attention_loss import AttentionLoss
 from unmask.linalg.softmax_attention import AttentionMap
 
-quick = settings(deadline=None, max_examples=25)
+quick = settings(max_examples=25)
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
 # Tokens, width, output width; the last two cross a tile's size (n·d > 128), the last a strip's (n³d > 2¹⁸).

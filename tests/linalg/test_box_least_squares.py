@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask.linalg.box_least_squares import DenseSystem, box_least_squares, project_to_simplex
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
 # Sums and differences of a few numbers of size 1 in float64.
 FLOAT64_ZERO = 1e-12

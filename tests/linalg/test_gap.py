@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from unmask.linalg.gap import Gap, widest_gap
 
 PRECISION = 1e-7  # distances below are 'zero': rows are computed in float32
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 # Distances between the precision and the ceiling, and zeros of every size.
 distances = st.lists(st.floats(0.0, 2.0), max_size=12)
 gaps = st.tuples(st.floats(1e-12, 0.1), st.floats(0.1, 1.0)).map(lambda ends: Gap(*ends))

@@ -55,7 +55,7 @@ def test_it_answers_in_the_precision_of_its_weights():
 # The canonical form
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 999), st.integers(1, 4), st.lists(st.integers(0, 3), max_size=4))
 def test_the_canonical_form_has_the_same_function_and_is_its_own(seed, num_heads, copied):
     """Heads that are split, and heads that do nothing, in any order."""

@@ -21,7 +21,7 @@ def all_distances(matrix: torch.Tensor, rows: list[int], tolerance: float) -> di
     }
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 10**6),
     shape=st.sampled_from([(1, 1), (40, 3), (200, 16), (100, 64)]),

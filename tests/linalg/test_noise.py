@@ -15,7 +15,7 @@ def noise(d: int, m: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(d, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 999), sigma=st.sampled_from([1e-9, 1e-4, 1.0]), shape=st.sampled_from([(60, 60), (40, 200)]))
 def test_pure_noise_has_no_rank_and_its_sigma(seed, sigma, shape):
     level = estimate_noise(sigma * noise(*shape, seed))

@@ -61,7 +61,7 @@ def test_estimated_errors_are_those_that_happen(num_heads, noise):
         assert float((ratio < 4).double().mean()) >= 0.9
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 10**6), st.floats(-6, 6))
 def test_a_fit_grows_with_its_values(seed, exponent):
     _, _, values = random_rows(2, seed=seed, rows=3)

@@ -9,7 +9,7 @@ from tests.attacks.queries.random_networks import even_layers, normal, random_la
 from unmask.errors import InputError
 from unmask.linalg.relu import ReluNetwork, canonical_relu
 
-quick = settings(deadline=None, max_examples=25)
+quick = settings(max_examples=25)
 seeds = st.integers(0, 2**31)
 ROUNDING = 1e-13  # sums of some dozens of float64 products
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unmask.linalg.softmax_attention import AttentionMap
 
-quick = settings(deadline=None, max_examples=30)
+quick = settings(max_examples=30)
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
 shapes = pytest.mark.parametrize(("n", "d"), [(1, 3), (3, 4), (5, 3), (4, 7)])

@@ -19,7 +19,7 @@ from unmask.models import adapt
 from unmask.protocols import observe_gradients
 from unmask.protocols.batch import Batch, TruncationWarning, least_bytes, make_batch
 
-quick = settings(deadline=None, max_examples=50)
+quick = settings(max_examples=50)
 texts = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=10), min_size=1, max_size=5)
 sides = st.sampled_from(["left", "right"])
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from unmask.errors import InputError
 from unmask.scores import score_inputs
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from unmask.scores.reading import count_allowed_edits, edit_distance, is_near_exact, normalise_text
 
-quick = settings(deadline=None, max_examples=80)
+quick = settings(max_examples=80)
 short = st.text("abc", max_size=8)
 
 

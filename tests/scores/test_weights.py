@@ -11,7 +11,7 @@ from unmask.errors import InputError
 from unmask.linalg.heads import HeadWeights, canonical_heads
 from unmask.scores import score_heads, score_up_to_linear_map
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
 # Means and sums of a few heads in float64 round by about 1e-16 each.
 ROUNDING = 1e-14

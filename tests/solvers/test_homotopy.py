@@ -14,7 +14,7 @@ from unmask.solvers.iterate import Ending, iterate
 # Thousands of operations on small matrices: threads cost more than they bring.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-quick = settings(deadline=None, max_examples=25)
+quick = settings(max_examples=25)
 
 
 @quick

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unmask.solvers.kantorovich import certify_root
 
-quick = settings(deadline=None, max_examples=200)
+quick = settings(max_examples=200)
 
 
 def square_root(x: float, a: float):

@@ -16,7 +16,7 @@ from unmask.solvers.levenberg_marquardt import LevenbergMarquardt
 # Thousands of operations on small matrices: threads cost more than they bring.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-quick = settings(deadline=None, max_examples=25)
+quick = settings(max_examples=25)
 
 
 @quick

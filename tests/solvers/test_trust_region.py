@@ -16,7 +16,7 @@ from unmask.solvers.trust_region import Dogleg, dogleg_step
 # Thousands of operations on small matrices: threads cost more than they bring.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 
 
 @quick

@@ -28,7 +28,7 @@ def test_every_row_may_have_its_own_y():
     assert relative(pairs_of(HEADS)(U, many), rows) < 1e-13
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.floats(-3, 6), st.integers(0, 99))
 def test_the_boost_changes_no_answer(exponent, seed):
     u, y = normal(seed)(10, WIDTH), normal(seed + 1)(WIDTH)
@@ -63,7 +63,7 @@ class Spy:
         return self.heads(X)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.floats(0, 6), st.floats(-2, 3), st.floats(-2, 2), st.integers(0, 99))
 def test_no_token_is_longer_than_the_bound(boost, length, bound, seed):
     spy, max_norm = Spy(HEADS), 10.0**bound

@@ -266,7 +266,7 @@ def test_scattered_entries_are_no_rows(tiny_bert):
 # ---- the decay alone
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(decay=st.floats(0, 1e-2), seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 30.0]))
 def test_rows_that_only_decayed_did_not_move(decay, seed, scale):
     generator = torch.Generator().manual_seed(seed)

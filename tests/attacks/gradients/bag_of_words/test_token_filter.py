@@ -74,7 +74,7 @@ def test_learned_positions_are_tested_up_to_the_longest_text(tiny_gpt2):
     assert candidates.num_tested == VOCAB * (longest + 1)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8), min_size=1, max_size=5))
 def test_no_batch_below_the_width_loses_a_token(tiny_llama, tiny_gpt2, texts):
     for model in (tiny_llama, tiny_gpt2):

@@ -121,7 +121,7 @@ def label_counts(texts: Sequence[Text]) -> Counter[tuple[int, ...]]:
     return Counter(tuple(text[: end + 1]) for text in texts for end in range(1, len(text)))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.lists(st.sampled_from([5, 17, 99, 400]), min_size=2, max_size=5), min_size=1, max_size=6))
 def test_any_small_batch_is_counted(tiny_gpt2, texts):
     """Up to a factor that all counts share: the mean loss of a batch and of the batch twice are the same."""

@@ -194,7 +194,7 @@ def test_a_single_word_under_any_seed(tiny_bert, seed):
     assert_exact(attacked(tiny_bert, texts, replace(ATTACK, seed=seed)), texts)
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.lists(st.integers(10, 15), min_size=1, max_size=6), min_size=1, max_size=5),
     pooling=st.sampled_from(POOLINGS),

@@ -117,7 +117,7 @@ def test_words_of_pairs_are_named(model):
     assert explained(read(evidence, problem_of(model, evidence), seen, kinds)) == originals
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_was_drawn_is_named(model, data):
     """Any texts, any positions, whatever the model sees there: its own mask, the word itself or another."""

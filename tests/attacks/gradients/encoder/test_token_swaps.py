@@ -23,7 +23,7 @@ from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.attacks.gradients.encoder.token_swaps import TokenSwaps
 from unmask.models import Model
 
-quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 WORDS = sorted({token for text in BATCH for token in text} - {START, END})
 words = st.sampled_from(WORDS)
 PAIRS = [(START, 17, 99, END, 250, END), (START, 400, 3, END, 21, 33, END)]

@@ -22,7 +22,7 @@ from unmask.scores.inputs import relative_error
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 RIGHT = 1e-8  # the contract; residuals of 1e-15 times 1/σ_min(J), which is below 1e4 in these problems
-few = settings(deadline=None, max_examples=8)
+few = settings(max_examples=8)
 seeds = st.integers(0, 10**6)
 
 

@@ -21,7 +21,7 @@ from unmask.scores.inputs import relative_error
 # Thousands of operations on small matrices: threads cost more than they bring.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-quick = settings(deadline=None, max_examples=50)
+quick = settings(max_examples=50)
 seeds = st.integers(0, 10**6)
 
 
@@ -53,7 +53,7 @@ def test_theorem_two_tokens_no_root_is_missed(a, b):
     assert all(any(low <= g <= high for g in shares) for low, high in changes)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(*(st.tuples(st.floats(1, 10), st.integers(-320, 100), st.sampled_from([-1, 0, 1])) for _ in range(2)))
 def test_theorem_two_tokens_no_slope_is_too_flat_or_too_steep(a, b):
     """Turning points may lie where squares of g overflow: a layer whose scores are all but equal."""

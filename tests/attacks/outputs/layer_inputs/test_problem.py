@@ -18,7 +18,7 @@ from unmask.linalg.softmax_attention import AttentionMap
 # Thousands of operations on small matrices: threads cost more than they bring.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-quick = settings(deadline=None, max_examples=25)
+quick = settings(max_examples=25)
 seeds = st.integers(0, 10**6)
 
 

@@ -21,7 +21,7 @@ def gaining(units: Units, unit: int, seed: int) -> torch.Tensor:
     return units.leverage(eye, unit) * (1 + 0.1 * normal(seed)(20, 1).abs())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 999), st.integers(0, 2), st.floats(-12, 6), st.sampled_from([-1, 1]))
 def test_scores_are_the_inverse_of_answers(seed, unit, score, sign):
     units = clustered(seed)
@@ -33,7 +33,7 @@ def test_scores_are_the_inverse_of_answers(seed, unit, score, sign):
     assert torch.allclose(units.scores(answers, U, which), t[:, unit], rtol=0, atol=1e-11)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 999), st.floats(-12, 6))
 def test_without_clusters_the_inverse_is_the_logit(seed, score):
     units = Units.single(normal(seed)(2, 4))

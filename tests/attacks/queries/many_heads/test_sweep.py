@@ -41,7 +41,7 @@ def jumps(draw, least_gap=1e-3):
 
 
 @pytest.mark.parametrize("resolution", [EXACT, SINGLE], ids=["float64", "float32"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(jumps())
 def test_every_jump_is_found_where_it_is(resolution, case):
     g = Pieces(*case)

@@ -24,7 +24,7 @@ class Bent:
         return (angle[:, None] - self.kinks).sin().abs() @ self.sizes + 0.3 * angle.cos()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.integers(0, 40))
 def test_every_kink_is_found_where_it_is(seed, count):
     generator = torch.Generator().manual_seed(seed)

@@ -9,7 +9,7 @@ from tests.attacks.queries.random_networks import normal, random_layers, random_
 from unmask.attacks.queries.networks.routing import Routing
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 2**31), st.sampled_from([(1, 4), (2, 4), (2, 8), (3, 9), (3, 16)]))
 def test_every_head_reads_its_own_token(seed, shape):
     num_heads, width = shape

@@ -31,7 +31,7 @@ def unit_rows(X):
 
 
 @given(st.integers(1, 12), st.integers(0, 50))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_probes_lean_towards_v_and_are_inverted(width, seed):
     v = normal(width, seed=seed)
     v[seed % width] = 0 if width > 1 else v[0]

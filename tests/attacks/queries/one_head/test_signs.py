@@ -129,7 +129,7 @@ def test_bits_that_cannot_be(bits):
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=5), st.integers(1, 40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_bisection_halves_what_is_left(numbers, bits):
     hidden = torch.tensor(numbers, dtype=torch.float64)
     found = bisect(lambda t: hidden > t, len(hidden), -1.0, 1.0, bits)
