@@ -9,7 +9,7 @@ neither would, ‖m_j − m_i‖² = ‖m_j‖² − 2 m_j·m_i + ‖m_i‖² do
 Notation: M (v, d) the matrix, m_i its rows; R (d, k) orthonormal columns, P = M·R.
 Limits: the relation is not transitive; groups overlap where the tolerance is near the distance between tokens.
 Cost: v·k for each of few given rows, v·d·k flops for the projections, or v·d for each given row; then d for each pair
-that is left. Float64.
+that is left, in float64.
 """
 
 from __future__ import annotations
@@ -54,15 +54,14 @@ def near_rows(
     if not near:
         return {}
     reach = tolerance * matrix[chosen].double().norm(dim=1).cpu()
-    if tolerance <= _SMALL and len(chosen) <= _FEW:
+    if tolerance > _SMALL:
+        pairs = _pairs_by_products(matrix, chosen, reach, memory_budget_bytes)
+    elif len(chosen) <= _FEW:
         pairs = _pairs_by_columns(matrix, chosen, reach, memory_budget_bytes)
     else:
         projections, norms = _project(matrix, memory_budget_bytes)
-        if tolerance <= _SMALL:
-            slack = _ROUNDING * norms.max()
-            pairs = _projected_pairs(projections, chosen.cpu(), reach + slack, memory_budget_bytes)
-        else:
-            pairs = _pairs_by_products(matrix, norms, chosen, reach, memory_budget_bytes)
+        slack = _ROUNDING * norms.max()
+        pairs = _projected_pairs(projections, chosen.cpu(), reach + slack, memory_budget_bytes)
     for which, others in pairs:
         for part in _split(len(which), 32 * matrix.shape[1], memory_budget_bytes):
             ours, theirs = chosen[which[part].to(chosen)], others[part].to(chosen)
@@ -113,20 +112,17 @@ def _projected_pairs(
 
 
 def _pairs_by_products(
-    matrix: Float[Tensor, "v d"],
-    norms: Float[Tensor, " v"],
-    chosen: Int[Tensor, " c"],
-    reach: Float[Tensor, " c"],
-    memory_budget_bytes: int,
+    matrix: Float[Tensor, "v d"], chosen: Int[Tensor, " c"], reach: Float[Tensor, " c"], memory_budget_bytes: int
 ) -> Iterator[tuple[Int[Tensor, " p"], Int[Tensor, " p"]]]:
-    """The same by inner products, whose rounding a tolerance of this size does not see."""
-    squares = norms.square()
-    own = matrix[chosen].double()
+    """The same by inner products in the matrix's own digits; pairs that their rounding leaves open are among them."""
+    dtype = torch.promote_types(matrix.dtype, torch.float32)
+    own, limit = matrix[chosen].to(dtype), reach.square().to(matrix.device, dtype)[:, None]
+    squares, slack = own.square().sum(1, keepdim=True), 2 * matrix.shape[1] * torch.finfo(dtype).eps
     for part in _split(len(matrix), 16 * (matrix.shape[1] + 3 * len(chosen)), memory_budget_bytes):
-        products = (own @ matrix[part].double().T).cpu()
-        distances = squares[chosen.cpu(), None] + squares[part] - 2 * products
-        slack = _ROUNDING * (squares[chosen.cpu(), None] + squares[part])
-        which, others = (distances <= reach[:, None].square() + slack).nonzero().T
+        block = matrix[part].to(dtype)
+        sums = squares + block.square().sum(1)
+        is_far = sums - 2 * (own @ block.T) > limit + slack * sums  # false where numbers overflow
+        which, others = (~is_far).nonzero().cpu().T
         yield which, others + part.start
 
 

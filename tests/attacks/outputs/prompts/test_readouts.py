@@ -7,7 +7,7 @@ import torch
 from tests.models.families import build
 
 from unmask.attacks.outputs.prompts import readouts
-from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM, CacheReadout, head_widths, position_map
+from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM, CacheReadout, head_widths, position_maps
 from unmask.models import adapt
 from unmask.models.caches import fill_cache, read_cache
 
@@ -35,7 +35,7 @@ def test_a_cache_is_what_the_model_keeps_and_moves_back(name):
 
 
 def test_rotary_positions_are_rotations_and_learned_ones_do_nothing(tiny_llama, tiny_gpt2):
-    turned, still = position_map(tiny_llama, 0, 5).back, position_map(tiny_gpt2, 0, 5).back
+    turned, still = (position_maps(model, 0, [5])[0].back for model in (tiny_llama, tiny_gpt2))
     eye = torch.eye(turned.shape[1], dtype=torch.float64)
     assert torch.allclose(turned @ turned.transpose(1, 2), eye, atol=1e-4)
     assert not torch.allclose(turned, eye, atol=1e-2)

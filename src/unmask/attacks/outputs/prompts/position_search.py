@@ -2,8 +2,8 @@
 
     1. test the likeliest tokens by the table of the layer that was seen: a few, then some tens
     2. linearise at the closest one so far, rank the likelier tokens through that map, test the likeliest
-    3. again from there, with the whole vocabulary; where the closest stays the same, further down the order, in growing
-       batches, to the last token
+    3. again from there, with the whole vocabulary, and then with its likelier tokens; where the closest stays the
+       same, further down the order, in growing batches, to the last token
 
 A candidate is accepted when its recomputed state agrees with the one seen as far as rounding lets it; then its distance
 is decades below all others. Where none agrees, noise may have been added: then the closest candidate is accepted if
@@ -27,7 +27,7 @@ from enum import Enum
 from types import MappingProxyType
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation, Trial
@@ -42,7 +42,7 @@ CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leave
 LOUDEST = 0.2  # noise of more than this share of a state's norm: nothing is claimed, as not all tokens are tested
 _GROWTH = 4
 _LARGEST_BATCH = 2048
-_LIKELY = 4096  # tokens that are ranked through the first linear map
+_LIKELY = 4096  # tokens that are ranked through a linear map, but for the second, which ranks all
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Observation:
         """How far candidates' states are from the one seen, by its norm."""
         return (states * self.weights - self.state).norm(dim=1) / lengths_of(self.state)
 
-    def is_beaten(self, distance: float, other: float) -> bool:
-        """Whether a token at one distance beats one at another, by likelihood; without noise, by being closer."""
-        gain = (other**2 - distance**2) * float(self.state.square().sum()) / 2
-        return gain > 0 and gain >= CLEAR * self.noise_variance
+    def are_beaten(self, distance: float, others: Float[Tensor, " k"]) -> Bool[Tensor, " k"]:
+        """Which of some tokens one at a distance beats, by likelihood; without noise, by being closer."""
+        gain = (others.double() ** 2 - distance**2) * float(self.state.square().sum()) / 2
+        return (gain > 0) & (gain >= CLEAR * self.noise_variance)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def find_token(
     nothing = TestedTokens.none(templates.in_context.middle.shift)
     is_quiet = seen.noisy is False and not seen.confirm
     search = _Search(seen, text, templates, prior, nothing, equal, leading if is_quiet else None)
-    scores, batch = first_scores.clone(), settings.first
+    order, scores, batch = first_scores, first_scores.clone(), settings.first
     limit = min(settings.max_candidates or len(scores), len(scores))
     while len(search.tested) < limit:
         yield from search.test(scores.topk(min(batch, limit - len(search.tested))).indices)
@@ -187,7 +187,8 @@ def find_token(
         elif search.is_at_best or search.tested.num_jacobians >= settings.max_linearisations:
             batch = min(batch * _GROWTH, _LARGEST_BATCH)
         else:
-            scores, batch = search.rank_tokens(first_scores), settings.refined
+            order = search.rank_tokens(order)
+            scores, batch = order.clone(), settings.refined
         scores[search.tested.tokens] = -torch.inf
     return search.conclude()
 
@@ -239,19 +240,21 @@ class _Search:
         self.tested.num_jacobians += 1
         return self.near
 
-    def rank_tokens(self, first_scores: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
+    def rank_tokens(self, order: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
         """Tokens through that map; the context's shift is measured on all that were tested.
 
-        At first those that were likeliest by the table, and the others behind them in that order; later all of them.
+        Those that were likeliest so far, and the others behind them in the order that they had; the second time all.
         """
         shift = self.tested.offsets / len(self.tested)
-        is_first = self.tested.num_jacobians == 0
-        chosen = first_scores.topk(min(_LIKELY, len(first_scores)) if is_first else len(first_scores)).indices
+        is_second = self.tested.num_jacobians == 1
         near, noise = self.linearise(), self.seen.noise_variance
         state = self.seen.state if self.leading is None else self.leading @ self.seen.state
+        if is_second or len(order) <= _LIKELY:
+            return posterior(linearised_scores(self.table, shift, state, near, noise), self.prior)
+        chosen = order.topk(_LIKELY).indices
         scores = linearised_scores(self.table.only(chosen), shift, state, near, noise)
         ranked = posterior(scores, self.prior[chosen])
-        behind = first_scores - first_scores.max() + ranked.min() - 1
+        behind = order - order.max() + ranked.min() - 1
         return behind.scatter(0, chosen, ranked)
 
     @property
@@ -309,7 +312,6 @@ class _Search:
 
     def _rivals(self) -> tuple[int, ...]:
         """Tokens that agree as well, up to what rounding may do, and are not of the closest one's class."""
-        close = [self.seen.is_beaten(self.tested.distance, distance) for distance in self.tested.distances.tolist()]
+        beaten = self.seen.are_beaten(self.tested.distance, self.tested.distances)
         own = self.equal.get(self.tested.token, (self.tested.token,))
-        pairs = zip(self.tested.tokens.tolist(), close, strict=True)
-        return tuple(token for token, beaten in pairs if not beaten and token not in own)
+        return tuple(token for token in self.tested.tokens[~beaten].tolist() if token not in own)

@@ -20,6 +20,7 @@ Cost: one attention call of e + 8 rows a position, kept while the model lives.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -121,7 +122,8 @@ class CacheReadout(Readout):
             return seen
         number, width = len(self.heads), head_widths(model, self.layer)[0]
         keys, values = seen[:, : number * width].unflatten(1, (number, width)), seen[:, number * width :]
-        back = torch.stack([position_map(model, self.layer, int(p)).back[list(self.heads)] for p in positions])
+        maps = position_maps(model, self.layer, positions.tolist())
+        back = torch.stack([each.back[list(self.heads)] for each in maps])
         return torch.cat([torch.einsum("nge,ngef->ngf", keys, back.to(keys)).flatten(1), values], 1)
 
     def problem(self, model: Model, positions: Int[Tensor, " n"]) -> str:
@@ -130,8 +132,8 @@ class CacheReadout(Readout):
             return why
         if not self.keys:
             return ""
-        for p in positions.tolist():
-            off = position_map(model, self.layer, p).residual
+        for p, each in zip(positions.tolist(), position_maps(model, self.layer, positions.tolist()), strict=True):
+            off = each.residual
             if not off <= _LINEAR:
                 return (
                     f"keys at position {p} are no linear function of those at position 0 (off by {off:.1e} of their "
@@ -152,9 +154,13 @@ class PositionMap:
     residual: float
 
 
-def position_map(model: Model, layer: int, position: int) -> PositionMap:
-    """The map of a block's keys at a position, measured once."""
-    return compute_once(model, ("position map", layer, position), lambda: _measure_map(model, layer, position))
+def position_maps(model: Model, layer: int, positions: Sequence[int]) -> list[PositionMap]:
+    """The maps of a block's keys at some positions, each measured once."""
+    known: dict[int, PositionMap] = compute_once(model, ("position maps", layer), dict)
+    for position in positions:
+        if position not in known:
+            known[position] = _measure_map(model, layer, position)
+    return [known[position] for position in positions]
 
 
 def head_widths(model: Model, layer: int) -> tuple[int, int]:
