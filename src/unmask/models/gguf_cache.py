@@ -21,7 +21,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from unittest import mock
 
 from safetensors import SafetensorError
 
@@ -71,9 +73,9 @@ def write_safetensors(gguf_file: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     # transformers draws the bar of the de-quantising past its own switch, straight to stderr.
-    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
+    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()), _read_once():
         where, gguf = gguf_file.parent, gguf_file.name
-        config = AutoConfig.from_pretrained(where, gguf_file=gguf)  # once: each reading takes five seconds
+        config = AutoConfig.from_pretrained(where, gguf_file=gguf)
         tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=gguf, config=config)
         loaded = AutoModelForCausalLM.from_pretrained(where, gguf_file=gguf, config=config, dtype=torch.float32)
         del loaded.config.quantization_config
@@ -83,6 +85,20 @@ def write_safetensors(gguf_file: Path, folder: Path) -> None:
         plain.tie_weights()
         plain.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _read_once() -> Iterator[None]:
+    """For as long as it is open, a GGUF file is read once, and its tensors' names are found once.
+
+    transformers reads it for the configuration, the tokenizer and the weights, and maps all names for every module.
+    """
+    import gguf
+
+    with mock.patch.multiple(
+        gguf, GGUFReader=cache(gguf.GGUFReader), get_tensor_name_map=cache(gguf.get_tensor_name_map)
+    ):
+        yield
 
 
 def convert_once(source: GgufSource, convert: Callable[[Path, Path], None] = write_safetensors) -> Path:
