@@ -213,6 +213,22 @@ def test_names_of_modules_say_something():
     assert not [path for path in FILES if VAGUE_NAMES & set(path.relative_to(PACKAGE).with_suffix("").parts)]
 
 
+def test_transformers_is_imported_only_where_it_is_used():
+    """It takes as long as torch, and every command and every worker would wait for it."""
+
+    def names(node: ast.stmt) -> list[str]:
+        return [str(node.module)] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+
+    early = {
+        path.parent.name
+        for path in FILES
+        for node in ast.parse(read(path)).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any(name.startswith("transformers") for name in names(node))
+    }
+    assert early == {"trainer"}  # a callback of theirs
+
+
 def test_the_core_and_every_public_name_can_be_had_without_any_extra():
     """In a fresh process in which no extra can be found, as on a machine where only the core was installed."""
     modules = [name for name in map(module_name, FILES) if name not in NEED_EXTRAS and not name.endswith("__main__")]

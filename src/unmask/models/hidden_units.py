@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from unmask.models.adapter import Model
 from unmask.models.blocks import Attended
@@ -29,6 +28,8 @@ def keep_hidden_units(model: Model, units: Int[Tensor, " u"]) -> Model | None:
 
     All other weights are shared with the model.
     """
+    from transformers.pytorch_utils import Conv1D
+
     kept = copy_sharing_weights(model)
     for role in (Role.MLP_IN, Role.MLP_GATE):
         layer = model.linear(role, 0)
