@@ -9,6 +9,7 @@ from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.first_attention.attack import FirstAttentionAttack, value_tables
 from unmask.evidence import HiddenEvidence, Site
 from unmask.models import Model
+from unmask.models.linear import Role
 from unmask.models.output_projection import OutputProjection
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
@@ -152,6 +153,20 @@ def test_noise_on_real_weights(smollm2):
     shuffled = evidence.states.flip(-1)
     recovery = ATTACK(HiddenEvidence(shuffled, evidence.mask, 0, smollm2.fingerprint(), Site.ATTENTION), smollm2)
     assert recovery.status is Status.NOTHING_FOUND
+
+
+def test_rows_that_read_one_earlier_token_alone_leave_their_own_open(tiny_llama):
+    """Attention so sharp that many second tokens see only the first: their rows are then the same."""
+    model = tiny_llama.to()
+    with torch.no_grad():
+        model.weight(Role.QUERY, 0).mul_(30)
+    rows = observed(model, [[11, token] for token in range(model.vocab_size)]).states
+    hidden = torch.isclose(rows[:, 1], rows[:, 0], rtol=1e-4).all(1).nonzero()[:, 0].tolist()
+    texts = [[11, token] for token in hidden if token != 11]
+    recovery = ATTACK(observed(model, texts), model)
+    assert len(texts) > 3
+    assert not recovery.value.certain
+    assert_exact(ATTACK(observed(model, [[5, 17, 99, 5]]), model), [5, 17, 99, 5])
 
 
 def test_a_neighbour_of_the_right_token_is_not_called_certain(tiny_llama):

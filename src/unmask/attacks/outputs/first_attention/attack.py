@@ -13,6 +13,9 @@ of outputs implies the span condition, so whoever could explain the row is ranke
 recomputed row is the token's certificate, and the next best error tells how clear the choice is. A token is
 certain only if rounding alone explains its error.
 
+**Rows that hide their token.** Where every head reads one earlier token and nothing else, A tells neither v(tᵢ, i) nor
+the query of tᵢ: other tokens may read the same. Fewer than two heads that mix, and the whole vocabulary is checked.
+
 **Coarse evidence.** W_O⁻¹ multiplies the evidence's rounding by up to κ(W_O), so the ranking is blurred in bfloat16: a
 longer list is checked then, and the whole vocabulary where that does not settle it, or where there is no ranking at all
 (i + 1 ≥ e, or W_O not invertible).
@@ -51,6 +54,7 @@ from unmask.shapes import Rows
 _USED = ("states",)
 _SHORTLISTS = (16, 1024)  # tokens of the ranking that are sent through the module, the longer one if need be
 _KNOWN = 1e-4  # of a value's squared norm: less than this outside the known values is nothing (float32)
+_ALONE = 1e-2  # of a value's norm: a head that is nearer to it reads that token alone
 _EQUAL = "tokens with equal embeddings have equal rows, which nothing tells apart"
 _CHUNK = 8192  # tokens at once where all are tried
 
@@ -137,7 +141,9 @@ class FirstAttentionAttack:
             assert ranked is not None
             choice = _best(step, projection, row, torch.cat([ranked[:size], seen]).unique(), equal)
             if choice.is_clear(self.min_gap_decades, precision):
-                return choice
+                if _shows_token(step, choice.token):
+                    return choice
+                break
         if self.try_every_token:
             return _best(step, projection, row, torch.arange(step.model.vocab_size, device=row.device), equal)
         return None if choice is None else replace(choice, rejected=choice.error)  # a better one may be left out
@@ -261,6 +267,17 @@ def _best(
     others = errors[~torch.isin(tokens, torch.tensor(equal.get(token, (token,)), device=tokens.device))]
     rejected = float(others.min()) if len(others) else float("inf")
     return Choice(token, error, rejected, len(tokens), equal.get(token, ()))
+
+
+def _shows_token(step: BlockStep, token: int) -> bool:
+    """Whether a row depends on its own token: at least two heads, or the only one, read more than an earlier token."""
+    known = step.prefix.values[:, :, None]  # (j, g, 1, e)
+    if not len(known):
+        return True
+    mixed = step.attend(_embed(step.model, torch.tensor([token]), step.position)).mixed[0]
+    heads = mixed.unflatten(0, (known.shape[1], -1, known.shape[3]))
+    mixes = ((heads - known).norm(dim=3) > _ALONE * known.norm(dim=3)).all(0)
+    return int(mixes.sum()) >= min(2, mixes.numel())
 
 
 def _embed(model: Model, tokens: Int[Tensor, " n"], position: int) -> Rows:
