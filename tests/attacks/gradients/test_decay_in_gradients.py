@@ -87,6 +87,16 @@ def test_a_decay_that_one_row_contradicts_is_none(tiny_llama):
     assert without_decay(sent, tiny_llama) == (sent, "")
 
 
+def test_noise_of_the_size_of_roundings_moves_no_row(uneven_llama):
+    """It was below the rounding of long rows, which told the decay, and above that of short ones, taken for tokens."""
+    plain = observe_gradients(uneven_llama, TEXTS, task="classification")
+    for sigma in ("1e-11", "1e-10", "1e-9", "1e-8"):
+        noise = parse_defence(f"noise:sigma={sigma}")
+        sent = noise(with_decay(plain, uneven_llama, 1e-2), torch.Generator().manual_seed(1))
+        recovery = BagOfWordsAttack()(sent, uneven_llama)
+        assert recovery.value.token_set <= WORDS, (sigma, recovery.reason)
+
+
 @pytest.mark.parametrize("task", ["classification", "next_token"])
 @pytest.mark.parametrize(
     "defence", ["fp16", "fp8", "int8", "topk:share=0.05", "random:share=0.3", "random:share=0.95", "noise:sigma=1e-6"]

@@ -3,7 +3,8 @@
     row v of the embedding  =  g_v + c·W_v,   with g_v = 0 for every token, or position, that does not occur
 
 So rows that are the model's own rows times one number, to the last digits, show c; and c·W is in every other matrix as
-well. What is left is the gradient of the loss, as exact as before where c·W is no larger than it.
+well, if rows that moved stand a decade above what is left of those that did not: noise of the size of
+roundings leaves the same of all rows, and is more than a rounding of the short ones. What is left is the gradient of the loss, as exact as before where c·W is no larger than it.
 
 Notation: W the weights; c the decay, any number but zero.
 Limits: a row that is zero, of weights that are not, contradicts a decay. Biases and gains are decayed by some libraries
@@ -25,6 +26,7 @@ from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 
 _ROUNDINGS = 8.0  # that a row may be off: a product and a sum leave one, a penalty's own gradient two or three
+_GAP = 10.0  # rows that moved have so much more left than those that did not
 _FEWEST_ENTRIES = 8  # of a row: so many do not agree on a factor to seven digits by chance
 
 
@@ -37,7 +39,7 @@ def without_decay(evidence: GradientEvidence, model: Model) -> tuple[GradientEvi
     tables = [n for n in (model.token_embedding, model.position_embedding) if n in weights]
     found = (find_decay(evidence.gradients[name], weights[name]) for name in tables)
     decay = next((factor for factor in found if factor is not None), None)
-    if decay is None:
+    if decay is None or not all(_stands_apart(evidence.gradients[name], weights[name], decay) for name in tables):
         return evidence, ""
     rest = {name: _subtract(evidence.gradients[name], weights[name], decay) for name in weights}
     why = f"the gradient holds weight decay ({decay:.2g} of each weight), which was taken out"
@@ -59,6 +61,15 @@ def find_decay(update: Float[Tensor, "v d"], weights: Float[Tensor, "v d"]) -> f
     decay = factors[unmoved].median()
     agree = bool(((factors[unmoved] - decay).abs() <= _ROUNDINGS * torch.finfo(update.dtype).eps * decay.abs()).all())
     return float(decay) if agree else None
+
+
+def _stands_apart(update: Float[Tensor, "v d"], weights: Float[Tensor, "v d"], decay: float) -> bool:
+    """Whether no row has a rest beyond its own rounding that is like the rest of rows that did not move."""
+    rows = update.double()
+    own = weights.to(update).double().masked_fill(rows == 0, 0.0)
+    unmoved = _is_multiple(rows, own, decay, update.dtype)
+    rest, still = (rows - decay * own).norm(dim=1), unmoved & (own != 0).any(1)
+    return not bool(still.any()) or bool((rest[~unmoved] > _GAP * rest[still].median()).all())
 
 
 def _subtract(update: Tensor, weights: Tensor, decay: float) -> Tensor:
