@@ -112,6 +112,16 @@ def test_random_runs_in_rotary_models(small_llama):
         assert_nothing_false(recover_text(observe_gradients(small_llama, texts, **options), small_llama), texts)
 
 
+def test_a_run_before_another_ending_is_no_text_of_its_own(small_llama):
+    """'39 39 7' used to be two texts, '39 39' and '39 7', where masked labels leave ends open."""
+    texts = [[37, 37], [39, 39, 7]]
+    evidence = replace(observe_gradients(small_llama, texts), num_texts=None, all_tokens_predicted=None)
+    recovery = recover_text(evidence, small_llama)
+    assert_nothing_false(recovery, texts)
+    assert all_covered(recovery, texts)
+    assert sum(bool(text.ambiguities) for text in recovery.value.texts) == len(texts)
+
+
 def test_no_text_is_made_up_to_fit_the_rank(small_llama):
     """(122×6, 463), which is nowhere in the batch, used to be certain: a true first token had been dropped."""
     texts = [[122, 463, 463, 463, 148]] * 2 + [[198, 198, 122, 148, 198, 417, 417], [417, 463, 198]]

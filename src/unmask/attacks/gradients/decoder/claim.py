@@ -283,9 +283,11 @@ def _is_part_of_another(evidence: GradientEvidence, findings: SearchResult, endi
     start, tokens = ending.node
     others = [other.node for other in findings.endings if other is not ending]
     ends_are_open = evidence.all_tokens_predicted is not True if findings.labelled else evidence.task is None
-    if ends_are_open:
-        return any(other[0] == start and other[1][: len(tokens)] == tokens for other in others)
-    if findings.model.learned_positions or len(set(tokens)) > 1 or not ending.has_open_run:
+    if ends_are_open and any(other[0] == start and other[1][: len(tokens)] == tokens for other in others):
+        return True
+    if ends_are_open:  # of two runs the shorter one is a part
+        others = [other for other in others if len(set(other[1])) > 1]
+    if findings.model.learned_positions or len(set(tokens)) > 1 or not (ends_are_open or ending.has_open_run):
         return False
     return any(other[1][0] == tokens[0] for other in others)
 
