@@ -74,7 +74,11 @@ def _plus(size: float, what: str) -> Make:
             "hash": lambda X: _hash(X),
             "length": lambda X: torch.full((len(X),), math.log(X.shape[1]), dtype=X.dtype),
         }
-        return lambda X: layer(X) + size * extras[what](X)
+
+        def both(X: Tensor) -> Tensor:
+            return layer(X) + size * extras[what](X)
+
+        return service(layer, both) if what == "hash" else both  # a hash is noise that repeats, and is said to be
 
     return make
 
@@ -251,12 +255,12 @@ def _saturating(_: Tensor, w: Weights) -> Function:
 
 
 def _changes_its_weights(_: Tensor, w: Weights) -> Function:
-    """Another layer after 200 answers."""
+    """Another layer after 100 answers; no attack ends before."""
     one, two, count = attention(w), attention(w), [0]
 
     def answer(X: Tensor) -> Tensor:
         count[0] += len(X)
-        return one(X) if count[0] <= 200 else two(X)
+        return one(X) if count[0] <= 100 else two(X)
 
     return answer
 

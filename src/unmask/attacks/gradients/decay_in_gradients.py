@@ -3,8 +3,9 @@
     row v of the embedding  =  g_v + c·W_v,   with g_v = 0 for every token, or position, that does not occur
 
 So rows that are the model's own rows times one number, to the last digits, show c; and c·W is in every other matrix as
-well, if rows that moved stand a decade above what is left of those that did not: noise of the size of
-roundings leaves the same of all rows, and is more than a rounding of the short ones. What is left is the gradient of the loss, as exact as before where c·W is no larger than it.
+well. Rows that moved must stand a decade above what is left of the others: noise of the size of roundings leaves the
+same in all rows, and in short ones that is more than their own rounding. What is left is the gradient of the loss, as
+exact as before where c·W is no larger than it.
 
 Notation: W the weights; c the decay, any number but zero.
 Limits: a row that is zero, of weights that are not, contradicts a decay. Biases and gains are decayed by some libraries
