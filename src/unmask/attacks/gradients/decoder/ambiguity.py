@@ -128,13 +128,18 @@ def texts_of_any_run(model: Model, endings: Sequence[TextEnding], labelled: bool
     """Texts whose rows hardly change when their first token is repeated once more, or once less.
 
     Labels count the repetitions of all texts together, so with labels only the runs of texts that share a first token
-    with a run can be traded. A text of one repeated token has no later rows, so nothing tells its length.
+    with a run can be traded. A text of one repeated token has no later rows, and a mean loss has no length: nothing
+    tells it.
     """
     if model.learned_positions:
         return frozenset()
     runs = {ending.node: run_length(ending.node[1]) for ending in endings}
     firsts = Counter(ending.node[1][0] for ending in endings for _ in range(ending.count))
-    risky = {node[1][0] for node, run in runs.items() if not labelled or (run > 1 and firsts[node[1][0]] > 1)}
+    risky = {
+        node[1][0]
+        for node, run in runs.items()
+        if not labelled or run == len(node[1]) or (run > 1 and firsts[node[1][0]] > 1)
+    }
     return frozenset(
         node
         for node, run in track(list(runs.items()), "comparing repetitions")

@@ -86,7 +86,7 @@ class DecoderAttack:
         says_why = any(search.stopped for search in found.searches) and exact is not None and not exact.value.certain
         if exact is None or found.status is Status.RECOVERED or says_why:
             return found
-        return found if len(found.value.certain) > len(exact.value.certain) else exact
+        return found if _num_claimed(found) > _num_claimed(exact) else exact
 
     def _read_exactly(
         self, run: Run, evidence: GradientEvidence, model: Model, candidates: Candidates, used: tuple[str, ...]
@@ -221,7 +221,8 @@ class DecoderAttack:
             inside = is_seen and ends is None and evidence.pooling is None
             ends = leaves if ends is None else ends
             return _TextsRead(ends, False, known, reads_inside=inside, arrivals=arrivals, used=used)
-        role = telling_layer(evidence, model)
+        # What weights moved by in several steps is no gradient at the weights that the rows are of.
+        role = None if evidence.update is Update.DELTA else telling_layer(evidence, model)
         gradient = None if role is None else evidence.linear(model, role, model.num_blocks - 1)
         if role is None or gradient is None or len(forest.nodes) > gradient.shape[0] or model.token_head is None:
             return _TextsRead(leaves, True, has_ends=False)
@@ -249,6 +250,12 @@ class _TextsRead:
     arrivals: Arrivals | None = None
     used: tuple[str, ...] = ()
     client: SketchedClient | None = None  # that has run over the texts, but for their last tokens
+
+
+def _num_claimed(recovery: Recovery[RecoveredTexts]) -> tuple[int, int]:
+    """Certain texts, then those of which only a few points are open; a guess is none of them."""
+    texts = recovery.value.texts
+    return len(recovery.value.certain), sum(bool(text.ambiguities) and not text.certain for text in texts)
 
 
 def as_gradient(evidence: GradientEvidence) -> GradientEvidence:

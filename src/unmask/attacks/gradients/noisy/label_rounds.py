@@ -107,11 +107,9 @@ class LabelRounds:
         self._read()
         named = set(self._named())
         self.growth.drop(longer - named)
-        if longer & named:
-            self.growth.grow(longer & named)
-        self._read()
-        if not longer & named:
+        if not longer & named or not self.growth.grow(longer & named):
             return endings
+        self._read()
         return (self._last_labels() if self.drifts else self._endings()).endings
 
     def _read(self) -> None:
