@@ -6,7 +6,8 @@ in that place, and the likelihoods of all rows behind it are multiplied:
 
     gain = Σ_rows (‖s_rival − s‖² − ‖s_best − s‖²) / (2σ²)  ≥  12
 
-The token is proven if every rival loses so, and open with those that do not.
+The token is proven if every rival loses so, and open with those that do not. Where only some tokens were tested at its
+position, others may agree there as well: then nothing is proven of an open one.
 
 Notation: s a row as it is compared, σ² the variance of its rounding (state_noise.py).
 Limits: needs rounding whose size is known, and a text of which every other token agrees up to there.
@@ -37,7 +38,7 @@ def settle_rivals(text: TextProgress) -> None:
     settled, behind = [], True
     for index, token in enumerate(text.tokens):
         left = _left_open(text, chosen, squares, index, token.rivals) if token.rivals else ()
-        proven = behind and token.stands and (not left or token.proven)
+        proven = behind and token.stands and (not left or (token.proven and token.are_all_rivals))
         equals = tuple(sorted({token.token, *left})) if left else _without(token.equals, token.rivals)
         settled.append(replace(token, proven=proven, equals=equals, rivals=left))
         behind = proven
