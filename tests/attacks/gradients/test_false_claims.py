@@ -552,3 +552,30 @@ def test_padding_that_leaves_a_trace_is_no_token_of_the_texts():
     recovery = recover_text(observe_gradients(model, texts, padding_side="left"), model)
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert recovery.value.token_set <= {token for text in texts for token in text}
+
+
+@pytest.fixture(scope="module")
+def sure_llama() -> Model:
+    """One block, and an output layer of large rows that are the embedding's."""
+    sizes = llama_sizes(num_hidden_layers=1, tie_word_embeddings=True, vocab_size=60)
+    hf = random_model(transformers.LlamaForCausalLM, transformers.LlamaConfig(**sizes))
+    with torch.no_grad():
+        hf.model.embed_tokens.weight *= 3
+    return adapt(hf)
+
+
+@pytest.mark.parametrize("length", [2, 5])
+def test_local_steps_do_not_tell_how_long_a_text_of_one_token_is(sure_llama, length):
+    """Every label is the same behind the same row, so the client sends one update for all lengths."""
+    text = (7,) * length
+    recovery = recover_text(observe_fedavg(sure_llama, [text], local_steps=4, learning_rate=0.01), sure_llama)
+    assert_nothing_false(recovery, [text])
+    assert recovery.status is Status.PARTIAL
+    assert all_covered(recovery, [text])
+
+
+@pytest.mark.parametrize("token", [19, 25])
+def test_no_labels_are_read_off_what_weights_moved_by_in_several_steps(sure_llama, token):
+    """A change of weights points against the gradient, where a token of which the model is sure seems the label."""
+    sent = observe_fedavg(sure_llama, [(token, token)], local_steps=4, learning_rate=0.01).only("self_attn")
+    assert_nothing_false(recover_text(sent, sure_llama), [(token, token)])

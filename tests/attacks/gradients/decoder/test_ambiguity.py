@@ -88,8 +88,10 @@ def test_texts_of_one_repeated_token_are_of_any_run(tiny_llama):
 
 
 def test_labels_leave_a_run_open_only_if_texts_can_trade_it(tiny_llama):
-    alone = [TextEnding((0, (4, 4, 4)), 1, 0.0), TextEnding((0, (5, 6, 7)), 1, 0.0)]
+    alone = [TextEnding((0, (4, 4, 9)), 1, 0.0), TextEnding((0, (5, 6, 7)), 1, 0.0)]
     assert not texts_of_any_run(tiny_llama, alone, labelled=True)
+    of_one_token = TextEnding((0, (4, 4, 4)), 1, 0.0)
+    assert texts_of_any_run(tiny_llama, [of_one_token], labelled=True) == {of_one_token.node}
     traded = [TextEnding((0, (4, 4, 9)), 1, 0.0), TextEnding((0, (4, 4, 4)), 1, 0.0)]
     assert texts_of_any_run(tiny_llama, traded, labelled=True) >= {(0, (4, 4, 4))}
 
