@@ -54,3 +54,14 @@ def test_texts_that_a_hidden_prefix_cuts_short_go_on(rounds, batch):
 def test_whole_texts_do_not_go_on(rounds, batch):
     endings = rounds.settle().endings
     assert rounds._lengthen(endings) == endings
+
+
+def test_texts_that_go_on_into_more_prefixes_than_spans_can_hold_stay_as_they_are(rounds, batch):
+    """Each turn would try more labels behind more prefixes, without an end."""
+    rounds.settle()
+    text = max(batch, key=len)
+    rounds.growth.drop([text[:-1]])
+    rounds._read()
+    rounds.growth.most = 2
+    short = rounds._endings().endings
+    assert rounds._lengthen(short) == short
