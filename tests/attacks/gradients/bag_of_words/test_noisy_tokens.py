@@ -57,6 +57,22 @@ def test_the_span_under_noise_shows_tokens_and_no_others(tiny, kind, seed):
     assert 0 < found.expected_false <= 0.5
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_tokens_that_weights_hold_are_none_of_a_gradient_with_decay(tiny_llama, decay):
+    """Training leaves a model's tokens in its weights, and decay puts these into every gradient."""
+    model, generator = tiny_llama.to(), torch.Generator().manual_seed(0)
+    strangers = torch.arange(300, 316)
+    rows = model.first_input(strangers, torch.zeros_like(strangers)).detach()
+    for name, weights in model.named_parameters():
+        if name.startswith("model.layers.0.self_attn") and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
+            weights.data += torch.randn(len(weights), 16, generator=generator) @ rows / 16
+    evidence = seen(model, "noise:sigma=1e-3,relative=true")
+    held = {name: g + decay * model.parameter(name).detach() for name, g in evidence.gradients.items()}
+    found = tokens(find(replace(evidence, gradients=held), model))
+    assert found <= WORDS
+    assert bool(found) == (decay == 0)
+
+
 def test_the_noise_is_estimated(tiny_llama):
     found = find(seen(tiny_llama, "noise:sigma=1e-3"), tiny_llama)
     # Some hundred to some thousand entries outside of the tokens' span.

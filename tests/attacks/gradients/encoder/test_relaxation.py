@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -307,3 +308,10 @@ def test_whitened_probes_are_still_orthogonal_to_the_batch_and_tell_places_apart
 def test_whitening_makes_no_probes_up(problem):
     white = whiten_probes(relaxation_of(problem, num_probes=5), [problem.places.start], PRIOR, max_probes=100)
     assert [layer.probes.shape[1] for layer in white.probed] == [5, 5]
+
+
+def test_without_an_end_of_the_first_text_a_pair_is_any_text(pair_problem):
+    relaxation = relaxation_of(pair_problem)
+    middles = relaxation.closes & ~relaxation.is_end
+    rest = replace(relaxation, chosen=relaxation.chosen[~middles])
+    assert rest.round_to_text(random_weights(rest))

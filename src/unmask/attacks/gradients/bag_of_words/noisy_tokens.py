@@ -55,6 +55,7 @@ _LEVELS = (30.0, 10.0, 3.0, 2.0, 1.4)  # times the noise that was found
 _MANY, _MOST_DECOYS = 64, 0.6  # atoms, and the share of decoys among them: chance alone makes it two thirds
 _FEW_DECOYS = 3  # that noise of the right level may let pass: 0.03 on average
 _ALIKE = 0.2  # the median entry as a share of the largest: entries of an adaptive optimiser's steps are much alike
+_LIKE_WEIGHTS, _MOST_BY_CHANCE = 0.05, 6.0  # cosine with the weights, and in units of chance
 _WIDE = 8  # positions in a row that noise may hide
 
 
@@ -81,7 +82,7 @@ def find_noisy_tokens(evidence: GradientEvidence, model: Model, generator: torch
     gradients = _first_input_gradients(evidence, model)
     noise = {} if row_noise is None else {model.token_embedding: row_noise}
     found, false, rank = moved, len(moved) and model.vocab_size * _tail(_ROW_SCORE), 0
-    if gradients:
+    if gradients and not _hold_weights(evidence, model, list(gradients)):
         white, passed = _from_span(evidence, model, gradients, moved, generator)
         noise |= dict(zip(gradients, white.sigmas, strict=True))
         rank = estimate_noise(white.matrix).rank
@@ -139,6 +140,26 @@ def _first_input_gradients(evidence: GradientEvidence, model: Model) -> dict[str
             whole = evidence.gradients[layer.parameter]
             found[layer.parameter] = whole.T if layer.stored_transposed else whole
     return found
+
+
+def _hold_weights(evidence: GradientEvidence, model: Model, names: Sequence[str]) -> bool:
+    """Whether the weights are in their own gradients, as decay puts them there: they hold tokens of earlier training.
+
+    Told where few tokens reach: behind half of the gradients' directions on either side, noise is like no weights.
+    """
+    if evidence.update is Update.DELTA and evidence.weight_decay == 0:
+        return False
+    products, squares, own_squares, count = 0.0, 0.0, 0.0, 0
+    for name in names:
+        gradient, weights = evidence.gradients[name].double(), model.parameter(name).detach().double()
+        U, _, V = torch.linalg.svd(gradient, full_matrices=False)
+        left, right = U[:, U.shape[1] // 2 :], V[V.shape[0] // 2 :]
+        rest, own = left.T @ gradient @ right.T, left.T @ weights.to(gradient) @ right.T
+        products += float((rest * own).sum())
+        squares, own_squares = squares + float(rest.square().sum()), own_squares + float(own.square().sum())
+        count += rest.numel()
+    alike = abs(products) / max(math.sqrt(squares * own_squares), torch.finfo(torch.float64).tiny)
+    return alike > max(_LIKE_WEIGHTS, _MOST_BY_CHANCE / math.sqrt(count))
 
 
 def is_adaptive(evidence: GradientEvidence, delta: Tensor) -> bool:

@@ -210,7 +210,7 @@ class Relaxation:
     def _first_middle(self) -> int:
         """The first position at which the first text of a pair may end."""
         middles = self.closes & ~self.is_end
-        return int(self.position[middles].min())
+        return int(self.position[middles].min()) if bool(middles.any()) else 0
 
     def _heaviest(self, weights: Float[Tensor, " c"], kind: int) -> tuple[Float[Tensor, " p"], Int[Tensor, " p"]]:
         """The heaviest chosen place of a type at each position that closes nothing, and its weight (−1: none)."""
