@@ -78,7 +78,7 @@ def read_nearest(
     cosines, excess, factors, num_tested = list[float](), list[float | None](), list[float](), 0
     is_loud = done == 0  # whether all rows are
     vocabulary = torch.arange(len(later.means), device=seen.states.device)
-    is_cheap = can_try_all(text)
+    is_cheap = len(vocabulary) * (24.0 * len(text.prefixes) + 4.0) * text.model.width**2 <= _MOST_FLOPS
     for index in range(done, len(seen)):
         table = later if text.num_known else first
         expected = table.cosines(seen.aligned[index], seen.weights[index])
@@ -97,11 +97,6 @@ def read_nearest(
     is_empty = not bool(seen.states.any())  # no entry of any row was sent
     is_drowned = is_empty or (is_loud and not is_beyond_chance(excess))
     return NearestText(tuple(tokens), tuple(cosines), tuple(factors), is_drowned, num_tested)
-
-
-def can_try_all(text: Continuation) -> bool:
-    """Whether the whole vocabulary costs little enough to be run at a position."""
-    return text.model.vocab_size * (24.0 * len(text.prefixes) + 4.0) * text.model.width**2 <= _MOST_FLOPS
 
 
 def nearest_row(

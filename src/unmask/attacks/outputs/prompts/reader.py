@@ -8,16 +8,15 @@ Where a stream is seen, the blocks behind it predict every next token at once. A
 the tokens that are known, and predicts one token ahead.
 
 What is narrow or coarse may not tell tokens apart that lie close to each other. There the nearest ones by the table are
-tested beside the one that agrees, and all tokens, if that is cheap, where one of them agrees as well; those that agree
-are reported as open. A first token hardly changes its own row in deep blocks, but it changes the next one: of coarse
-rows it is proven only together with that.
+tested beside the one that agrees; those that agree as well are reported as open. A first token hardly changes its own
+row in deep blocks, but it changes the next one: of coarse rows it is proven only together with that.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -28,7 +27,7 @@ from torch import Tensor
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.equal_tokens import NEAR, Classes, settle_class
 from unmask.attacks.outputs.prompts.first_pair import find_first_again
-from unmask.attacks.outputs.prompts.nearest import ExpectedStates, can_try_all, read_nearest
+from unmask.attacks.outputs.prompts.nearest import ExpectedStates, read_nearest
 from unmask.attacks.outputs.prompts.position_search import (
     LOUDEST,
     FoundToken,
@@ -265,15 +264,11 @@ class PromptReader:
         )
         found = yield from self._find(text, sighting)
         equals: tuple[int, ...] = ()
-        rivals, tested = set[int](), found.num_candidates
-        for members in self._classes(text, found.token, index):
-            if len(members) > 1 and found.standing is not TokenStatus.NONE_AGREES:
-                found, equals = yield from settle_class(sighting, text.continuation, found, members)
-                tested = max(tested, len(members))
-            rivals = {*found.rivals, *equals} - {found.token, *self.equal.get(found.token, ())}
-            if self.readout.is_stream or not rivals:
-                break
-        rivals = set() if self.readout.is_stream else rivals
+        tested, members = found.num_candidates, self._members(text, found.token, index)
+        if len(members) > 1 and found.standing is not TokenStatus.NONE_AGREES:
+            found, equals = yield from settle_class(sighting, text.continuation, found, members)
+        rivals = set() if self.readout.is_stream else {*found.rivals, *equals} - set(self.equal.get(found.token, ()))
+        rivals -= {found.token}
         if is_first and self.layer and not self.readout.is_stream and tolerance > _FINE:
             text.needs_next = found.num_candidates < self.model.vocab_size
         text.num_candidates += found.num_candidates
@@ -344,12 +339,6 @@ class PromptReader:
         with torch.no_grad():
             every = torch.arange(self.model.vocab_size, device=self.model.device)
             return self.model.embed(every, torch.zeros_like(every))
-
-    def _classes(self, text: TextProgress, token: int, index: int) -> Iterator[tuple[int, ...]]:
-        """Tokens that may agree as well; and all of them, for where some do."""
-        yield self._members(text, token, index)
-        if can_try_all(text.continuation):
-            yield tuple(range(self.model.vocab_size))
 
     def _members(self, text: TextProgress, token: int, index: int) -> tuple[int, ...]:
         """Tokens that may agree as well as the one that was found, itself included."""
