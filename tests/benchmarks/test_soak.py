@@ -258,3 +258,8 @@ def test_nothing_certain_is_false_and_nothing_crashes(soak, name):
         tally.add(soak.runner.run_seed(part, seed))
     assert tally.runs == SLICE[name]
     assert not tally.faults.total(), json.dumps(tally.document()["failures"], indent=1)
+
+
+@pytest.mark.parametrize(("name", "seed"), [("gradients", 901123)])
+def test_what_was_false_once_is_not_again(soak, name, seed):
+    assert soak.runner.run_seed(soak.parts.PARTS[name], seed).outcome.faults == ()

@@ -26,7 +26,7 @@ from unmask.models.linear import Role
 from unmask.recovery import Status
 
 _ROUNDINGS = 4.0
-_COARSE_GAP_DECADES = 0.15
+_COARSE_GAP_DECADES, _COARSE_FAR = 0.15, 0.2
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def find_exact_tokens(
     if _has_lost_entries(evidence, site.parameters):
         reason = "most entries of block 0's gradients were not sent, or lie on a few levels: no span is exact"
         return BagOfWords(None, site.parameters, Status.NOT_IDENTIFIABLE, reason)
-    floor, needed = _precision(evidence, min_gap_decades)
+    floor, needed, farthest = _precision(evidence, min_gap_decades)
     span = site.span if model.num_token_types < 2 else site.span.join(model.token_type_directions)
     candidates = filter_tokens(model, span, num_probes=num_probes, generator=generator, floor=floor)
-    return _judge(merge_equal(candidates, model, told_apart=False), site.parameters, needed)
+    return _judge(merge_equal(candidates, model, told_apart=False), site.parameters, needed, farthest)
 
 
 @torch.no_grad()
@@ -164,13 +164,16 @@ def _find_in_adapters(evidence: GradientEvidence, model: Model, min_gap_decades:
     return judged if judged.candidates else replace(judged, status=Status.NOT_IDENTIFIABLE)
 
 
-def _judge(candidates: Candidates, used: tuple[str, ...], min_gap_decades: float) -> BagOfWords:
-    """Candidates whose distances stand apart from all others; else none."""
+def _judge(candidates: Candidates, used: tuple[str, ...], min_gap_decades: float, farthest: float = 1.0) -> BagOfWords:
+    """Candidates that are near enough and whose distances stand apart from all others; else none."""
     if not candidates.searched:
         reason = (
             "no token of the vocabulary lies in the span of block 0's gradients: they are of other weights, or of a "
             "client that trained with dropout"
         )
+        return BagOfWords(None, used, Status.NOT_APPLICABLE, reason)
+    if candidates.gap.accepted > farthest:
+        reason = f"the nearest tokens lie {candidates.gap.accepted:.2f} from the span, further than rounding takes them"
         return BagOfWords(None, used, Status.NOT_APPLICABLE, reason)
     if candidates.gap.decades < min_gap_decades:
         return BagOfWords(
@@ -192,13 +195,15 @@ def _has_lost_entries(evidence: GradientEvidence, names: tuple[str, ...]) -> boo
     return bool(kinds & {Coarseness.EVEN, Coarseness.LARGEST, Coarseness.THINNED})
 
 
-def _precision(evidence: GradientEvidence, min_gap_decades: float) -> tuple[float, float]:
-    """The distance that the client's rounding leaves of a zero, and how wide a gap must then be.
+def _precision(evidence: GradientEvidence, min_gap_decades: float) -> tuple[float, float, float]:
+    """The distance that the client's rounding leaves of a zero, how wide a gap must then be, and the largest distance.
 
     In bfloat16 a true vector is some roundings (2⁻⁸) away from the span, a wrong one about 0.2: no room for more.
     """
     eps = torch.finfo(evidence.compute_dtype).eps
-    return (_ROUNDINGS * eps, _COARSE_GAP_DECADES) if eps > 1e-4 else (FLOAT32_FLOOR, min_gap_decades)
+    if eps > 1e-4:
+        return _ROUNDINGS * eps, _COARSE_GAP_DECADES, _COARSE_FAR
+    return FLOAT32_FLOOR, min_gap_decades, 1.0
 
 
 def _list(positions: torch.Tensor | None, model: Model) -> list[int]:
