@@ -11,6 +11,7 @@ from tests.attacks.outputs.attention_layers import random_layer
 from tests.attacks.queries.random_heads import random_head
 
 import unmask
+from unmask.attacks.gradients.bag_of_words.attack import BagOfWordsAttack
 from unmask.attacks.table import ATTACKS, Attack, Secret, attacks_of, parse_attack
 from unmask.errors import InputError
 from unmask.evidence.oracles import FunctionOracle
@@ -98,7 +99,12 @@ def test_settings_that_an_attack_refuses_are_refused_as_text():
 def test_an_attack_object_is_run_as_it_is(tiny_gpt2):
     evidence = unmask.observe_gradients(tiny_gpt2, TEXTS)
     seen = []
-    unmask.recover_text(evidence, tiny_gpt2, attack=lambda *arguments: seen.append(len(arguments)))
+
+    def attack(*arguments):
+        seen.append(len(arguments))
+        return BagOfWordsAttack()(*arguments)
+
+    unmask.recover_text(evidence, tiny_gpt2, attack=attack)
     assert seen == [3]
 
 
