@@ -61,8 +61,9 @@ class Running:
 
 
 @contextmanager
-def started(*options: str, **variables: str) -> Iterator[Running]:
-    command = [sys.executable, str(FILE), *options]
+def started(commands: Path, *options: str, **variables: str) -> Iterator[Running]:
+    """The service, in a process that has imported everything (`tests/warm.py`)."""
+    command = [str(commands / "python"), str(FILE), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}) as process:
         try:
             yield Running(process)
@@ -73,8 +74,8 @@ def started(*options: str, **variables: str) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Running]:
-    with started(*LAYER, "--max-norm", "1000", "--key", "SERVICE_KEY", SERVICE_KEY="right") as running:
+def service(commands: Path) -> Iterator[Running]:
+    with started(commands, *LAYER, "--max-norm", "1000", "--key", "SERVICE_KEY", SERVICE_KEY="right") as running:
         yield running
 
 
@@ -146,8 +147,8 @@ def test_a_real_model_answers_as_its_heads_do(smollm2):
 
 
 @pytest.mark.slow
-def test_a_real_model_is_served(smollm2):
-    with started(*REAL) as running:
+def test_a_real_model_is_served(smollm2, commands):
+    with started(commands, *REAL) as running:
         check_real(smollm2, patient(running.url))
 
 
@@ -234,9 +235,9 @@ def billed(bill: Path) -> list[str]:
     return ids
 
 
-def test_a_tenth_of_all_requests_may_fail(tmp_path):
+def test_a_tenth_of_all_requests_may_fail(tmp_path, commands):
     X, bill = sequences(1500), tmp_path / "bill"
-    with started(*LAYER, "--fail", "0.1", "--bill", str(bill)) as running:
+    with started(commands, *LAYER, "--fail", "0.1", "--bill", str(bill)) as running:
         evidence = OracleEvidence(patient(running.url), WIDTH)
         assert torch.allclose(evidence.ask(X), HEADS(X), **ROUNDING)
         # Some replies were lost after they were computed; asked again, they were not charged again.
@@ -244,13 +245,13 @@ def test_a_tenth_of_all_requests_may_fail(tmp_path):
     assert len(billed(bill)) == len(evidence.ledger) == 1500
 
 
-def test_the_service_may_be_killed_and_come_back(tmp_path):
+def test_the_service_may_be_killed_and_come_back(tmp_path, commands):
     X, bill = sequences(3000), tmp_path / "bill"
-    with started(*LAYER, "--bill", str(bill)) as first:
+    with started(commands, *LAYER, "--bill", str(bill)) as first:
         pieces = patient(first.url, retries=100, max_wait_seconds=0.3).pieces(X)
         heard = [next(pieces)]
         first.kill()
-        with started(*LAYER, "--bill", str(bill), "--port", first.port) as second:
+        with started(commands, *LAYER, "--bill", str(bill), "--port", first.port) as second:
             heard += pieces
             assert 0 < second.num_answered < 3000
     answers = torch.full((3000,), torch.nan, dtype=torch.float64)
@@ -275,11 +276,11 @@ def test_the_budget_ends_before_the_bill_does_and_a_larger_one_continues(tmp_pat
     assert service.num_answered - before == 300
 
 
-def test_the_asker_may_be_killed_and_asks_only_what_it_never_heard(tmp_path):
+def test_the_asker_may_be_killed_and_asks_only_what_it_never_heard(tmp_path, commands):
     """Answers are rounded: computed in another batch they differ in the last bits, and so would what follows."""
     bill, ledger, num_all = tmp_path / "bill", tmp_path / "ledger", NUM_STEPS * NUM_EACH
-    with started(*LAYER, "--decimals", "8", "--bill", str(bill)) as running:
-        with subprocess.Popen([sys.executable, asker.__file__, running.url, str(ledger)]) as killed:
+    with started(commands, *LAYER, "--decimals", "8", "--bill", str(bill)) as running:
+        with subprocess.Popen([commands / "python", asker.__file__, running.url, ledger]) as killed:
             while not bill.exists() or len(bill.read_text().split()) < num_all / 3:
                 time.sleep(0.005)
             killed.kill()
@@ -292,7 +293,7 @@ def test_the_asker_may_be_killed_and_asks_only_what_it_never_heard(tmp_path):
         assert 0 <= num_sent - num_heard <= CONCURRENCY * PER_REQUEST
 
         again = subprocess.run(
-            [sys.executable, asker.__file__, running.url, str(ledger)], capture_output=True, text=True, check=True
+            [commands / "python", asker.__file__, running.url, ledger], capture_output=True, text=True, check=True
         )
         answers, num_paid = ast.literal_eval(again.stdout)
         assert num_paid == running.num_answered - num_sent == num_all - num_heard

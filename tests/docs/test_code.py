@@ -71,12 +71,12 @@ def test_an_audit_from_python(capsys):
     assert Path("runs/audit/report.html").is_file()
 
 
-def test_weights_from_queries():
+def test_weights_from_queries(commands):
     head = random_head(64)
     heads, bases = known(4, 4, 16)
     samples = samples_of(random_head(6), 160)
     with ExitStack() as stack:
-        url = stack.enter_context(started("--heads", "1", "--width", "64")).url
+        url = stack.enter_context(started(commands, "--heads", "1", "--width", "64")).url
         names = execute(
             "docs/queries.md",
             unmask=unmask,

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -23,7 +22,6 @@ from unmask.scores.weights import score_heads
 WIDTH, NUM_HEADS = 12, 3
 LAYER = ("--heads", str(NUM_HEADS), "--width", str(WIDTH), "--seed", "2")
 HEADS = true_heads(example.DrawnLayer(NUM_HEADS, WIDTH, WIDTH // NUM_HEADS, 2).heads(), 0)
-SCRIPT = Path(sys.executable).parent / "unmask"
 DONE, STOPPED = 0, 130
 REPEATED = 5  # answers to one question that probing repeats, to see noise; an id names it once, so it is billed once
 PER_REQUEST, CONCURRENCY = 8, 2  # many small requests, so that there is a middle to be killed in
@@ -32,11 +30,11 @@ PER_REQUEST, CONCURRENCY = 8, 2  # many small requests, so that there is a middl
 class Learner:
     """The command, with a ledger and a file of weights in a folder."""
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, commands: Path, url: str, folder: Path) -> None:
         self.ledger, self.out = folder / "ledger.sqlite", folder / "weights.safetensors"
         files = ("--ledger", self.ledger, "--out", self.out, "--json")
         service = ("--oracle", url, "--width", WIDTH, "--per-request", PER_REQUEST, "--concurrency", CONCURRENCY)
-        self.command = [str(part) for part in (SCRIPT, "recover", "weights", *service, *files)]
+        self.command = [str(part) for part in (commands / "unmask", "recover", "weights", *service, *files)]
         self.about = f"{url}, tokens of {WIDTH}"
 
     def run(self) -> dict:
@@ -68,15 +66,15 @@ def wait_for(count: Callable[[], int], num: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Running]:
+def service(commands: Path) -> Iterator[Running]:
     """One that nothing happens to, for all tests that only disturb the learner."""
-    with started(*LAYER) as running:
+    with started(commands, *LAYER) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def undisturbed(service, tmp_path_factory: pytest.TempPathFactory) -> tuple[HeadWeights, dict]:
-    learner = Learner(service.url, tmp_path_factory.mktemp("undisturbed"))
+def undisturbed(commands, service, tmp_path_factory: pytest.TempPathFactory) -> tuple[HeadWeights, dict]:
+    learner = Learner(commands, service.url, tmp_path_factory.mktemp("undisturbed"))
     document = learner.run()
     return learner.weights, document
 
@@ -98,17 +96,17 @@ def test_the_weights_of_the_service_are_recovered(undisturbed):
 
 
 @pytest.mark.slow
-def test_failures_and_the_deaths_of_both_sides_change_nothing(tmp_path, undisturbed, num_all):
+def test_failures_and_the_deaths_of_both_sides_change_nothing(commands, tmp_path, undisturbed, num_all):
     bill = tmp_path / "bill"
     bill.touch()
     options = (*LAYER, "--fail", "0.1", "--bill", str(bill))
     with ExitStack() as services:
-        first = services.enter_context(started(*options))
-        learner = Learner(first.url, tmp_path)
+        first = services.enter_context(started(commands, *options))
+        learner = Learner(commands, first.url, tmp_path)
         with learner.start() as killed:
             wait_for(lambda: len(billed(bill)), num_all // 4)
             first.kill()
-            services.enter_context(started(*options, "--port", first.port))
+            services.enter_context(started(commands, *options, "--port", first.port))
             wait_for(lambda: len(billed(bill)), num_all // 2)
             killed.kill()
         assert killed.returncode == -signal.SIGKILL
@@ -125,8 +123,8 @@ def test_failures_and_the_deaths_of_both_sides_change_nothing(tmp_path, undistur
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_asks_only_what_it_never_heard(tmp_path, service, num_all):
-    learner, before = Learner(service.url, tmp_path), service.num_answered
+def test_a_run_that_was_killed_asks_only_what_it_never_heard(commands, tmp_path, service, num_all):
+    learner, before = Learner(commands, service.url, tmp_path), service.num_answered
     with learner.start() as killed:
         wait_for(lambda: service.num_answered - before, num_all // 2)
         killed.kill()
@@ -139,8 +137,8 @@ def test_a_run_that_was_killed_asks_only_what_it_never_heard(tmp_path, service, 
     assert again["queries"]["paid_now"] == again["queries"]["in_ledger"] - num_heard
 
 
-def test_ctrl_c_says_what_is_kept(tmp_path, service, num_all):
-    learner, before = Learner(service.url, tmp_path), service.num_answered
+def test_ctrl_c_says_what_is_kept(commands, tmp_path, service, num_all):
+    learner, before = Learner(commands, service.url, tmp_path), service.num_answered
     with learner.start() as stopped:
         wait_for(lambda: service.num_answered - before, num_all // 8)
         stopped.send_signal(signal.SIGINT)
