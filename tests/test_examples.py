@@ -41,7 +41,8 @@ def require_weights(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROMISES)
-def test_an_example_keeps_its_promise(name, smollm2, monkeypatch, capsys):
+def test_an_example_keeps_its_promise(name, smollm2, commands, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "executable", str(commands / "python"))  # with which it starts services
     monkeypatch.setattr(unmask, "load_model", {"smollm2-135m": smollm2}.__getitem__)
     monkeypatch.syspath_prepend(EXAMPLES)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")

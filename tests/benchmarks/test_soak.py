@@ -237,16 +237,16 @@ def test_damage_is_done_where_the_recipe_says(soak):
 
 KILLS = pytest.param("kills", marks=pytest.mark.slow)
 SLICE = {
-    "gradients": 8,
-    "decayed": 4,
-    "encoders": 2,
-    "states": 5,
-    "defended": 8,
-    "permuted": 6,
-    "controls": 4,
-    "files": 10,
-    "oracles": 5,
-    "lengths": 3,
+    "gradients": 4,
+    "decayed": 2,
+    "encoders": 1,
+    "states": 3,
+    "defended": 4,
+    "permuted": 3,
+    "controls": 2,
+    "files": 5,
+    "oracles": 3,
+    "lengths": 2,
     "kills": 1,
 }
 

@@ -20,12 +20,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for `tests`
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import torch
+from tests.contracts.clock import WorkClock
 from tests.contracts.models import make_model
 
 import unmask
 from unmask.evidence.ledger import Ledger
 from unmask.evidence.logits import LogitEvidence, LogitView
 from unmask.evidence.oracles import OracleEvidence
+from unmask.progress import tell, watched_by
 from unmask.recovery import Recovery
 
 ABOUT = "a small layer"
@@ -88,16 +90,22 @@ def _write(value: Any) -> Any:
 
 
 def replay(job: dict[str, Any]) -> dict[str, Any]:
-    """Load, attack, answer."""
+    """Load, attack, answer; and what is wrong with what the attack told on its way."""
     attack, path = unpack(job["attack"]), job["path"]
     if "ledger of" not in job:
         evidence = unmask.load_evidence(path)
-        return pack_recovery(attack(evidence, make_model(job["model"])) if job.get("model") else attack(evidence))
+        return _watched(attack, evidence, *([make_model(job["model"])] if job.get("model") else []))
     with closing(Ledger(path, about=ABOUT)) as ledger:
         if job["ledger of"] == "logits":
             gone = Gone(vocab_size=job["vocab_size"], view=LogitView(**job["view"]))
-            return pack_recovery(attack(LogitEvidence(gone, ledger)))  # type: ignore[arg-type]
-        return pack_recovery(attack(OracleEvidence(Gone(), job["width"], ledger, job["max_norm"])))
+            return _watched(attack, LogitEvidence(gone, ledger))  # type: ignore[arg-type]
+        return _watched(attack, OracleEvidence(Gone(), job["width"], ledger, job["max_norm"]))
+
+
+def _watched(attack: Any, *given: Any) -> dict[str, Any]:
+    with WorkClock() as clock, watched_by(clock.hear):
+        recovery = attack(*given, progress=tell)
+    return {"recovery": pack_recovery(recovery), "faults": clock.faults()}
 
 
 def main() -> None:

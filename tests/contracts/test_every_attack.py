@@ -17,18 +17,17 @@ import torch
 from tests.attacks.queries.random_heads import added
 from tests.audit.made import EVERYTHING, LOOKED, finding
 from tests.contracts import replay
+from tests.contracts.clock import WorkClock
 from tests.contracts.recipes import RECIPES, Logits, Recipe, Texts, Weights, claims_no_part
 from tests.contracts.replay import pack_recovery
 from tests.contracts.watched import WatchedEvidence, touched
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from unmask.attacks.table import ATTACKS
 from unmask.audit.findings.gates import Ruling, parse_gate
 from unmask.channels import CHANNELS
 from unmask.evidence import GradientEvidence
 from unmask.linalg.heads import HeadWeights
-from unmask.progress import Pace
 from unmask.recovery import Aim, Recovery, Status
 from unmask.scores.weights import score_heads
 
@@ -177,64 +176,21 @@ def test_evidence_model_and_global_generator_are_left_alone(case):
         assert all(torch.equal(tensor, kept) for tensor, kept in case.evidence.asked)
 
 
-class WorkClock(TorchFunctionMode):
-    """A clock that goes on with each call of torch, and notes what is told, and when."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now, self.told, self.unknown = 0, [], 0
-        self.pace = Pace(lambda: self.now)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.now += 1
-        self.unknown += self.now > FEW and self.pace.seconds_left is None
-        return func(*args, **(kwargs or {}))
-
-    def hear(self, step: str, done: int, total: int) -> None:
-        self.pace(step, done, total)
-        self.told.append((self.now, step, done, total))
-
-    def faults(self) -> list[str]:
-        """Times at which whoever watches does not learn what is done, or for the most part how long it will take."""
-        times = [0, *(now for now, *_ in self.told), self.now]
-        steps = ["the start", *(step for _, step, *_ in self.told)]
-        gaps = zip(times, times[1:], steps, strict=False)
-        faults = [f"{end - begin} calls after '{step}'" for begin, end, step in gaps if end - begin > FEW]
-        if self.unknown > MOSTLY * self.now:
-            faults.append(f"the time that is left is not known for {self.unknown} of {self.now} calls")
-        return faults
-
-
-FEW = 10_000  # calls of torch, with a tiny model: some seconds at a usual model's size
-MOSTLY = 0.5
-
-
-def test_it_ends_the_same_again_and_tells_what_it_does_and_how_long_that_takes(case):
-    evidence, clock = case.recipe.observe(), WorkClock()
-    with clock:
-        again = case.recipe.run(evidence, clock.hear)
-    assert pack_recovery(again) == pack_recovery(case.recovery)
-    assert clock.told
-    for _, step, done, total in clock.told:
-        assert step.strip()
-        assert 0 <= done <= total, (step, done, total)
-    assert not clock.faults()
-
-
 def test_an_attack_that_falls_silent_is_noticed():
     """The control: the same work, told at its begin alone, or without a number."""
 
-    def work(clock: WorkClock, tell_of: Callable[[int], None]) -> list[str]:
-        with clock:
-            for done in range(3 * FEW):
-                tell_of(done)
+    def faults(tell_of: Callable[[WorkClock, int], None]) -> str:
+        with WorkClock(few := 100) as clock:
+            for done in range(3 * few):
+                tell_of(clock, done)
                 torch.ones(1) + 1
-        return clock.faults()
+        return ", ".join(clock.faults())
 
-    heard, silent_one, vague = WorkClock(), WorkClock(), WorkClock()
-    assert not work(heard, lambda done: heard.hear("reading texts", done, 3 * FEW))
-    assert "after 'reading texts'" in work(silent_one, lambda done: done or silent_one.hear("reading texts", 0, 9))[0]
-    assert "is not known" in work(vague, lambda done: vague.hear("reading texts", 0, 1))[0]
+    assert not faults(lambda clock, done: clock.hear("reading texts", done, 300))
+    assert "after 'reading texts'" in faults(lambda clock, done: done or clock.hear("reading texts", 0, 9))
+    assert "is not known" in faults(lambda clock, done: clock.hear("reading texts", 0, 1))
+    assert "'reading texts', 2 of 1" in faults(lambda clock, done: clock.hear("reading texts", 2, 1))
+    assert "nothing is told" in faults(lambda clock, done: None)
 
 
 # ---- gates: what counts as looked for
@@ -372,7 +328,11 @@ def replays(case_of: Callable[[Recipe], Case], tmp_path_factory: pytest.TempPath
 
 
 def test_a_fresh_process_with_the_file_alone_recovers_the_same(case, replays):
-    assert replays[str(case.recipe)] == pack_recovery(case.recovery)
+    assert replays[str(case.recipe)]["recovery"] == pack_recovery(case.recovery)
+
+
+def test_it_tells_what_it_does_and_how_long_that_takes(case, replays):
+    assert not replays[str(case.recipe)]["faults"]
 
 
 def test_the_fresh_process_is_told_nothing_of_the_secret(case_of, tmp_path):
@@ -411,15 +371,15 @@ def test_another_seed_asks_other_questions(recipe, case_of):
     evidence = recipe.observe()
     assert recipe.run(evidence, seed=1).status is Status.RECOVERED
     assert evidence.first_questions() != case_of(recipe).evidence.first_questions()
-    for control, destroyed in recipe.controls():
-        assert_silent(recipe, recipe.run(destroyed, seed=1), control)
+    control, destroyed = next(recipe.controls())
+    assert_silent(recipe, recipe.run(destroyed, seed=1), control)
 
 
 @pytest.mark.parametrize("recipe", ASKING, ids=str)
 def test_no_more_is_paid_than_allowed(recipe, case_of):
     whole = case_of(recipe)
     needed = len(whole.evidence.ledger)
-    for budget in (0, 1, 30, needed // 3, 2 * needed // 3, needed - 1):
+    for budget in (0, 1, needed // 3, needed - 1):
         evidence = recipe.observe(budget=budget)
         recovery = recipe.run(evidence)
         assert recovery.status is Status.BUDGET_EXHAUSTED, (budget, recovery.reason)

@@ -216,7 +216,10 @@ def certain_texts(kind: str, dtype: torch.dtype) -> tuple[set[tuple[int, ...]], 
     return {text.tokens for text in found.value.certain}, found.status
 
 
-@pytest.mark.parametrize("kind", OF_TEXTS)
+# What is slow takes the way of the gradients.
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in ("delta", "LoRA") else kind for kind in OF_TEXTS]
+)
 def test_other_float_types_read_the_same_or_less(kind):
     """Half precision is a rounding that was there before; whoever hands it over loses texts at most."""
     expected, status = certain_texts(kind, torch.float32)

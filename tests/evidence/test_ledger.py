@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing, contextmanager
 
 import numpy as np
@@ -111,11 +110,11 @@ def test_an_oracle_that_breaks_its_promise_is_told_so(pieces, message):
         Ledger().fetch(keys_of(1, 2), lambda places: iter(pieces))
 
 
-def test_a_hundred_thousand_questions_at_once(tmp_path):
+def test_thirty_thousand_questions_at_once(tmp_path):
     """No time is asserted; a quadratic step would show as minutes."""
-    numbers = range(100_000)
+    numbers = range(30_000)
     with closing(Ledger(tmp_path / "l")) as ledger:
-        assert len(fetch(ledger, *numbers, piece=1000)[1]) == 100_000
+        assert len(fetch(ledger, *numbers, piece=1000)[1]) == 30_000
         assert fetch(ledger, *numbers) == (list(numbers), [])
 
 
@@ -213,11 +212,12 @@ def test_a_full_disk_is_told_and_costs_nothing_that_was_kept(tmp_path):
         assert len(fetch(ledger, *range(1, 20_000), piece=500)[1]) == 19_999 - num_kept
 
 
-def test_two_processes_cannot_pay_from_one_ledger(tmp_path):
+def test_two_processes_cannot_pay_from_one_ledger(commands, tmp_path):
     path = tmp_path / "l"
-    code = f"from unmask.evidence.ledger import Ledger; Ledger({str(path)!r})"
+    script = tmp_path / "open.py"
+    script.write_text(f"from unmask.evidence.ledger import Ledger; Ledger({str(path)!r})", encoding="utf-8")
     with closing(Ledger(path)):
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        other = subprocess.run([commands / "python", script], capture_output=True, text=True, check=False)
     assert "is in use" in other.stderr
     assert "wait until whoever has it open has ended, or name another file" in other.stderr
     Ledger(path).close()
