@@ -186,10 +186,11 @@ def test_the_hook_for_plans_finds_the_one_that_is_wrong(tmp_path, commands):
     assert not (tmp_path / "runs").exists()  # nothing ran
 
 
-def test_the_hook_for_audits_stops_a_push(tmp_path):
+def test_the_hook_for_audits_stops_a_push(tmp_path, commands):
     (tmp_path / "plan.toml").write_text(OPEN)
     assert HOOKS["unmask-audit"]["stages"] == ["pre-push"]
-    assert hook("unmask-audit", tmp_path, "plan.toml", "--out", "runs/audit").returncode == 1
+    stopped = hook("unmask-audit", tmp_path, "plan.toml", "--out", "runs/audit", commands=commands)
+    assert stopped.returncode == 1
     assert (tmp_path / "runs/audit/findings.jsonl").is_file()
 
 

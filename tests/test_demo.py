@@ -59,6 +59,7 @@ def plan_file(folder, text):
 def test_a_small_demo_tells_everything_and_the_second_time_at_once(tmp_path, minilm, capsys, monkeypatch):
     out = tmp_path / "demo"
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # no processes, which the whole demo has
+    monkeypatch.setattr(unmask.demo, "load_model", {"minilm-l6": minilm}.__getitem__)
     assert run_demo(out, plan_file(tmp_path, SMALL))
     told = " ".join(capsys.readouterr().out.split())
     assert "(certain)" in told[: told.index("Gradients to text")]  # one text, before anything slow

@@ -24,7 +24,7 @@ from unmask.linalg.heads import HeadWeights
 from unmask.scores.weights import score_heads
 
 DONE, ERROR, INCONCLUSIVE, USAGE, STOPPED = 0, 2, 3, 4, 130
-WIDTH = 6
+WIDTH = 4
 HEADS = random_head(WIDTH, num_heads=2)
 KEY = "sk-0a1b2c3d-do-not-print-me"
 
@@ -150,7 +150,7 @@ def test_a_network_behind_the_heads_is_recovered_without_being_named(serve, call
     text = " ".join(out.split())
     assert code == DONE
     assert "a network is behind the heads" in text
-    assert "network: 4 neurons on 6 inputs" in text
+    assert f"network: 4 neurons on {WIDTH} inputs" in text
     assert {name: tuple(tensor.shape) for name, tensor in load_file("w.safetensors").items()} == {
         "W": (1, WIDTH, WIDTH),
         "normals": (4, WIDTH),

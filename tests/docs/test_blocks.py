@@ -17,6 +17,7 @@ import re
 import shlex
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 
@@ -131,9 +132,14 @@ def check_command(words: list[str]) -> list[str]:
     return ["unknown command; check it here, or mark the block as text"]
 
 
+@cache
+def _whole_command() -> typer.core.TyperGroup:
+    return typer.main.get_command(app)
+
+
 def check_unmask(words: list[str]) -> list[str]:
     """Options and commands that the command line lacks."""
-    command = typer.main.get_command(app)
+    command = _whole_command()
     while words and hasattr(command, "commands"):
         if words[0] not in command.commands:
             return [f"no command {words[0]}"]

@@ -67,11 +67,14 @@ def test_every_command_does_what_it_says(folder, monkeypatch, capsys, one_thread
     for block in code_of(PAGE):
         exec(compile(block, PAGE, "exec"), {})
     assert "RECOVERED" in capsys.readouterr().out
+    plan = Path("plan.toml")
     local = [command for command in COMMANDS if "--server" not in command and "--oracle" not in command]
     assert len(local) > 15
     for command in local:
         if "compare" in command:
             shutil.copytree("runs/audit", "runs/main")
+        if command.startswith("unmask audit"):  # one case of each group is enough
+            plan.write_text(plan.read_text(encoding="utf-8").replace('["none", "noise:sigma=1e-2"]', '["none"]'))
         monkeypatch.setattr(sys, "argv", shlex.split(command))
         with pytest.raises(SystemExit) as left:
             cli.main()

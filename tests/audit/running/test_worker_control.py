@@ -116,7 +116,7 @@ def test_a_gate_over_states_is_held_where_nothing_is_nearer_than_chance(tmp_path
 
 
 @pytest.mark.parametrize("defences", ['["topk:share=0.9"]', '["int8", "noise:sigma=1e-6"]', '["clip:norm=1", "fp8"]'])
-@pytest.mark.parametrize("channel", ["outputs", "caches"])
+@pytest.mark.parametrize("channel", ["outputs", pytest.param("caches", marks=pytest.mark.slow)])
 def test_a_gate_over_states_is_not_held_where_the_nearest_tokens_are_the_text(
     tmp_path, llama_folder, channel, defences
 ):

@@ -77,7 +77,7 @@ def test_an_encoder_without_dropout_gives_its_texts_away(tmp_path):
     assert numbers(finding) == {"exact_texts": 2, "false_texts": 0, "certain_texts": 2}
 
 
-@pytest.mark.parametrize("how", ["autocast", "weights"])
+@pytest.mark.parametrize("how", [pytest.param("autocast", marks=pytest.mark.slow), "weights"])
 def test_bfloat16_claims_nothing_false(tmp_path, how):
     net = without_dropout()
     net = net.bfloat16() if how == "weights" else net
@@ -121,11 +121,11 @@ def test_a_round_that_the_end_cuts_short_is_audited(tmp_path):
     ("make", "options", "changes"),
     [
         (causal, {"every": 1}, {"gradient_accumulation_steps": 2, "eval_strategy": "no"}),
-        (causal, {"shares": "delta", "local_steps": 2}, {"bf16": True}),
+        pytest.param(causal, {"shares": "delta", "local_steps": 2}, {"bf16": True}, marks=pytest.mark.slow),
         pytest.param(classifier, {"steps": [2]}, {"bf16": True}, marks=pytest.mark.slow),
         (classifier, {"every": 1, "shares": "delta"}, {"max_grad_norm": 0.0}),
         (lambda: lora(dropout=0.1), {"every": 1}, {}),
-        (lambda: without_dropout().bfloat16(), {"steps": [2]}, {}),
+        pytest.param(lambda: without_dropout().bfloat16(), {"steps": [2]}, {}, marks=pytest.mark.slow),
     ],
     ids=["causal", "causal-round", "encoder-bf16", "encoder-delta", "lora", "bf16-weights"],
 )
