@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from tests.models.families import build
+from tests.sampling import sample
 from tests.tiny_models import bert_config, gpt2_config, llama_sizes, random_model, word_tokenizer
 from tests.wide_models import as_counter, certain, found, wide_model
 from torch import Tensor
@@ -157,8 +159,11 @@ def test_equal_tokens_are_one_class(equal_tokens):
                 recovery = recover_text(evidence, equal_tokens)
                 assert_nothing_false(recovery, texts)
                 assert all_covered(recovery, texts) or keep is None, (task, texts, recovery.reason)
+                plain = {tuple(text) for text in texts if not {20, 21, 22} & set(text)}
+                assert {text.tokens for text in recovery.value.certain} >= plain or keep is None
 
 
+@pytest.mark.slow
 def test_one_text_with_an_equal_token_does_not_hide_the_batch(smollm2):
     """'<file_sep>' shares its embedding with others: one such text used to hide all ordinary ones."""
     lines = ["The biopsy was positive.", "The spare key lies under the pot.", "<file_sep>def f(x): return x"]
@@ -218,6 +223,7 @@ def test_stating_that_every_token_is_predicted_makes_texts_certain(small_llama):
 # ---- directions and weights that nothing explains
 
 
+@pytest.mark.slow
 def test_nothing_is_certain_while_the_rank_is_unexplained(smollm2):
     """'ha ha' used to be certain of nine 'ha', with one of two directions explained."""
     lines = ["ha ha ha ha ha ha ha ha ha"]
@@ -414,8 +420,7 @@ def test_masked_token_training_that_is_called_a_classification(kept, seed):
     assert "learned to predict tokens" in recovery.reason
 
 
-@pytest.mark.parametrize("sigma", [1e-5, 3e-5])
-@pytest.mark.parametrize("seed", range(4))
+@sample("seed, sigma", product(range(4), [1e-5, 3e-5]), [(0, 1e-5), (1, 3e-5)])
 def test_noise_does_not_hide_the_wrong_statement(seed, sigma):
     sizes = llama_sizes(hidden_size=48, num_hidden_layers=2, tie_word_embeddings=True)
     model = adapt(random_model(transformers.LlamaForCausalLM, transformers.LlamaConfig(**sizes), 1))
@@ -427,8 +432,7 @@ def test_noise_does_not_hide_the_wrong_statement(seed, sigma):
     assert certain(recover_text(stated, model)) <= as_counter(texts)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@sample("family, side", product(["gpt2", "llama"], ["right", "left"]), [("gpt2", "right"), ("llama", "left")])
 def test_classifiers_of_transformers_do_not_read_padding_tokens_at_the_end(family, side):
     """A text may end in the very token that is also padding, as GPT-2's often do."""
     if family == "gpt2":
@@ -452,8 +456,7 @@ def test_classifiers_of_transformers_do_not_read_padding_tokens_at_the_end(famil
         assert f"takes token {padding} at the end of a text for padding" in recovery.reason
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@sample("family, seed", product(["gpt2", "llama"], range(3)), [("gpt2", 0), ("llama", 1)])
 def test_a_client_that_predicts_its_padding(family, seed):
     """labels=input_ids on a padded batch: what follows the shorter texts is padding, and no part of them."""
     model = wide_model(family, 128, vocab=500)
@@ -472,7 +475,7 @@ def test_a_client_that_predicts_its_padding(family, seed):
     assert certain(recovery) <= as_counter(texts), recovery.reason
 
 
-@pytest.mark.parametrize("seed", range(3))
+@sample("seed", range(3), [0])
 def test_labels_of_a_teacher_are_not_read_as_many_labels(seed):
     """Distillation sends every probability: nearly as many labels as dimensions explain that, or anything."""
     model, teacher = (
@@ -518,7 +521,7 @@ def test_local_steps_of_a_decoder_hold_no_gate_over_texts(small_llama, steps):
     assert recovery.status is Status.RECOVERED or Aim.TEXTS not in recovery.looked_for
 
 
-@pytest.mark.parametrize("share", [0.001, 0.01, 0.1])
+@sample("share", [0.001, 0.01, 0.1], [0.001, 0.01])
 def test_pruned_updates_hold_no_gate_over_texts(small_llama, share):
     texts = [(303, 461, 469, 116), (212, 475, 406, 429, 160)]
     sent = keep_largest(observe_gradients(small_llama, texts, task="next_token"), share)

@@ -1,9 +1,11 @@
 """Tokens from steps of AdamW and of LoRA's SGD: the formula of the step, the tokens, and controls that stay silent."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
+from tests.sampling import in_turn, sample
 
 from unmask import recover_text
 from unmask.attacks.gradients.bag_of_words.delta_tokens import find_delta_tokens
@@ -28,8 +30,7 @@ def tokens(found):
     return set(found.tokens.tolist())
 
 
-@pytest.mark.parametrize("rank", [8, 16])
-@pytest.mark.parametrize("client", CLIENTS)
+@sample("client, rank", product(CLIENTS, [8, 16]), in_turn(CLIENTS, [8, 16]))
 def test_tokens_of_lora_clients(tiny_llama, client, rank):
     evidence = observe_lora(tiny_llama, TEXTS, rank=rank, **CLIENTS[client])
     found = find_delta_tokens(evidence, tiny_llama)
@@ -84,7 +85,7 @@ def test_a_learning_rate_that_is_not_known_is_the_largest_step(tiny_llama, rate)
         assert len(tokens(found)) >= 0.9 * len(INPUTS), found.reason
 
 
-@pytest.mark.parametrize("steps", [3, 10])
+@sample("steps", [3, 10], [10])
 def test_more_steps_of_adamw_say_why(tiny_llama, steps):
     evidence = observe_lora(tiny_llama, TEXTS, local_steps=steps, steps=2, earlier_texts=EARLIER)
     recovery = recover_text(evidence, tiny_llama)
@@ -93,7 +94,7 @@ def test_more_steps_of_adamw_say_why(tiny_llama, steps):
     assert not recovery.value.token_set
 
 
-@pytest.mark.parametrize("factor", [1 + 1e-5, 1 - 1e-5])
+@sample("factor", [1 + 1e-5, 1 - 1e-5], [1 - 1e-5])
 def test_a_learning_rate_that_is_a_little_off_claims_nothing_false(tiny_llama, factor):
     """It adds errors that tokens can explain, tens of them, down to what rounding leaves."""
     small = {**LATER, "local_learning_rate": 1e-4, "max_grad_norm": 1e-2}
@@ -119,7 +120,7 @@ DESTROYED = {
 }
 
 
-@pytest.mark.parametrize("num_draws", [10, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_draws", [5, pytest.param(250, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("control", DESTROYED)
 def test_destroyed_differences_claim_nothing(tiny_llama, control, num_draws):
     evidence = observe_lora(tiny_llama, TEXTS, **CLIENTS["one step of a later round"])
@@ -165,7 +166,7 @@ def test_one_adamw_step_of_real_weights(smollm2):
     assert len(found) >= 0.8 * len(held)
 
 
-@pytest.mark.parametrize(("rate", "decay"), [(5e-5, 0.01), (1e-3, 0.1), (3e-4, 0.05)])
+@sample("rate, decay", [(5e-5, 0.01), (1e-3, 0.1), (3e-4, 0.05)], [(5e-5, 0.01)])
 def test_a_decay_that_nobody_states_is_read_off_the_edge_of_the_steps(tiny_llama, rate, decay):
     evidence = observe_fedavg(tiny_llama, TEXTS, optimizer="adamw", learning_rate=rate, weight_decay=decay)
     assert {measure_decay(layer) for layer in layer_changes(evidence, tiny_llama)} <= {(rate, decay), None}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from tests.sampling import sample
+from tests.sampling import in_turn, sample
 from tests.wide_models import as_counter, certain, found, random_texts, wide_model
 
 from unmask.attacks.gradients.decoder.attack import DecoderAttack
@@ -51,7 +52,6 @@ def wide_llama() -> Model:
 each_decoder = pytest.mark.parametrize("decoder", DECODERS, indirect=True)
 each_rotary = pytest.mark.parametrize("decoder", ROTARY, indirect=True)
 each_task = pytest.mark.parametrize("task", TASKS)
-each_side = pytest.mark.parametrize("side", SIDES)
 
 
 def attack(model: Model, texts: Sequence[list[int]], **options: Any) -> Recovery[RecoveredTexts]:
@@ -97,12 +97,12 @@ BATCHES = {
 }
 
 
-# Every batch on every decoder, with the tasks and the sides in turn, so that all pairs occur; the rest is slow.
+# Every batch on two decoders, with the tasks and the sides in turn; the rest is slow.
 WAYS = list(product(TASKS, SIDES))
 PAIRS = [
     (decoder, *WAYS[(row + column) % 4], batch)
-    for row, decoder in enumerate(DECODERS)
     for column, batch in enumerate(BATCHES)
+    for row, decoder in enumerate(("tiny_gpt2", ROTARY[column % 3]))
 ]
 
 
@@ -117,17 +117,16 @@ def test_a_batch_is_recovered_exactly(decoder, task, side, batch, request):
         assert_exact(recovery, texts)
 
 
-@each_side
-@each_decoder
-def test_next_token_training_tells_how_often_a_text_occurs(decoder, side):
-    texts = [A, A, B, A, C, C]
+@sample("name, side", product(DECODERS, SIDES), in_turn(DECODERS, SIDES))
+def test_next_token_training_tells_how_often_a_text_occurs(name, side, request):
+    decoder, texts = request.getfixturevalue(name), [A, A, B, A, C, C]
     recovery = attack(decoder, texts, padding_side=side)
     assert found(recovery) == certain(recovery) == as_counter(texts)
 
 
-@pytest.mark.parametrize("num_texts", [6, 8, 12])
-@each_decoder
-def test_a_prompt_with_many_answers_yields_nothing_false(decoder, num_texts):
+@sample("name, num_texts", product(DECODERS, [6, 8, 12]), in_turn(DECODERS, [6, 8, 12]))
+def test_a_prompt_with_many_answers_yields_nothing_false(name, num_texts, request):
+    decoder = request.getfixturevalue(name)
     texts = [[11, 12, 13, 14, last] for last in range(100, 100 + num_texts)]
     assert_nothing_false(attack(decoder, texts), texts)
 
@@ -206,6 +205,7 @@ REPETITIONS = {
     "three times": [[T, T, T], A],
     "four times": [[T, T, T, T], A],
     "three times, alone": [[T, T, T]],
+    "nine times, alone": [[T] * 9],
     "twice, twice": [[T, T], [T, T]],
     "twice, and as a beginning": [[T, T], [T, T, T, X]],
     "two continuations": [[T, T, U], [T, T, X]],
@@ -216,11 +216,13 @@ REPETITIONS = {
 }
 
 
-@pytest.mark.parametrize("texts", REPETITIONS.values(), ids=REPETITIONS.keys())
-@each_task
-@each_rotary
-def test_where_repetitions_are_ambiguous_nothing_certain_is_false(decoder, task, texts):
-    assert_nothing_false(attack(decoder, texts, task=task), texts)
+REPETITION_WAYS = list(product(ROTARY, TASKS))
+
+
+@sample("batch, way", product(REPETITIONS, REPETITION_WAYS), in_turn(REPETITIONS, REPETITION_WAYS, times=2))
+def test_where_repetitions_are_ambiguous_nothing_certain_is_false(batch, way, request):
+    decoder, texts = request.getfixturevalue(way[0]), REPETITIONS[batch]
+    assert_nothing_false(attack(decoder, texts, task=way[1]), texts)
 
 
 @each_rotary
@@ -248,8 +250,7 @@ def test_a_word_said_fifteen_times(family):
 # ---- sizes
 
 
-@pytest.mark.parametrize("num_texts", [1, 2, 3, 5, 8, 12, 16, 20, 24])
-@pytest.mark.parametrize("family", WIDE)
+@sample("family, num_texts", product(WIDE, [1, 2, 3, 5, 8, 12, 16, 20, 24]), list(product(WIDE, [1, 5, 24])))
 def test_one_to_twenty_four_texts(family, num_texts, request):
     model = request.getfixturevalue(family)
     rng = random.Random(num_texts)
@@ -261,8 +262,8 @@ def test_one_to_twenty_four_texts(family, num_texts, request):
 @sample("family, task", product(["gpt2", "llama"], TASKS), [("gpt2", "next_token")])
 def test_a_long_text(family, task):
     rng = random.Random(0)
-    model = wide_model(family, 320)
-    texts = [[rng.randrange(model.vocab_size) for _ in range(220)], [3, 4, 5, 6]]
+    model = wide_model(family, 192)
+    texts = [[rng.randrange(model.vocab_size) for _ in range(130)], [3, 4, 5, 6]]
     assert_exact(attack(model, texts, task=task), texts)
 
 
@@ -306,10 +307,10 @@ def test_words_that_return_at_many_positions(family, request):
 def run_random_batches(num_batches: int, seed: int) -> list[str]:
     """Batches of every size below 0.9·d, with the task and the padding drawn too; what was not exact."""
     rng = random.Random(seed)
-    models = [wide_model(family, width) for family in ("gpt2", "llama") for width in (128, 192)]
+    kinds, wide = list(product(("gpt2", "llama"), (128, 192))), cache(wide_model)
     faults = []
     for number in range(num_batches):
-        model, task = rng.choice(models), rng.choice(TASKS)
+        model, task = wide(*rng.choice(kinds)), rng.choice(TASKS)
         # Left padding predicts in next-token training, see test_a_batch_is_recovered_exactly.
         side = rng.choice(SIDES) if task == "classification" else "right"
         texts = random_texts(rng, rng.uniform(0.05, 0.9) * model.width, model.vocab_size)
@@ -323,8 +324,8 @@ def run_random_batches(num_batches: int, seed: int) -> list[str]:
     return faults
 
 
-def test_five_random_batches_are_all_exact():
-    assert not run_random_batches(5, seed=0)
+def test_three_random_batches_are_all_exact():
+    assert not run_random_batches(3, seed=0)
 
 
 @pytest.mark.slow
@@ -372,20 +373,18 @@ def assert_checked_at(name: str, evidence: GradientEvidence, model: Model, recov
     assert set(site.parameters) <= set(recovery.used[:6])  # behind three that tell the tokens
 
 
-@each_task
-@each_decoder
-def test_without_the_output_projection_the_mlp_input_checks(decoder, task):
-    texts = [A, B, C]
+@sample("name, task", product(DECODERS, TASKS), in_turn(DECODERS, TASKS))
+def test_without_the_output_projection_the_mlp_input_checks(name, task, request):
+    decoder, texts = request.getfixturevalue(name), [A, B, C]
     evidence = without(observe_gradients(decoder, texts, task=task), *names_of(decoder, "out"))
     recovery = recover_text(evidence, decoder)
     assert_exact(recovery, texts)
     assert_checked_at("MLP input of block 0", evidence, decoder, recovery)
 
 
-@each_task
-@each_decoder
-def test_without_block_0_but_its_tokens_block_1_checks(decoder, task):
-    texts = [A, B, C]
+@sample("name, task", product(DECODERS, TASKS), in_turn(DECODERS, TASKS))
+def test_without_block_0_but_its_tokens_block_1_checks(name, task, request):
+    decoder, texts = request.getfixturevalue(name), [A, B, C]
     evidence = observe_gradients(decoder, texts, task=task)
     prefix = "h.0." if decoder.family == "gpt2" else "layers.0."
     kept = {name: g for name, g in evidence.gradients.items() if prefix not in name}
@@ -455,10 +454,9 @@ def test_zero_gradients_yield_nothing(decoder):
 # ---- more tokens than the width
 
 
-@each_task
-@each_decoder
-def test_a_saturated_span_gives_no_false_certainty(decoder, task):
-    rng = random.Random(4)
+@sample("name, task", product(DECODERS, TASKS), in_turn(DECODERS, TASKS))
+def test_a_saturated_span_gives_no_false_certainty(name, task, request):
+    decoder, rng = request.getfixturevalue(name), random.Random(4)
     texts = [[rng.randrange(3, 500) for _ in range(12)] for _ in range(8)]  # 96 tokens, width 64
     recovery = attack(decoder, texts, task=task)
     assert_nothing_false(recovery, texts)
@@ -467,7 +465,7 @@ def test_a_saturated_span_gives_no_false_certainty(decoder, task):
 @sample(
     "name, task",
     product(DECODERS, TASKS),
-    [*((name, "classification") for name in DECODERS), ("tiny_gpt2", "next_token"), ("tiny_qwen2", "next_token")],
+    [*((name, "classification") for name in DECODERS[:3]), ("tiny_gpt2", "next_token")],
 )
 def test_a_span_with_one_free_direction_gives_no_false_certainty(name, task, request):
     """The hardest case for a rank test: 63 rows in 64 dimensions."""

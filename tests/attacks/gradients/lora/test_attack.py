@@ -2,10 +2,11 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
-from tests.sampling import sample
+from tests.sampling import in_turn, sample
 
 from unmask import recover_text
 from unmask.attacks.gradients.lora.attack import LoraAttack, reads_adapters_alone
@@ -27,8 +28,7 @@ def observe(model, texts, **options):
     return observe_lora(model, [list(text) for text in texts], steps=2, earlier_texts=EARLIER, **options)
 
 
-@pytest.mark.parametrize("rank", [4, 8])
-@pytest.mark.parametrize("batch", BATCHES)
+@sample("batch, rank", product(BATCHES, [4, 8]), in_turn(BATCHES, [4, 8]))
 def test_every_text_is_recovered(tiny_llama, batch, rank):
     recovery = recover_text(observe(tiny_llama, BATCHES[batch], rank=rank), tiny_llama)
     assert recovery.status is Status.RECOVERED, recovery.reason
@@ -37,16 +37,16 @@ def test_every_text_is_recovered(tiny_llama, batch, rank):
     assert all("lora" in name for name in recovery.used)
 
 
-@pytest.mark.parametrize(
-    "targets",
-    [
-        ("query", "key", "value"),
-        ("query", "key", "value", "attention_out"),
-        ("query", "key", "value", "attention_out", "mlp_in", "mlp_gate", "mlp_out"),
-        ("value", "mlp_out"),
-    ],
+MODELS = "tiny_llama", "tiny_qwen2", "tiny_mistral"
+TARGETS = (
+    ("query", "key", "value"),
+    ("query", "key", "value", "attention_out"),
+    ("query", "key", "value", "attention_out", "mlp_in", "mlp_gate", "mlp_out"),
+    ("value", "mlp_out"),
 )
-@pytest.mark.parametrize("name", ["tiny_llama", "tiny_qwen2", "tiny_mistral"])
+
+
+@sample("name, targets", product(MODELS, TARGETS), in_turn(MODELS, TARGETS))
 def test_whatever_tells_labels_is_used(name, targets, request):
     model = request.getfixturevalue(name)
     recovery = recover_text(observe(model, [FIRST, SHARED], targets=targets), model)
