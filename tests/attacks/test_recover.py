@@ -162,6 +162,7 @@ def test_several_heads_under_a_bound_are_read_beside_a_circle(asked_of, num_head
     assert score_heads(recovery.value, heads).worst_W_error <= 1e-10
 
 
+@pytest.mark.slow
 def test_many_heads_under_a_bound_are_refused():
     """Or read to the error that is announced; never claimed wrongly."""
     heads = random_head(4, num_heads=4)

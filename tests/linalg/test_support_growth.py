@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.linalg.adam_problems import NUM_ATOMS, make_atoms, make_problem
+from tests.sampling import sample
 
 from unmask.linalg.sparse_posterior import SparsePosterior
 from unmask.linalg.support_growth import STRONG, grow_support
@@ -10,7 +11,7 @@ from unmask.linalg.support_growth import STRONG, grow_support
 CASES = [(2, False), (3, False), (4, False), (3, True), (5, True)]
 
 
-@pytest.mark.parametrize(("num_steps", "begins_at_zero"), CASES)
+@sample("num_steps, begins_at_zero", CASES, [(2, False), (3, True)])
 def test_all_atoms_and_no_others(num_steps, begins_at_zero):
     problem = make_problem(num_steps, begins_at_zero=begins_at_zero)
     found = grow_support(problem.posterior(), NUM_ATOMS)

@@ -16,6 +16,7 @@ from tests.models.parity import (
     states_of_transformers,
     worst_error,
 )
+from tests.sampling import sample
 from tests.tiny_models import TINY, VOCAB, bert_config, gpt2_config, random_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -67,7 +68,7 @@ def test_parity_with_positions_that_start_after_the_padding(precise_tiny):
     assert worst_error(precise_tiny, tokens, mask, positions) < FLOAT64_PARITY
 
 
-@pytest.mark.parametrize("name", ["smollm2", "minilm"])
+@sample("name", ["smollm2", "minilm"], ["minilm"])
 def test_parity_on_real_weights(name, request):
     model = request.getfixturevalue(name)
     tokens, mask = real_batch(model)

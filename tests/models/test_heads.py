@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tests.sampling import sample
 
 from unmask.errors import InputError
 from unmask.models.heads import heads_of, layer_heads
@@ -36,7 +37,7 @@ def test_heads_that_are_wider_than_their_share(tiny_mistral, position):
     check_layer(tiny_mistral.to(dtype=torch.float64), 0, position, POSITIONS[position])
 
 
-@pytest.mark.parametrize("layer", [0, 29])
+@sample("layer", [0, 29], [0])
 def test_heads_of_a_real_layer_are_what_hugging_face_computes(smollm2, layer):
     """Nine query heads in three groups; orientation, groups and the scale of scores are all in it."""
     # With real weights transformers takes the softmax in float32.

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from tests.models.families import build
+from tests.sampling import sample
 from tests.tiny_models import bert_config, random_model
 from torch import Tensor
 
@@ -77,7 +78,7 @@ def task_of(model: Model) -> str:
 # Gradients of single texts
 
 
-@pytest.mark.parametrize("texts_at_once", [1, 2, 3])
+@sample("texts_at_once", [1, 2, 3], [2])
 def test_without_noise_and_bound_it_is_the_mean_of_the_texts_gradients(tiny, texts_at_once):
     """Every family, tied output layers included; batches of several texts are where transformers' own ids fail."""
     model, options = tiny.to(dtype=torch.float64), {"task": task_of(tiny), "labels": LABELS}
@@ -85,7 +86,7 @@ def test_without_noise_and_bound_it_is_the_mean_of_the_texts_gradients(tiny, tex
     assert worst_error(update.evidence.gradients, clipped_mean(one_by_one(model, **options))) < FLOAT32_INSIDE
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@sample("side", ["left", "right"], ["left"])
 def test_classification_without_noise_is_fedsgd(tiny, side):
     options = {"task": "classification", "padding_side": side, "seed": 2}
     model = tiny.to(dtype=torch.float64)
@@ -289,6 +290,7 @@ def test_the_model_the_generator_and_the_logger_are_left_alone(tiny_gpt2):
 # Real weights
 
 
+@pytest.mark.slow
 def test_real_weights(minilm):
     """MiniLM: without noise the mean gradient, whose embedding rows tell the tokens; with it every row moves."""
     texts = ["The patient was discharged on Friday.", "Transfer it today, please."]

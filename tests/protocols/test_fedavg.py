@@ -93,6 +93,7 @@ def test_a_head_of_the_models_own_is_trained_and_shared(family):
     assert any("score" in name or "classifier" in name for name in evidence.gradients)
 
 
+@pytest.mark.slow
 def test_real_weights(minilm):
     """MiniLM, two local AdamW steps with decay: the rows beyond the common decay are the tokens."""
     texts = ["The patient was discharged on Friday.", "Transfer it today, please."]

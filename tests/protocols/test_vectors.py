@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from itertools import product
 
 import pytest
 import torch
 from tests.audit.made import WORDS, save_bert, save_llama
+from tests.sampling import in_turn, sample
 
 from unmask.errors import InputError
 from unmask.models import load_model
@@ -102,8 +104,7 @@ def test_what_cannot_be_is_refused(tiny_bert):
 MODES = {"mean": "mean", "cls": "cls", "lasttoken": "last", "weightedmean": "weighted_mean"}
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-@pytest.mark.parametrize("mode", MODES)
+@sample("mode, normalised", product(MODES, [True, False]), in_turn(MODES, [True, False]))
 def test_folders_that_sentence_transformers_writes_are_read(tmp_path, mode, normalised):
     """Every pooling, with and without Normalize and a default prompt, of an encoder and of a decoder."""
     library = pytest.importorskip("sentence_transformers", reason="comes with the dev extra")

@@ -52,6 +52,7 @@ def assert_recovered(
     assert recovery.certificate.holds
 
 
+@pytest.mark.slow
 def test_two_texts_of_an_update_in_bfloat16(minilm):
     assert_recovered(minilm, encode(minilm)[:2], "bf16", Proof.ROUNDED_CLIENT, ["embeddings.", *SOME])
 

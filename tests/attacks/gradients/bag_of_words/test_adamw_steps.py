@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from tests.linalg.adam_problems import NUM_ATOMS, NUM_COLUMNS, WIDTH, make_atoms, make_problem
+from tests.sampling import sample
 
 from unmask import recover_text
 from unmask.attacks.gradients.bag_of_words.adamw_steps import _judge, find_adamw_tokens
@@ -50,13 +51,16 @@ def find(problem, changes, **known):
     return find_adamw_tokens(evidence, Vocabulary(problem.dictionary[:NUM_ATOMS]), changes)
 
 
-@pytest.mark.parametrize(("num_steps", "begins_at_zero"), [(2, False), (4, False), (3, True)])
+@sample("num_steps, begins_at_zero", [(2, False), (4, False), (3, True)], [(3, True)])
 def test_tokens_of_several_steps(num_steps, begins_at_zero):
-    problem = make_problem(num_steps, begins_at_zero=begins_at_zero)
-    found = find(problem, make_changes(problem, num_steps, begins_at_zero))
+    problem, seen = make_problem(num_steps, begins_at_zero=begins_at_zero), []
+    with watched_by(lambda *stage: seen.append(stage)):
+        found = find(problem, make_changes(problem, num_steps, begins_at_zero))
     assert set(found.tokens.tolist()) == problem.used, found.reason
     assert 0 < found.expected_false <= MOST_FALSE_SHARE * len(found.tokens)
     assert len(found.used) == 2
+    assert len(seen) > 2
+    assert all("AdamW" in stage and 0 <= done < most for stage, done, most in seen)
 
 
 DESTROYED = {
@@ -88,16 +92,6 @@ def test_a_little_noise_gives_no_false_token(num_seeds):
             destroy=lambda steps, draw=draw, size=size: steps + size * torch.randn(steps.shape, generator=draw),
         )
         assert set(find(problem, changes).tokens.tolist()) <= problem.used
-
-
-def test_progress_is_told():
-    problem, seen = make_problem(2), []
-    evidence = GradientEvidence({}, "", update=Update.DELTA, optimizer="adamw", learning_rate=RATE)
-    words = Vocabulary(problem.dictionary[:NUM_ATOMS])
-    with watched_by(lambda *stage: seen.append(stage)):
-        find_adamw_tokens(evidence, words, make_changes(problem, 2))
-    assert len(seen) > 2
-    assert all("AdamW" in stage and 0 <= done < most for stage, done, most in seen)
 
 
 def test_steps_far_from_what_tokens_explain_claim_nothing():

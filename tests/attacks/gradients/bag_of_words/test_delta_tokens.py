@@ -148,11 +148,11 @@ def test_every_reading_of_an_unstated_difference_is_told(tiny_qwen2):
     assert steps.index("writing texts of the model's own") < steps.index("reading the steps of block 0's weights")
 
 
-def test_real_weights(smollm2):
+def test_real_weights(low_smollm2):
     texts = ["Room four is free after noon.", "Call Dana about the spare keys."]
-    evidence = observe_lora(smollm2, texts, rank=8, local_steps=2)
-    held = {token for text in texts for token in smollm2.encode(text)[:-1]}
-    assert recover_text(evidence, smollm2).value.token_set == held
+    evidence = observe_lora(low_smollm2, texts, rank=8, local_steps=2)
+    held = {token for text in texts for token in low_smollm2.encode(text)[:-1]}
+    assert recover_text(evidence, low_smollm2).value.token_set == held
 
 
 @pytest.mark.slow

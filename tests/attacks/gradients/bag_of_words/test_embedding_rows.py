@@ -96,19 +96,20 @@ def test_rows_that_a_few_entries_fell_into_are_not_claimed(tiny_bert, entries):
     assert BagOfWordsAttack()(sent, tiny_bert).value.token_set == (WORDS if entries < 3 else {*WORDS, 64})
 
 
-@pytest.mark.parametrize(
-    "defences",
+@sample(
+    "first, then",
     [
         ("noise:sigma=6e-9", "fp16"),
         ("noise:sigma=3.16859e-05", "int8"),
         ("noise:sigma=1.75437e-08", "fp8"),
         ("noise:sigma=3e-10", "int8:stochastic=true"),
     ],
+    [("noise:sigma=3.16859e-05", "int8"), ("noise:sigma=3e-10", "int8:stochastic=true")],
 )
-def test_noise_just_before_few_digits_makes_no_token_certain(minilm, defences):
+def test_noise_just_before_few_digits_makes_no_token_certain(minilm, first, then):
     sent = observe_gradients(minilm, SENTENCES, task="classification", parameters=["embeddings."])
     generator = torch.Generator().manual_seed(1)
-    for defence in defences:
+    for defence in (first, then):
         sent = parse_defence(defence)(sent, generator)
     held = {token for text in SENTENCES for token in minilm.encode(text)}
     assert BagOfWordsAttack()(sent, minilm).value.token_set <= held
@@ -176,7 +177,7 @@ def test_the_delta_of_an_optimiser_shows_the_tokens_and_no_others(tiny_bert, opt
     assert tokens(evidence, tiny_bert) == words
 
 
-@sample("num_steps", [1, 5, 12], [5])
+@sample("num_steps", [1, 5, 12], [1])
 def test_the_delta_of_adamw_on_real_weights(minilm, num_steps):
     evidence, words = train(minilm, SENTENCES, adamw, num_steps)
     assert tokens(evidence, minilm) == words
@@ -219,7 +220,7 @@ def test_decay_that_nobody_mentioned_is_no_token_after_pruning(tiny_bert):
 
 @pytest.mark.parametrize("defence", ["int8", "fp8", "bf16", "topk:share=0.1", "random:share=0.1", "clip:norm=0.01"])
 def test_defences_that_leave_zeros_zero_leave_the_tokens(minilm, defence):
-    evidence = observe_gradients(minilm, SENTENCES, task="classification")
+    evidence = observe_gradients(minilm, SENTENCES, task="classification", parameters=["embeddings."])
     sent = parse_defence(defence)(evidence, torch.Generator().manual_seed(0))
     assert tokens(sent, minilm) == {token for text in SENTENCES for token in minilm.encode(text)}
 
@@ -231,14 +232,13 @@ def test_defences_that_leave_zeros_zero_leave_the_tokens(minilm, defence):
         ("clip:norm=1", 1e-3),
         ("topk:share=0.1", 1e-5),
         ("topk:share=0.01", 1e-3),
-        ("topk:share=0.01", 1e-1),
         ("random:share=0.01", 1e-1),
         ("int8", 1e-5),
     ],
 )
 def test_noise_of_which_a_part_is_sent_yields_no_false_token(minilm, sigma, after):
     """Negative control: empty rows are what chance left of them."""
-    evidence = observe_gradients(minilm, SENTENCES, task="classification", parameters=["embeddings.", "layer.0."])
+    evidence = observe_gradients(minilm, SENTENCES, task="classification", parameters=["embeddings."])
     generator = torch.Generator().manual_seed(0)
     noisy = parse_defence(f"noise:sigma={sigma}")(evidence, generator)
     found = tokens(parse_defence(after)(noisy, generator), minilm)

@@ -1,9 +1,11 @@
 """Low-rank adapters: tokens beyond the rank, what B = 0 leaves of them, and controls that must stay silent."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
+from tests.sampling import in_turn, sample
 
 from unmask import recover_text
 from unmask.attacks.gradients.bag_of_words.lora_tokens import find_lora_tokens
@@ -38,8 +40,7 @@ def test_fewer_inputs_than_the_rank_are_told_exactly(name, steps, request):
     assert all("lora_A" in name if steps else "lora_B" in name for name in found.used)
 
 
-@pytest.mark.parametrize("rank", [2, 4])
-@pytest.mark.parametrize("name", TASKS)
+@sample("name, rank", product(TASKS, [2, 4]), in_turn(TASKS, [2, 4]))
 def test_more_inputs_than_the_rank_are_told_once_adapters_are_trained(name, rank, request):
     model, task = request.getfixturevalue(name), TASKS[name]
     found = find_lora_tokens(observe_lora(model, LONG, task=task, rank=rank, steps=2, earlier_texts=EARLIER), model)
@@ -127,6 +128,7 @@ def test_real_weights(minilm):
     assert found.candidates.tokens == set(texts[0])
 
 
+@pytest.mark.slow
 def test_many_more_tokens_than_the_rank_on_real_weights(minilm):
     texts = [minilm.encode(text) for text in TEXTS]
     earlier = [minilm.encode("The ferry leaves at six.")]

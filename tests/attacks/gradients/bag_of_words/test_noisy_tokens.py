@@ -212,7 +212,7 @@ def withheld(minilm: Model) -> GradientEvidence:
 
 @sample("defence", ["noise:sigma=1e-4", "int8", "fp8"], ["noise:sigma=1e-4"])
 def test_real_weights_give_up_their_tokens(minilm, withheld, defence):
-    """End to end; DAGER with its authors' settings reads the clean update, and no token under this noise."""
+    """End to end."""
     sent = parse_defence(defence)(withheld, torch.Generator().manual_seed(0))
     recovery = BagOfWordsAttack()(sent, minilm)
     words = {token for text in SENTENCES for token in minilm.encode(text)}
@@ -221,10 +221,14 @@ def test_real_weights_give_up_their_tokens(minilm, withheld, defence):
     assert len(recovery.value.token_set) >= 0.9 * len(words)
     assert not recovery.value.texts
     assert recovery.certificate.details["expected_false"] <= 0.5
-    if defence.startswith("noise"):
-        theirs = Dager(**authors_settings(len(SENTENCES)))
-        assert theirs(withheld, minilm).value.token_set >= words
-        assert not theirs(sent, minilm).value.token_set
+
+
+@pytest.mark.slow
+def test_dager_with_its_authors_settings_reads_the_clean_update_and_no_token_under_noise(minilm, withheld):
+    sent = parse_defence("noise:sigma=1e-4")(withheld, torch.Generator().manual_seed(0))
+    theirs = Dager(**authors_settings(len(SENTENCES)))
+    assert theirs(withheld, minilm).value.token_set >= {token for text in SENTENCES for token in minilm.encode(text)}
+    assert not theirs(sent, minilm).value.token_set
 
 
 @pytest.mark.slow

@@ -285,12 +285,13 @@ def sent_words(smollm2: Model) -> set[int]:
     return {token for text in SENTENCES for token in smollm2.encode(text)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "least"),
     [
         ({"optimizer": "adamw", "weight_decay": 0.01}, 0.8),
-        pytest.param({"optimizer": "adamw", "local_steps": 4}, 0.8, marks=pytest.mark.slow),
-        pytest.param({"optimizer": "sgd", "local_steps": 4, "learning_rate": 1e-3}, 0.8, marks=pytest.mark.slow),
+        ({"optimizer": "adamw", "local_steps": 4}, 0.8),
+        ({"optimizer": "sgd", "local_steps": 4, "learning_rate": 1e-3}, 0.8),
     ],
 )
 def test_weight_deltas_of_real_weights(smollm2, sent_words, options, least):

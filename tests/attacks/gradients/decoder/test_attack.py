@@ -454,7 +454,7 @@ def test_zero_gradients_yield_nothing(decoder):
 # ---- more tokens than the width
 
 
-@sample("name, task", product(DECODERS, TASKS), in_turn(DECODERS, TASKS))
+@sample("name, task", product(DECODERS, TASKS), [("tiny_gpt2", TASKS[0]), *product(DECODERS[1:], TASKS[1:])])
 def test_a_saturated_span_gives_no_false_certainty(name, task, request):
     decoder, rng = request.getfixturevalue(name), random.Random(4)
     texts = [[rng.randrange(3, 500) for _ in range(12)] for _ in range(8)]  # 96 tokens, width 64
@@ -481,7 +481,7 @@ def test_a_span_with_one_free_direction_gives_no_false_certainty(name, task, req
 @sample(
     "family, task, seed",
     product(WIDE, TASKS, range(6, 9)),
-    [("wide_gpt2", "classification", 6), ("wide_llama", "next_token", 6)],
+    [("wide_gpt2", "classification", 6)],
 )
 def test_a_client_in_bfloat16_gives_its_words_and_no_false_text(family, task, seed, request):
     model = request.getfixturevalue(family)
@@ -509,7 +509,7 @@ def test_a_client_in_float64(family, task, request):
 
 def test_gradients_that_were_rounded_on_the_way_yield_nothing_false(wide_gpt2):
     """Quantised for the transport: the client ran in float32, its update arrives in 16 bits."""
-    texts = random_texts(random.Random(8), 40, wide_gpt2.vocab_size, longest=9)
+    texts = random_texts(random.Random(8), 20, wide_gpt2.vocab_size, longest=9)
     evidence = observe_gradients(wide_gpt2, texts)
     for dtype in (torch.bfloat16, torch.float16):
         rounded = {name: g.to(dtype).float() for name, g in evidence.gradients.items()}

@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import replace
 from itertools import product
 
-import pytest
 import torch
 from tests.sampling import in_turn, sample
 
@@ -95,7 +94,7 @@ def test_classification_gives_tokens(tiny_llama):
 @sample("seed", range(3), [0])
 def test_gradients_at_other_adapters_prove_nothing(tiny_llama, seed):
     """Negative control: the server believes in adapters that the client did not have."""
-    evidence = observe(tiny_llama, [FIRST, SHARED])
+    evidence = observe(tiny_llama, [SHARED])
     draw = torch.Generator().manual_seed(seed)
     others = {name: a + 0.1 * a.std() * torch.randn(a.shape, generator=draw) for name, a in evidence.adapters.items()}
     recovery = recover_text(replace(evidence, adapters=others), tiny_llama)
@@ -122,11 +121,12 @@ def test_it_is_the_usual_attack_on_adapters_alone(tiny_llama):
     assert not reads_adapters_alone(whole, tiny_llama)
 
 
-def test_real_weights(smollm2):
-    texts = [tuple(smollm2.encode(text)) for text in ("Room four is free after noon.", "Call Dana about the keys.")]
-    earlier = [smollm2.encode("The ferry leaves at six.")]
-    evidence = observe_lora(smollm2, [list(text) for text in texts], rank=4, steps=2, earlier_texts=earlier)
-    recovery = recover_text(evidence, smollm2)
+def test_real_weights(low_smollm2):
+    model = low_smollm2
+    texts = [tuple(model.encode(text)) for text in ("Room four is free after noon.", "Call Dana about the keys.")]
+    earlier = [model.encode("The ferry leaves at six.")]
+    evidence = observe_lora(model, [list(text) for text in texts], rank=4, steps=2, earlier_texts=earlier)
+    recovery = recover_text(evidence, model)
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert Counter(recovery.value.expand()) == Counter(texts)
 

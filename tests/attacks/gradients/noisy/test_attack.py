@@ -32,8 +32,9 @@ def observe(model, texts, defence=None):
     return evidence if defence is None else parse_defence(defence)(evidence, torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("defence", ["bf16", "noise:sigma=1e-5"])
-@pytest.mark.parametrize("batch", BATCHES)
+@sample(
+    "batch, defence", product(BATCHES, ["bf16", "noise:sigma=1e-5"]), in_turn(BATCHES, ["bf16", "noise:sigma=1e-5"])
+)
 def test_every_text_is_recovered(tiny_llama, batch, defence):
     recovery = recover_text(observe(tiny_llama, BATCHES[batch], defence), tiny_llama)
     assert recovery.status is Status.RECOVERED, recovery.reason
@@ -58,7 +59,7 @@ def test_local_steps_are_no_obstacle(tiny_llama, steps):
     assert Counter(recovery.value.expand()) == Counter(texts)
 
 
-@sample("batch, defence", product(BATCHES, STRONG_DEFENCES), in_turn(BATCHES, STRONG_DEFENCES, times=2))
+@sample("batch, defence", product(BATCHES, STRONG_DEFENCES), in_turn(BATCHES, STRONG_DEFENCES))
 def test_nothing_certain_is_false(tiny_llama, batch, defence):
     recovery = NoisyAttack()(observe(tiny_llama, BATCHES[batch], defence), tiny_llama)
     assert {text.tokens for text in recovery.value.certain} <= set(BATCHES[batch])

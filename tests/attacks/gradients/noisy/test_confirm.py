@@ -54,7 +54,7 @@ def test_the_right_texts_in_any_order_are_confirmed(tiny_llama, defence):
     assert confirm(tiny_llama, defence, RIGHT[::-1]).proof is DEFENCES[defence]
 
 
-@sample("defence, wrong", product(DEFENCES, WRONG), in_turn(DEFENCES, WRONG, times=2))
+@sample("defence, wrong", product(DEFENCES, WRONG), in_turn(DEFENCES, WRONG))
 def test_nearly_right_texts_are_confirmed_only_if_they_become_right(tiny_llama, defence, wrong):
     found = confirm(tiny_llama, defence, WRONG[wrong])
     if found.proof is not Proof.NONE:

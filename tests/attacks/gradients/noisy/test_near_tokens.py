@@ -59,7 +59,7 @@ def test_a_text_whose_neighbour_fits_better_is_doubtful():
 DIFFERENCES, DEFENCES = (1e-2, 1e-4, 1e-6), ("bf16", "noise:sigma=1e-5", "int8")
 
 
-@sample("difference, defence", product(DIFFERENCES, DEFENCES), in_turn(DIFFERENCES, DEFENCES, times=2))
+@sample("difference, defence", product(DIFFERENCES, DEFENCES), in_turn(DIFFERENCES, DEFENCES))
 def test_nothing_certain_is_false_where_two_tokens_are_nearly_the_same(difference, defence):
     model = twins(difference)
     evidence = observe_gradients(model, [list(text) for text in TEXTS])

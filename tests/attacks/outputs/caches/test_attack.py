@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.contracts.models import stranger
 from tests.models.families import DECODERS, build
-from tests.sampling import sample
+from tests.sampling import in_turn, sample
 
 import unmask
 from unmask.attacks.outputs.caches.attack import CacheAttack
@@ -20,10 +20,12 @@ from unmask.models import Model, adapt
 from unmask.protocols import observe_cache, observe_hidden
 from unmask.recovery import Status
 
-TEXTS = [(5, 17, 99, 17, 250, 8, 3), (400, 3, 8, 21), (44, 45, 46, 47, 48, 49, 50, 51)]
+TEXTS = [(5, 17, 99, 17, 250), (400, 3, 8, 21), (44, 45, 46, 47, 48, 49)]
+SMALL = ("tiny_gpt2", "tiny_llama")
+EACH = list(product(SMALL, ("both", "keys", "values")))  # in turn with layers
 
 
-@pytest.fixture(params=["tiny_gpt2", "tiny_llama"])
+@pytest.fixture(params=SMALL)
 def model(request: pytest.FixtureRequest) -> Model:
     return request.getfixturevalue(request.param)
 
@@ -32,10 +34,10 @@ def certain(recovery) -> set[tuple[int, ...]]:
     return {text.tokens for text in recovery.value.certain}
 
 
-@pytest.mark.parametrize("layer", [0, 2])
-@pytest.mark.parametrize("parts", ["both", "keys", "values"])
-def test_every_prompt_is_read(model, layer, parts):
+@sample("each, layer", product(EACH, [0, 2]), in_turn(EACH, [2, 0]))
+def test_every_prompt_is_read(each, layer, request):
     """Of block 0 no text is certain: its rows may be of several."""
+    model, parts = request.getfixturevalue(each[0]), each[1]
     recovery = CacheAttack()(observe_cache(model, TEXTS, layer=layer, parts=parts), model)
     assert recovery.status is (Status.RECOVERED if layer else Status.PARTIAL), recovery.reason
     assert certain(recovery) == (set(TEXTS) if layer else set())
@@ -58,17 +60,17 @@ def test_a_token_whose_row_is_zero_is_read_too(tiny_llama, layer):
         assert {text.tokens for text in (found.certain if layer else found.texts)} >= held
 
 
-@pytest.mark.parametrize("storage", ["bfloat16", "float8_e4m3fn", "int8"])
+@sample("storage", ["bfloat16", "float8_e4m3fn", "int8"], ["float8_e4m3fn", "int8"])
 def test_coarse_storage_protects_nothing(tiny_llama, storage):
     recovery = CacheAttack()(observe_cache(tiny_llama, TEXTS, layer=2, dtype=storage), tiny_llama)
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert certain(recovery) == set(TEXTS)
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("parts", ["both", "keys", "values"])
-def test_rows_of_two_texts_are_no_text(model, layer, parts):
+@sample("each, layer", product(EACH, [0, 1]), in_turn(EACH, [0, 1]))
+def test_rows_of_two_texts_are_no_text(each, layer, request):
     """Spliced caches used to be RECOVERED, certain and wrong, keys with their positions too."""
+    model, parts = request.getfixturevalue(each[0]), each[1]
     evidence = observe_cache(model, [text[:4] for text in TEXTS], layer=layer, parts=parts)
     spliced = {name: part.clone() for name, part in evidence.parts.items()}
     for name, part in evidence.parts.items():
@@ -88,11 +90,11 @@ def test_one_head_of_two_is_enough(tiny_llama):
 @pytest.mark.parametrize("levels", [3, 1])
 def test_what_is_too_coarse_is_open_and_never_false(tiny_llama, levels):
     """One head's values, 16 numbers on a few levels: three are just enough; with one, nothing may be certain."""
-    evidence = observe_cache(tiny_llama, TEXTS, layer=1, heads=[0], parts="values")
+    evidence = observe_cache(tiny_llama, [text[:4] for text in TEXTS[:2]], layer=1, heads=[0], parts="values")
     scale = evidence.values.abs().amax(3, keepdim=True) / levels
     coarse = replace(evidence, values=torch.nan_to_num((evidence.values / scale).round() * scale))
     recovery = CacheAttack()(coarse, tiny_llama)
-    assert certain(recovery) <= set(TEXTS)
+    assert certain(recovery) <= {text[:4] for text in TEXTS}
     assert (recovery.status is Status.RECOVERED) <= (levels == 3)
     assert recovery.value.token_set <= {token for text in TEXTS for token in text}
 
@@ -124,7 +126,7 @@ def test_nothing_of_the_first_block_tests_a_beginning_that_was_not_seen(model):
 def test_values_of_rotary_models_do_not_prove_an_order(tiny_llama, parts):
     """Whatever is done to their columns, they agree: so it is said that the order is the dump's."""
     evidence = observe_cache(tiny_llama, TEXTS[:1], layer=0, parts=parts)
-    order = torch.tensor([2, 0, 1, 3, 4, 6, 5])
+    order = torch.tensor([2, 0, 1, 4, 3])
     shuffled = replace(evidence, **{name: part[:, order] for name, part in evidence.parts.items()})
     for each in (evidence, shuffled):
         recovery = CacheAttack()(each, tiny_llama)
@@ -145,7 +147,7 @@ def test_a_page_of_a_deeper_block_is_guessed_and_nothing_is_claimed(model):
 
 
 def test_a_known_beginning_opens_the_page(model):
-    texts = [(7, 9, *text) for text in TEXTS]
+    texts = [(7, 9, *text[:3]) for text in TEXTS]
     evidence = observe_cache(model, texts, layer=2, first_position=2)
     recovery = CacheAttack()(replace(evidence, known_beginning=(7, 9)), model)
     assert recovery.status is Status.RECOVERED, recovery.reason
@@ -188,7 +190,7 @@ def spoiled(evidence: CacheEvidence, model: Model) -> dict[str, CacheEvidence]:
     generator = torch.Generator().manual_seed(3)
     noise = {name: torch.randn(part.shape, generator=generator) for name, part in evidence.parts.items()}
     order = torch.tensor([1, 2, 3, 0])
-    foreign = observe_cache(stranger(model, seed=3), [text[:4] for text in TEXTS], layer=evidence.layer)
+    foreign = observe_cache(stranger(model, seed=3), [text[:4] for text in TEXTS[:2]], layer=evidence.layer)
     return {
         "noise": replace(evidence, **noise),
         "positions": replace(evidence, **{name: part[:, order] for name, part in evidence.parts.items()}),
@@ -202,7 +204,7 @@ def spoiled(evidence: CacheEvidence, model: Model) -> dict[str, CacheEvidence]:
 )
 def test_caches_that_say_nothing_yield_nothing(name, storage, request):
     model = request.getfixturevalue(name)
-    evidence = observe_cache(model, [text[:4] for text in TEXTS], layer=1, dtype=storage)
+    evidence = observe_cache(model, [text[:4] for text in TEXTS[:2]], layer=1, dtype=storage)
     for control, other in spoiled(evidence, model).items():
         recovery = CacheAttack()(other, model)
         assert recovery.status is not Status.RECOVERED, control

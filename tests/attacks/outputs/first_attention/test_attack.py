@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.sampling import sample
 
 from unmask.attacks.outputs.block_step import BlockStep
 from unmask.attacks.outputs.first_attention.attack import FirstAttentionAttack, value_tables
@@ -128,19 +129,19 @@ def test_tokens_that_are_equal_are_not_told_apart(tiny_llama):
     assert not recovery.value.certain
 
 
-@pytest.mark.parametrize(("dtype", "length"), [(torch.float64, 16), (torch.float32, 56)], ids=str)
-def test_real_weights(smollm2, dtype, length):
-    tokens = smollm2.encode(LETTER)[:length]
+@sample("dtype, length", [(torch.float64, 16), (torch.float32, 56)], [(torch.float64, 16)])
+def test_real_weights(low_smollm2, dtype, length):
+    tokens = low_smollm2.encode(LETTER)[:length]
     assert len(tokens) == length
-    recovery = ATTACK(observed(smollm2, [tokens], dtype), smollm2)
+    recovery = ATTACK(observed(low_smollm2, [tokens], dtype), low_smollm2)
     assert_exact(recovery, tokens)
     assert recovery.certificate.residual < 16 * torch.finfo(dtype).eps  # rounding of the client's own pass
 
 
-def test_real_weights_in_bfloat16(smollm2):
+def test_real_weights_in_bfloat16(low_smollm2):
     """What is called certain is right, whatever share that is."""
-    tokens = smollm2.encode(LETTER)[:10]
-    recovery = ATTACK(observed(smollm2, [tokens], torch.bfloat16), smollm2)
+    tokens = low_smollm2.encode(LETTER)[:10]
+    recovery = ATTACK(observed(low_smollm2, [tokens], torch.bfloat16), low_smollm2)
     (text,) = recovery.value.texts
     num_certain = int(recovery.certificate.details["certain_tokens"])
     assert num_certain > 5
@@ -148,10 +149,12 @@ def test_real_weights_in_bfloat16(smollm2):
 
 
 @pytest.mark.slow
-def test_noise_on_real_weights(smollm2):
-    evidence = observed(smollm2, [smollm2.encode(LETTER)[:4]])
+def test_noise_on_real_weights(low_smollm2):
+    evidence = observed(low_smollm2, [low_smollm2.encode(LETTER)[:4]])
     shuffled = evidence.states.flip(-1)
-    recovery = ATTACK(HiddenEvidence(shuffled, evidence.mask, 0, smollm2.fingerprint(), Site.ATTENTION), smollm2)
+    recovery = ATTACK(
+        HiddenEvidence(shuffled, evidence.mask, 0, low_smollm2.fingerprint(), Site.ATTENTION), low_smollm2
+    )
     assert recovery.status is Status.NOTHING_FOUND
 
 

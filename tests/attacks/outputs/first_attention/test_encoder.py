@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.sampling import sample
 
 from unmask.attacks.outputs.first_attention.attack import FirstAttentionAttack
 from unmask.attacks.outputs.first_attention.encoder import nearest_tokens, weighted_complements
@@ -63,7 +64,7 @@ def test_noise_is_not_recovered(tiny_bert, dtype):
     assert not recovery.certificate.holds
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@sample("dtype", [torch.float64, torch.float32], [torch.float32])
 def test_real_weights(minilm, dtype):
     tokens = minilm.encode(SENTENCE)
     recovery = FirstAttentionAttack()(observed(minilm, tokens, dtype), minilm)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.outputs.attention_layers import gaussian, random_layer
+from tests.sampling import sample
 
 from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack
 from unmask.attacks.outputs.layer_inputs.problem import pose
@@ -59,7 +60,7 @@ def test_definite_layers_are_recovered_from_their_output_alone_100_problems():
     assert share_found_from_the_output(definite_problems(5, sizes)) >= 0.95
 
 
-@pytest.mark.parametrize(("family", "sharpness"), [("pd", 1.0), ("pd", 3.0), ("pdskew", 1.0)])
+@sample("family, sharpness", [("pd", 1.0), ("pd", 3.0), ("pdskew", 1.0)], [("pd", 3.0)])
 def test_a_definite_layer_of_32_tokens_is_recovered(family, sharpness):
     evidence, X = random_layer(family, 32, 64, sharpness)
     recovery = AttentionAttack()(evidence)
@@ -106,9 +107,9 @@ def false_recoveries(
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_recovered_is_not_said_where_a_second_preimage_exists(causal):
-    said, wrong = false_recoveries(((2, 2), (3, 3), (3, 6)), 3, num_starts=200, causal=causal)
+    said, wrong = false_recoveries(((2, 2), (3, 3), (3, 6)), 2, num_starts=100, causal=causal)
     assert wrong == 0
-    assert said["RECOVERED"] >= 20  # the rule is of use: most definite layers have one pre-image
+    assert said["RECOVERED"] >= 14  # the rule is of use: most definite layers have one pre-image
 
 
 @pytest.mark.slow

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from tests.attacks.outputs.attention_layers import gaussian, random_layer
+from tests.sampling import in_turn, sample
 
 from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack
 from unmask.attacks.outputs.layer_inputs.known_norms import (
@@ -67,7 +69,7 @@ def test_the_first_order_is_nearer_than_noise():
     assert linear < 0.5 < 1 < noise
 
 
-@pytest.mark.parametrize(("n", "d"), [(4, 8), (8, 16), (12, 24)])
+@sample("n, d", [(4, 8), (8, 16), (12, 24)], [(4, 8), (8, 16)])
 def test_indefinite_layers_are_recovered(n, d):
     evidence, X = normed_layer("gauss", n, d)
     recovery = recover_inputs(evidence)
@@ -93,8 +95,7 @@ def test_norms_of_another_input_refuse_every_preimage(family, causal):
     assert recovery.status in (Status.NOTHING_FOUND, Status.BUDGET_EXHAUSTED)
 
 
-@pytest.mark.parametrize("family", ["pd", "gauss"])
-@pytest.mark.parametrize("size", [1e-4, 1.0])
+@sample("family, size", product(["pd", "gauss"], [1e-4, 1.0]), in_turn(["pd", "gauss"], [1e-4, 1.0]))
 def test_noise_shows_although_v_is_square(family, size):
     """The negative control: without norms every matrix is the output of a definite layer."""
     evidence, _ = normed_layer(family, 4, 8)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from tests.attacks.outputs.attention_layers import gaussian, random_layer
+from tests.sampling import in_turn, sample
 from torch import Tensor
 
 from unmask.attacks.outputs.layer_inputs.attack import AttentionAttack
@@ -46,8 +49,7 @@ def mirrored_layer(seed: int) -> tuple[Tensor, Tensor]:
     return W, x.view(n, d)
 
 
-@pytest.mark.parametrize("seed", MIRRORED)
-@pytest.mark.parametrize("turned", [False, True], ids=["exact", "rounded"])
+@sample("seed, turned", product(MIRRORED, [False, True]), in_turn(MIRRORED, [True, False]))
 def test_an_input_and_its_mirror_image_are_not_told_apart(seed, turned):
     """In float32 behind a rotation, rounding fills the rank that the output lacks."""
     W, X = mirrored_layer(seed)

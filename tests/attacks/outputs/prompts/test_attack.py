@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.sampling import sample
 
 import unmask
 from unmask.attacks.outputs.prompts.attack import PromptAttack
@@ -14,7 +15,7 @@ from unmask.models import Model
 from unmask.protocols import observe_hidden
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
-TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49, 50, 51]]
+TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49]]
 SENTENCE = "The spare key lies under the blue flower pot behind the garage, said 4711."
 
 
@@ -44,7 +45,7 @@ def noise_like(evidence: HiddenEvidence, share: float, seed: int = 0) -> torch.T
     return noise / noise.norm(dim=2, keepdim=True) * norms * share
 
 
-@pytest.mark.parametrize("layer", [1, 2, 3])
+@sample("layer", [1, 2, 3], [1, 3])
 def test_every_layer_gives_the_texts_away(decoder, layer):
     assert_exact(PromptAttack()(observe_hidden(decoder, TEXTS, layer=layer), decoder), TEXTS)
 
@@ -68,7 +69,7 @@ def test_embeddings_prove_tokens_and_no_text(decoder):
     assert "not proven" in plain.certificate.claim
 
 
-@pytest.mark.parametrize("layer", [1, 2])
+@sample("layer", [1, 2], [2])
 def test_behind_a_block_other_orders_and_spliced_rows_are_not_believed(decoder, layer):
     evidence = observe_hidden(decoder, [[5, 17, 99, 250], [400, 3, 8, 21]], layer=layer)
     spliced = evidence.states.clone()
@@ -79,7 +80,7 @@ def test_behind_a_block_other_orders_and_spliced_rows_are_not_believed(decoder, 
         assert read(recovery) <= {(400, 3, 8, 21)}
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@sample("side", ["left", "right"], ["left"])
 def test_padding_does_not_matter(decoder, side):
     evidence = observe_hidden(decoder, TEXTS, layer=2, padding_side=side)
     assert_exact(PromptAttack()(evidence, decoder), TEXTS)
@@ -114,7 +115,7 @@ def test_a_body_without_a_head_has_no_prior_and_is_read_all_the_same(tiny_llama)
     assert_exact(PromptAttack()(observe_hidden(body, TEXTS, layer=2), body), TEXTS)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@sample("seed", range(2), [0])
 def test_noise_of_the_same_norm_is_not_recovered(decoder, seed):
     evidence = observe_hidden(decoder, TEXTS, layer=2)
     recovery = PromptAttack()(replace(evidence, states=noise_like(evidence, 1.0, seed)), decoder)
@@ -137,9 +138,9 @@ def test_a_text_ends_where_its_states_stop_making_sense(tiny_llama):
     assert read(recovery) == {tuple(TEXTS[0]), tuple(TEXTS[1])}
     (cut,) = [text for text in recovery.value.texts if not text.certain]
     assert cut.tokens[:4] == tuple(TEXTS[2][:4])
-    assert "for 4 tokens the one whose state points nearest to that seen is shown, without a proof" in recovery.reason
+    assert "for 2 tokens the one whose state points nearest to that seen is shown, without a proof" in recovery.reason
     assert not recovery.looked_for
-    assert "stopped after 4 of 8 tokens of text 3" in recovery.reason
+    assert "stopped after 4 of 6 tokens of text 3" in recovery.reason
 
 
 def test_a_budget_of_candidates_is_kept(tiny_llama):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.sampling import sample
 
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens, equal_tokens_ambiguity
 from unmask.attacks.recover import recover_text
@@ -61,7 +62,7 @@ def test_behind_a_norm_that_forgets_lengths_multiples_are_equal(tiny_llama):
     assert recover(twin, [[5, 9, 6]], Site.STREAM, 1).value.certain[0].tokens == (5, 9, 6)
 
 
-@pytest.mark.parametrize(("site", "layer"), SITES)
+@sample("site, layer", SITES, [SITES[0], SITES[1], SITES[3]])
 def test_a_class_is_reported_and_the_rest_of_the_batch_is_certain(model, site, layer):
     recovery = recover(model, TEXTS, site, layer)
     assert recovery.status is Status.PARTIAL, recovery.reason

@@ -16,7 +16,7 @@ from unmask.protocols import observe_hidden
 from unmask.recovery import Status
 
 LAYER, MIDDLE = 3, 1
-TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [7], [44, 45, 46, 47, 48, 49, 50, 51]]
+TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [7], [44, 45, 46, 47, 48, 49]]
 PARITY = 1e-5  # float32, other orders of sums
 
 

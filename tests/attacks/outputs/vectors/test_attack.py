@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.sampling import sample
 
 from unmask import VectorEvidence, observe_vectors, recover_text
 from unmask.attacks.outputs.vectors import attack as attack_module
@@ -25,7 +26,7 @@ def small_fit(monkeypatch, effects, minilm):
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@sample("dtype", ["float32", "int8"], ["int8"])
 def test_short_sentences_are_proven(minilm, dtype):
     stages = []
     evidence = observe_vectors(minilm, TEXTS, dtype=dtype)
@@ -41,8 +42,8 @@ def test_short_sentences_are_proven(minilm, dtype):
 
 
 def test_what_is_no_vector_of_a_text_is_not_claimed(minilm):
-    vectors = torch.nn.functional.normalize(torch.randn(2, 384, generator=torch.Generator().manual_seed(0)), dim=1)
-    attack = EmbeddingAttack(max_texts=600, max_attempts=1, language="none")
+    vectors = torch.nn.functional.normalize(torch.randn(1, 384, generator=torch.Generator().manual_seed(0)), dim=1)
+    attack = EmbeddingAttack(max_texts=400, max_attempts=1, language="none")
     recovery = recover_text(VectorEvidence.of(minilm, vectors), minilm, attack=attack)
     assert recovery.status is Status.NOTHING_FOUND
     assert not recovery.value.certain
@@ -71,6 +72,7 @@ def test_seconds_end_the_search(minilm):
     assert not recovery.value.certain
 
 
+@pytest.mark.slow
 def test_a_prefix_is_known_and_not_part_of_the_text(minilm):
     evidence = observe_vectors(minilm, TEXTS[:1], prefix="query: ")
     assert evidence.recipe.prefix
@@ -104,6 +106,6 @@ def test_models_without_a_tokenizer_are_read_too(tiny_bert):
 
 
 def test_the_empty_text_is_found_at_once(minilm):
-    recovery = recover_text(observe_vectors(minilm, ["", TEXTS[0]]), minilm)
+    recovery = recover_text(observe_vectors(minilm, [""]), minilm)
     assert recovery.status is Status.RECOVERED
-    assert [text.text for text in recovery.value.texts] == ["[CLS] [SEP]", "the door was open."]
+    assert [text.text for text in recovery.value.texts] == ["[CLS] [SEP]"]

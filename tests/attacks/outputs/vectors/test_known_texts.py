@@ -13,13 +13,13 @@ from unmask.evidence import VectorEvidence
 from unmask.protocols import observe_next_token, observe_vectors
 from unmask.recovery import Status
 
-CODES = tuple(f"The alarm code is {number}." for number in range(2560, 2600))
+CODES = tuple(f"The alarm code is {number}." for number in range(2570, 2590))
 
 
 def test_a_template_with_every_value(minilm, tmp_path):
     path = tmp_path / "codes.txt"
     path.write_text("\n".join((*CODES, "", CODES[0])), encoding="utf-8")
-    seen = observe_vectors(minilm, [CODES[20], "It is somewhere else."])
+    seen = observe_vectors(minilm, [CODES[10], "It is somewhere else."])
     recovery = recover_text(seen, minilm, attack=f"known-texts:file={path}")
     assert recovery.status is Status.PARTIAL
     (text,) = recovery.value.texts
@@ -28,6 +28,7 @@ def test_a_template_with_every_value(minilm, tmp_path):
     assert "says nothing of other texts" in recovery.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_few_digits_still_tell_texts_apart(minilm, dtype):
     recovery = recover_text(
@@ -43,10 +44,10 @@ def test_prefixes_stand_in_front(minilm):
 
 
 @sample("log_probabilities", [False, True], [True])
-def test_a_row_of_logits_tells_which_prompt(smollm2, log_probabilities):
+def test_a_row_of_logits_tells_which_prompt(low_smollm2, log_probabilities):
     prompts = tuple(f"Customer {name} asks:" for name in ("Ada", "Bo", "Cy", "Dee"))
-    seen = observe_next_token(smollm2, [prompts[2]], log_probabilities=log_probabilities)
-    recovery = recover_text(seen, smollm2, attack=KnownTextsAttack(texts=prompts))
+    seen = observe_next_token(low_smollm2, [prompts[2]], log_probabilities=log_probabilities)
+    recovery = recover_text(seen, low_smollm2, attack=KnownTextsAttack(texts=prompts))
     assert [(text.text, text.certain) for text in recovery.value.texts] == [(prompts[2], True)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.sampling import sample
 
 from unmask.attacks.outputs.vectors.edits import TextBatch
 from unmask.attacks.outputs.vectors.language_prior import LanguagePrior
@@ -39,12 +40,12 @@ def test_other_ends_vote_for_tokens():
     assert Ends().votes((1,)) == [0.0]
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_the_wrong_token_is_the_most_doubtful(embedder, smollm2, minilm, reads):
+@sample("reads", [False, True], [False])
+def test_the_wrong_token_is_the_most_doubtful(embedder, minilm, reads, request):
     tokens = minilm.encode(SENTENCE)[1:-1]
     vector = embedder.exact(TextBatch.of([tuple(tokens)]))[0]
     wrong = TextBatch.of([(*tokens[:4], *minilm.encode("lawyer")[1:-1], *tokens[4:])])
-    language = LanguagePrior.of(smollm2, minilm) if reads else None
+    language = LanguagePrior.of(request.getfixturevalue("smollm2"), minilm) if reads else None
     assert int(doubt_tokens(wrong, vector, embedder, language).argmax()) == 4
 
 

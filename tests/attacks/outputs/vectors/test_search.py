@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from unmask.attacks.outputs.vectors.attempts import AttemptSettings
@@ -18,6 +19,7 @@ def begin(embedder, texts, *attempts):
     return [VectorSearch(vector, is_near, attempts) for vector, is_near in zip(vectors, near, strict=True)]
 
 
+@pytest.mark.slow
 def test_short_sentences_are_found_together(embedder, effects):
     texts = [tuple(embedder.model.encode(sentence)[1:-1]) for sentence in SENTENCES]
     searches = begin(embedder, texts, AttemptSettings())
@@ -44,7 +46,7 @@ def test_whoever_watches_may_stop_it(embedder, effects):
 
 
 def test_an_attempt_may_begin_where_another_one_ended(embedder, effects):
-    text = tuple(embedder.model.encode("The old door of the house was open again.")[1:-1])
+    text = tuple(embedder.model.encode("The old door was open again.")[1:-1])
     (search,) = begin(embedder, [text], AttemptSettings(dropped=0.3))
     search.ends.by_distance[(*text[:3], text[1], *text[3:])] = 0.1
     TextSearch(embedder, Proposer(effects)).run([search])
@@ -84,9 +86,9 @@ def test_first_attempts_come_first(embedder, effects):
 
 
 def test_there_may_be_any_number_of_attempts(embedder, effects):
-    (search,) = begin(embedder, [(2158, 2003, 2062)], *[AttemptSettings(max_texts=1)] * 12)
+    (search,) = begin(embedder, [(2158, 2003, 2062)], *[AttemptSettings(max_texts=1)] * 6)
     TextSearch(embedder, Proposer(effects)).run([search])
-    assert search.number == 12 or search.has_reached
+    assert search.number == 6 or search.has_reached
 
 
 def test_an_attempt_gets_every_text_once(embedder, effects):

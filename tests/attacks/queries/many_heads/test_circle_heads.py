@@ -1,6 +1,7 @@
 import pytest
 import torch
 from tests.attacks.queries.random_heads import added, oracle_of, random_head, rounded
+from tests.sampling import sample
 
 import unmask
 from unmask.attacks.queries.many_heads.circle_heads import CircleHeadsAttack
@@ -11,7 +12,7 @@ from unmask.recovery import Status
 from unmask.scores.weights import score_heads
 
 
-@pytest.mark.parametrize(("num_heads", "width"), [(1, 8), (2, 8), (4, 16), (5, 12)])
+@sample("num_heads, width", [(1, 8), (2, 8), (4, 16), (5, 12)], [(1, 8), (5, 12)])
 def test_heads_behind_a_bound_on_norms(num_heads, width):
     heads = random_head(width, num_heads=num_heads)
     recovery = CircleHeadsAttack()(oracle_of(heads, max_norm=4 * width**0.5))
@@ -44,7 +45,7 @@ def test_float32():
     assert score_heads(recovery.value, heads).worst_W_error <= 1e-3
 
 
-@pytest.mark.parametrize("multiple", [-2.0, -0.5, -1.0, 0.0, 3.0])
+@sample("multiple", [-2.0, -0.5, -1.0, 0.0, 3.0], [-1.0, 0.0, 3.0])
 def test_multiples_of_a_head_are_told_apart(multiple):
     heads = random_head(10, num_heads=3)
     more = HeadWeights(W=torch.cat([heads.W, multiple * heads.W[:1]]), v=torch.cat([heads.v, random_head(10, 5).v]))

@@ -5,6 +5,7 @@ import torch
 from tests.attacks.queries.layers import generator, joined, one
 from tests.attacks.queries.random_heads import added, oracle_of, random_head, rounded
 from tests.attacks.queries.random_networks import evidence_of, normal
+from tests.sampling import sample
 
 from unmask.attacks.queries.many_heads.multi_head import MultiHeadAttack
 from unmask.evidence.ledger import Ledger
@@ -62,7 +63,7 @@ def test_thirty_two_heads_of_width_64():
     assert check(random_head(64, num_heads=32), 1e-9).certificate.details[PER_UNKNOWN] <= 1.15
 
 
-@pytest.mark.parametrize("seed", range(3))
+@sample("seed", range(3), [0])
 @pytest.mark.parametrize(
     ("num_heads", "width", "allowed"), [(1, 16, 1e-12), (2, 2, 1e-9), (5, 16, 1e-10), (6, 8, 1e-8)]
 )
@@ -70,7 +71,7 @@ def test_small_layers(num_heads, width, allowed, seed):
     check(random_head(width, num_heads=num_heads, seed=seed), allowed, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@sample("seed", range(2), [0])
 def test_the_rank_of_every_head_is_found_and_saves_queries(seed):
     draw, ranks = normal(seed), (2, 4, 8, 24)
     W = torch.stack([draw(24, rank) @ draw(rank, 24) / rank**0.5 for rank in ranks]) / 24**0.5
@@ -99,7 +100,7 @@ def test_heads_of_different_scales():
 
 
 def test_measuring_again_gains_a_digit_for_twice_the_queries():
-    heads = random_head(16, num_heads=6)
+    heads = random_head(12, num_heads=4)
     (once, first), (twice, second) = (learn(heads, polish=polish) for polish in (False, True))
     assert second.worst_W_error < first.worst_W_error / 2
     assert once.cost.queries < twice.cost.queries < 2.2 * once.cost.queries
@@ -109,7 +110,7 @@ def test_measuring_again_gains_a_digit_for_twice_the_queries():
 
 
 @pytest.mark.parametrize("after", [rounded(2), rounded(4), added(1e-3)], ids=["2 decimals", "4 decimals", "noise"])
-@pytest.mark.parametrize("seed", range(2))
+@sample("seed", range(2), [0])
 def test_rounding_and_noise_hide_nothing_where_tokens_may_be_long(after, seed):
     check(random_head(16, num_heads=4, seed=seed), 1e-6, seed=seed, after=after)
 
@@ -157,8 +158,9 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize(("heads", "num_heads", "allowed"), ODD.values(), ids=ODD)
-def test_odd_layers_come_back_in_canonical_form(heads, num_heads, allowed):
+@sample("name", ODD, [name for name in ODD if name not in ("W and 2W", "v = 0", "opposite v")])
+def test_odd_layers_come_back_in_canonical_form(name):
+    heads, num_heads, allowed = ODD[name]
     assert len(check(heads, allowed, seed=2).value) == num_heads
 
 
@@ -215,7 +217,7 @@ NO_LAYERS = {
 }
 
 
-@pytest.mark.parametrize("seed", range(2))
+@sample("seed", range(2), [0])
 @pytest.mark.parametrize("function", NO_LAYERS.values(), ids=NO_LAYERS)
 def test_what_is_no_layer_is_never_claimed(function, seed):
     recovery = MultiHeadAttack(max_planes=1, seed=seed)(evidence_of(function, 16))
@@ -290,7 +292,7 @@ def test_a_larger_budget_goes_on_where_the_first_ended(share, tmp_path):
     assert len(asked) - len(set(asked)) <= 6
 
 
-@pytest.mark.parametrize("name", ["W = 0", "W and −W", "W and 2W"])
+@sample("name", ["W = 0", "W and −W", "W and 2W"], ["W = 0", "W and −W"])
 def test_where_signs_or_clusters_are_open_a_budget_that_ends_claims_no_columns(name):
     heads = ODD[name][0]
     whole = paid(heads)

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.queries.random_heads import oracle_of, random_head
+from tests.sampling import sample
 
 from unmask.attacks.queries.one_head.signs import MembershipAttack, bisect
 from unmask.errors import InputError
@@ -26,7 +27,10 @@ def learn(heads, attack=BITS_32, after=signs, **options):
     return recovery, score_heads(recovery.value, unit), recovery.certificate.details
 
 
-@pytest.mark.parametrize(("width", "bits"), [(1, 20), (2, 24), (16, 16), (16, 32), (16, 48), (24, 40)])
+BITS = [(1, 20), (2, 24), (16, 16), (16, 32), (16, 48), (24, 40)]
+
+
+@sample("width, bits", BITS, BITS[:3])
 def test_theorem_b_1_every_bit_costs_one_query(width, bits):
     recovery, score, details = learn(random_head(width), MembershipAttack(bits=bits))
     assert recovery.status is Status.RECOVERED
@@ -37,11 +41,6 @@ def test_theorem_b_1_every_bit_costs_one_query(width, bits):
     assert details["learning_queries"] == bits * (width**2 + width - 1) + 2 * width + 64
 
 
-def test_32_bits_at_width_16():
-    _, score, _ = learn(random_head(16, seed=5))
-    assert score.W_error <= 1e-7
-
-
 @pytest.mark.parametrize("after", [torch.sign, lambda answers: (answers > 0).double(), None])
 def test_signs_may_be_told_in_any_way(after):
     recovery, score, _ = learn(random_head(8), after=after)
@@ -49,7 +48,7 @@ def test_signs_may_be_told_in_any_way(after):
     assert score.W_error <= 1e-7
 
 
-@pytest.mark.parametrize("factor", [1e-5, 1e-2, 1e2, 1e4])
+@sample("factor", [1e-5, 1e-2, 1e2, 1e4], [1e-5, 1e4])
 def test_w_of_any_scale(factor):
     head = random_head(8)
     recovery, score, details = learn(HeadWeights(W=factor * head.W, v=1e-3 * head.v))

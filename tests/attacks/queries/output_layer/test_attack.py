@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from tests.sampling import sample
 from tests.tiny_models import VOCAB, WIDTH, gpt2_config, random_model
 
 from unmask.attacks.queries.output_layer.attack import OutputLayerAttack
@@ -95,7 +96,7 @@ def test_coarse_logits_give_the_size_or_a_bound_but_never_a_wrong_size(tiny_llam
     assert 0 < recovery.value.at_least <= WIDTH
 
 
-@pytest.mark.parametrize("sigma", [0.05, 0.2, 0.4])
+@sample("sigma", [0.05, 0.2, 0.4], [0.2])
 def test_the_noise_of_anchors_is_not_taken_for_hidden_directions(tiny_llama, sigma):
     """Each answer of a top-k service shares its anchor's noise, which without `evened` adds a direction an answer."""
 
