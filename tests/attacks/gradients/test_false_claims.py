@@ -401,8 +401,12 @@ def test_whatever_pooling_is_stated_beside_it(model, pooling, num_texts, request
     assert all_covered(recovery, texts)
 
 
-@pytest.mark.parametrize("kept", ["", "embeddings", "no embeddings"])
-@pytest.mark.parametrize("seed", [1, 2, 3])  # with 0, a token was exchanged for another one, which the model did read
+KEPT = ["", "embeddings", "no embeddings"]
+
+
+@sample(
+    "kept, seed", product(KEPT, [1, 2, 3]), list(zip(KEPT, [1, 2, 3], strict=True))
+)  # with 0, a token was exchanged for another one, which the model did read
 def test_masked_token_training_that_is_called_a_classification(kept, seed):
     """[MASK] was a certain token of a certain text, and rows of a tied output layer were tokens."""
     tokenizer = word_tokenizer()

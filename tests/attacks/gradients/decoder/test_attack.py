@@ -180,9 +180,12 @@ def test_a_text_of_one_token_is_not_certain_in_a_rotary_model(decoder):
     assert [text.tokens for text in recovery.value.texts if not text.certain] == [(T,)]
 
 
-@pytest.mark.parametrize("texts", [[[T], [U]], [[T, T], [U]], [[T, T, T], [U, U]]], ids=str)
-@each_rotary
-def test_texts_of_one_repeated_token_are_never_certain_in_classification(decoder, texts):
+REPEATED = [[[T], [U]], [[T, T], [U]], [[T, T, T], [U, U]]]
+
+
+@sample("name, texts", product(ROTARY, REPEATED), list(zip(ROTARY, REPEATED, strict=True)))
+def test_texts_of_one_repeated_token_are_never_certain_in_classification(name, texts, request):
+    decoder = request.getfixturevalue(name)
     assert not attack(decoder, texts, task="classification").value.certain
 
 

@@ -50,7 +50,7 @@ def test_digits_and_noise_are_no_obstacle(name, defence, request):
     assert set(recovery.value.expand()) == {FIRST, LONGER, SHARED}
 
 
-@pytest.mark.parametrize("steps", [2, 4])
+@sample("steps", [2, 4], [4])
 def test_local_steps_are_no_obstacle(tiny_llama, steps):
     texts = BATCHES["texts that share a start"]
     evidence = observe_fedavg(tiny_llama, [list(text) for text in texts], local_steps=steps, learning_rate=1e-3)

@@ -165,7 +165,7 @@ def test_a_known_beginning_opens_the_page(model):
         assert [text.tokens for text in missed.value.texts] == [text.tokens for text in guessed.value.texts]
 
 
-@pytest.mark.parametrize("name", ["GPTNeoX", "Bloom", "Falcon with ALiBi", "OPT", "Gemma2", "Phi"])
+@sample("name", ["GPTNeoX", "Bloom", "Falcon with ALiBi", "OPT", "Gemma2", "Phi"], ["GPTNeoX", "Bloom", "Gemma2"])
 def test_other_positions_and_heads(name):
     """Partial rotary, ALiBi, one key head for all, learned positions, capped scores."""
     model = adapt(build(name))

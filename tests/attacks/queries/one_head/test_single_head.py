@@ -28,6 +28,7 @@ def test_theorem_4_1_exactly_d_plus_d_squared_queries(width):
         assert score.v_error <= 1e-15
 
 
+@pytest.mark.slow
 def test_theorem_4_1_at_width_256():
     """65,792 queries, and thirteen digits."""
     _, score, details = learn(random_head(256))

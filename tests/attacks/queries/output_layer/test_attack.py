@@ -42,7 +42,7 @@ def noisy(sigma):
     return lambda z: z + sigma * torch.randn(z.shape, generator=generator)
 
 
-@pytest.mark.parametrize("top", [None, 20, 5])
+@sample("top", [None, 20, 5], [None, 5])
 def test_carlini_section_4_the_rank_of_logits_is_the_hidden_size(tiny_llama, top):
     recovery = OutputLayerAttack()(seen(tiny_llama, top=top))
     assert recovery.status is Status.RECOVERED
@@ -88,7 +88,7 @@ def test_a_bias_on_the_logits_is_an_offset_too(tiny_llama):
     [lambda z: z.bfloat16(), lambda z: (100 * z).round() / 100, lambda z: (10 * z).round() / 10, noisy(0.1)],
     ids=["bfloat16", "2 decimals", "1 decimal", "noise 0.1"],
 )
-@pytest.mark.parametrize("top", [None, 20])
+@sample("top", [None, 20], [20])
 def test_coarse_logits_give_the_size_or_a_bound_but_never_a_wrong_size(tiny_llama, change, top):
     recovery = OutputLayerAttack(max_prompts=400)(seen(tiny_llama, change, top=top))
     assert recovery.status in (Status.RECOVERED, Status.PARTIAL)
