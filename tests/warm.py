@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from runpy import run_path
@@ -100,7 +100,8 @@ def answer(connection: socket.socket) -> None:
         connection.sendall(f"{child}\n".encode())
         Thread(target=lambda: connection.recv(1) or os.kill(child, signal.SIGKILL), daemon=True).start()
         _, status = os.waitpid(child, 0)
-        connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+        with suppress(BrokenPipeError):  # whoever asked may be gone
+            connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())
         os._exit(0)
     connection.close()
     signal.signal(signal.SIGINT, signal.default_int_handler)
