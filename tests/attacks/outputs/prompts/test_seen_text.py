@@ -52,6 +52,15 @@ def test_a_beginning_that_is_the_whole_text_leaves_nothing_to_find(tiny_llama, o
     assert not recovery.value.texts
 
 
+@pytest.mark.parametrize("defence", ["fp8", "noise:sigma=0.05,relative=true"])
+def test_so_it_does_behind_rounding_and_noise(tiny_llama, observe, defence):
+    evidence = observe(tiny_llama, [WHOLE], layer=1)
+    coarse = unmask.defend_states(evidence, unmask.parse_defence(defence), torch.Generator().manual_seed(0))
+    recovery = unmask.recover_text(coarse, tiny_llama, known_beginning=WHOLE)
+    assert not recovery.value.certain
+    assert not recovery.certificate.holds
+
+
 def test_a_beginning_behind_noise_is_taken_if_the_noise_is_white(tiny_llama):
     evidence = observe_hidden(tiny_llama, [WHOLE], layer=1)
     noisy = unmask.defend_states(

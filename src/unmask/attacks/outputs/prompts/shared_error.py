@@ -37,6 +37,8 @@ _FEWEST = 3  # rows that bear noise out where a later one does not
 
 def doubt_shared_error(text: TextProgress) -> None:
     """Take a noisy text's proofs back if what its tokens leave is no noise, at one position or at all of them."""
+    if not text.tokens:
+        return  # nothing was read behind the tokens that were given
     is_borne_out = text.done == len(text.seen) or len(text.tokens) >= _FEWEST
     text.is_mismatch |= text.is_noisy and (not is_borne_out or _is_shared(text))
     if text.is_mismatch:
