@@ -11,9 +11,11 @@ from tests.models.families import build
 from tests.models.parity import FLOAT32_PARITY, random_batch, worst_error
 from tests.tiny_models import llama_sizes, random_model
 
+from unmask.errors import UnsupportedModelError
 from unmask.models import Model, adapt
 from unmask.models.linear import Role
 from unmask.models.record import input_of
+from unmask.protocols import observe_hidden
 
 BACK = torch.arange(20)[:, None] - torch.arange(20)  # how far each of 20 keys lies behind each query
 
@@ -21,6 +23,13 @@ BACK = torch.arange(20)[:, None] - torch.arange(20)  # how far each of 20 keys l
 def with_problems(model: Model) -> Model:
     blocks = tuple(replace(place, problem="not believed") for place in model.layout.blocks)
     return Model(model.hf, layout=replace(model.layout, blocks=blocks))
+
+
+def test_scores_that_are_not_known_are_refused_by_name():
+    model = adapt(build("Bert"))
+    blocks = tuple(replace(place, scores=None) for place in model.layout.blocks)
+    with pytest.raises(UnsupportedModelError, match="attention of block 0"):
+        observe_hidden(Model(model.hf, layout=replace(model.layout, blocks=blocks)), [[5, 6, 7]], site="attention")
 
 
 @pytest.mark.parametrize("name", ["Llama", "Bert", "Gemma3 with a window", "Bloom"])

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from unmask.errors import UnsupportedModelError
 from unmask.models.attention import Scores, attend, attend_behind
 from unmask.models.attention_calls import (
     Arguments,
@@ -110,7 +111,11 @@ class Blocks(FirstInputs):
     def scores(self, block: int) -> Scores:
         """How scores of a block are made."""
         found = self._place(block).scores
-        assert found is not None
+        if found is None:
+            raise UnsupportedModelError(
+                f"the attention of block {block} cannot be computed apart from its model: its scores are more than "
+                "scaled products of queries and keys"
+            )
         return found
 
     def scores_scale(self, block: int) -> float:

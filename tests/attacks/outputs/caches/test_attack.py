@@ -8,9 +8,11 @@ from itertools import product
 
 import pytest
 import torch
+import transformers
 from tests.contracts.models import stranger
 from tests.models.families import DECODERS, build
 from tests.sampling import in_turn, sample
+from tests.tiny_models import llama_sizes, random_model
 
 import unmask
 from unmask.attacks.outputs.caches.attack import CacheAttack
@@ -281,3 +283,12 @@ def test_every_family_gives_its_prompts_away(name):
         read = Status.RECOVERED if layer and not windowed else Status.PARTIAL  # of block 0 no text is certain
         assert status is (Status.NOT_APPLICABLE if name in NOT_READ else read), (layer, storage)
     assert refused == ([0] if windowed or name == "Qwen3Next" else [])
+
+
+@pytest.mark.parametrize("parts", ["keys", "values"])
+def test_one_head_of_four_numbers_whose_tokens_might_agree_by_chance(parts):
+    """Every token is tested, and there is no rounding to weigh them by."""
+    narrow = transformers.LlamaConfig(**llama_sizes(hidden_size=16))
+    model = adapt(random_model(transformers.LlamaForCausalLM, narrow))
+    evidence = observe_cache(model, [(5, 17, 99)], layer=1, parts=parts, heads=[0])
+    assert [text.tokens for text in CacheAttack()(evidence, model).value.certain] == [(5, 17, 99)]

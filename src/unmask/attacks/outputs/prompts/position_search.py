@@ -281,9 +281,9 @@ class _Search:
     def _against_others(self, proven: TokenStatus) -> TokenStatus:
         """Proven if the best candidate beats the runner-up, in noise that leaves something to see."""
         square = float(self.seen.state.square().sum())
-        gain = (self.tested.runner_up(self.equal) ** 2 - self.tested.distance**2) * square / (2 * self.noise_variance)
+        gain = (self.tested.runner_up(self.equal) ** 2 - self.tested.distance**2) * square / 2
         is_quiet = max(self.relative_noise, self.seen.tolerance) <= LOUDEST
-        return proven if gain >= CLEAR and is_quiet else TokenStatus.IN_DOUBT
+        return proven if gain > 0 and gain >= CLEAR * self.noise_variance and is_quiet else TokenStatus.IN_DOUBT
 
     @property
     def noise_variance(self) -> float:
