@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 from tests.sampling import sample
 
+import unmask
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens, equal_tokens_ambiguity
 from unmask.attacks.recover import recover_text
 from unmask.evidence import Site
 from unmask.models import Model
-from unmask.protocols import observe_hidden
+from unmask.protocols import observe_cache, observe_hidden
 from unmask.recovery import AmbiguityKind, RecoveredTexts, Recovery, Status
 
 TWINS = (40, 41, 300)  # their rows are equal to the last bit
@@ -122,3 +124,45 @@ def test_runs_of_a_leading_token_are_no_problem(tiny_llama):
 def test_a_sentence_names_the_class_and_stays_short(tiny_gpt2):
     assert "token 3 is one of '40', '41', '300': their" in equal_tokens_ambiguity(tiny_gpt2, 2, TWINS).reason
     assert "and 12 more" in equal_tokens_ambiguity(tiny_gpt2, 2, range(20)).reason
+
+
+@pytest.mark.parametrize("seen", ["float32", "float16", "cache"])
+def test_states_that_lie_close_because_one_large_number_is_in_all_of_them(tiny_gpt2, one_thread, seen):
+    """Their tokens agree within the tolerance of each other, though embeddings differ by more than it allows."""
+    model = tiny_gpt2.to()
+    embedding = model.parameter(model.token_embedding)
+    apart = 1.0 if seen == "float16" else 3e-3
+    noise = torch.randn(embedding.shape, generator=torch.Generator().manual_seed(5)) / embedding.shape[1] ** 0.5
+    with torch.no_grad():
+        model.hf.transformer.h[0].mlp.c_proj.bias[3] += 1e4 if seen == "float16" else 3e3
+        for first in range(60, 480, 60):
+            beside = slice(first + 1, first + 60)
+            embedding[beside] = embedding[first] + apart * embedding[first].norm() * noise[beside]
+    texts = [[73], [296, 438], [415, 396, 137, 135, 65]]
+    evidence = observe_cache(model, texts, layer=2) if seen == "cache" else observe_hidden(model, texts, layer=2)
+    if seen == "float16":
+        evidence = replace(evidence, states=evidence.states.half().float())
+    recovery = recover_text(evidence, model)
+    assert {text.tokens for text in recovery.value.certain} <= {*map(tuple, texts)}
+    assert recovery.value.token_set <= {token for text in texts for token in text}
+    assert all(any(text.covers(own) for own in texts) for text in recovery.value.texts if text.ambiguities)
+    assert recovery.status is Status.RECOVERED, recovery.reason
+
+
+def test_rounding_to_a_random_neighbour_where_one_large_number_sets_the_step(tiny_llama, one_thread):
+    """Steps are longer than most numbers, and a wrong token agrees beside the right one."""
+    model = tiny_llama.to()
+    with torch.no_grad():
+        model.parameter(model.token_embedding).mul_(4e-4)
+        model.hf.model.layers[0].mlp.down_proj.weight[3] *= 100
+    for seed in (6, 19, 29):
+        drawn = random.Random(seed)
+        text = [drawn.randrange(5, 500) for _ in range(12)]
+        rounded = unmask.parse_defence("int8:stochastic=true")
+        seen = unmask.defend_states(
+            observe_hidden(model, [text], layer=1), rounded, torch.Generator().manual_seed(seed)
+        )
+        found = recover_text(seen, model, known_beginning=text[:4]).value
+        assert found.token_set <= set(text)
+        assert all(set(tokens) & set(text) for tokens in found.token_classes)
+        assert all(each.tokens == tuple(text) for each in found.certain)

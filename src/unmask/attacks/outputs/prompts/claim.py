@@ -85,7 +85,7 @@ def _as_recovered_text(text: ReadText, model: Model) -> RecoveredText:
     tokens = (*known, *(token.token for token in text.tokens))
     worst = max(token.distance for token in text.tokens)
     ambiguities = tuple(
-        equal_tokens_ambiguity(model, position, token.equals, are_equal=not token.rivals)
+        equal_tokens_ambiguity(model, position, token.equals, are_equal=not (token.rivals or token.is_crowded))
         for position, token in enumerate(text.tokens, start=len(known))
         if token.equals and text.proven and text.is_bound
     )
@@ -137,7 +137,7 @@ def _reason(texts: Sequence[ReadText]) -> str:
     parts += _about_stops(texts)
     open_texts = sum(text.proven and not text.is_exact for text in texts)
     if open_texts:
-        coarse = any(token.rivals for text in texts for token in text.tokens)
+        coarse = any(token.rivals or token.is_crowded for text in texts for token in text.tokens)
         why = "the evidence is too coarse" if coarse else "they have equal embeddings"
         parts.append(f"texts proven except for tokens that no state tells apart: {open_texts}, because {why}")
     guessed = sum(token.is_guess for text in texts for token in text.tokens)

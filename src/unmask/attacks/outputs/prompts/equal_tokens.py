@@ -27,6 +27,7 @@ Classes = Mapping[int, tuple[int, ...]]
 NEAR = 1e-3  # rows that are this near may give states within the tolerance of float32, 1e-4; they are tested
 _APART = 10.0  # a token that agrees so much better than another one is told from it
 _NAMED = 8  # tokens of a class that a sentence names
+_AT_ONCE = 2048  # tokens that are run at once
 _FLOOR = 0.01  # of the tolerance: what rounding leaves of a zero
 
 
@@ -53,12 +54,18 @@ def settle_class(
 
     Without noise a token is told from the closest one by a distance ten times as large; with noise by likelihood.
     """
-    trial = yield RowPass(text, torch.tensor(members, device=seen.state.device))
-    distances = seen.distances(trial.states)
+    parts, closest, least = list[torch.Tensor](), None, float("inf")
+    for part in torch.tensor(members, device=seen.state.device).split(_AT_ONCE):
+        trial = yield RowPass(text, part)
+        parts.append(seen.distances(trial.states))
+        if closest is None or float(parts[-1].min()) < least:
+            closest, least = trial.only(int(parts[-1].argmin())), float(parts[-1].min())
+    assert closest is not None
+    distances = torch.cat(parts)
     best = int(distances.argmin())
-    least = float(distances[best])
     if found.noise > 0:
-        gains = (distances.square() - least**2) * len(seen.state) / (2 * found.noise**2)
+        noise = max(found.noise, least)  # rounding to a random neighbour is louder than to the nearest one
+        gains = (distances.square() - least**2) * len(seen.state) / (2 * noise**2)
         is_open = gains < CLEAR
     else:
         is_open = distances <= min(seen.tolerance, max(_APART * least, _FLOOR * seen.tolerance))
@@ -68,7 +75,7 @@ def settle_class(
         found,
         token=int(members[best]),
         distance=least,
-        continuation=text.accept(trial, best),
+        continuation=text.accept(closest, 0),
         num_candidates=found.num_candidates + len(members),
     )
     return chosen, classes if len(classes) > 1 else ()

@@ -65,6 +65,8 @@ _CONFIRM = 0.02  # noise of more than this share: a token must also win by likel
 _CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
 _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
 _FINE = 5e-4  # above this a first token, which hardly changes its own row, must be borne out by the next row
+_BORNE_OUT = 0.01  # rounding of more than this share: a token behind which none agrees may be a wrong one
+_CROWD = 64  # tokens that may agree as well; where there are more, all are tested
 _REACH = 4.0  # tolerances: two states that agree with one seen are two apart; embeddings may be further
 _BEFORE_PAIRS = 256  # second tokens that are tested before the first one is doubted
 _NEIGHBOURS, _FIRST_NEIGHBOURS = 16, 64
@@ -125,6 +127,9 @@ class PromptReader:
         if text.needs_next and len(text.tokens) == 1:
             text.tokens = [replace(text.tokens[0], proven=False)]
         stopped = text.done if text.done < len(states) else None
+        if stopped is not None and text.tokens and self.readout.is_stream:
+            loud = float(seen.noise.relative(seen.states)[stopped - 1]) > _BORNE_OUT
+            text.tokens[-1] = replace(text.tokens[-1], proven=text.tokens[-1].proven and not loud)
         nearest = yield from self._read_on(text)
         noise = max(text.noise, default=0.0)
         costs = text.num_candidates, text.num_jacobians
@@ -227,7 +232,7 @@ class PromptReader:
         if bool((seen.noise.relative(seen.states)[window] > _CONFIRM).any()):
             return False
         guess = self.scores(text, window).scores.argmax(1)
-        near = self._near(guess.tolist(), float(seen.noise.tolerances[window].max()))
+        near = self._near(text, guess.tolist(), float(seen.noise.tolerances[window].max()))
         alone = [int(token) not in near for token in guess]
         if False in alone:
             guess = guess[: alone.index(False)]
@@ -267,6 +272,13 @@ class PromptReader:
         tested, members = found.num_candidates, self._members(text, found.token, index)
         if len(members) > 1 and found.standing is not TokenStatus.NONE_AGREES:
             found, equals = yield from settle_class(sighting, text.continuation, found, members)
+            is_crowded = len(members) > _CROWD or bool(set(equals) - {*self.equal.get(found.token, ())})
+            if self.readout.is_stream and is_crowded:  # any other token may agree as well
+                if self.settings.max_candidates is None:
+                    every = range(self.model.vocab_size)
+                    found, equals = yield from settle_class(sighting, text.continuation, found, every)
+                else:
+                    found = replace(found, standing=TokenStatus.IN_DOUBT)
         rivals = set() if self.readout.is_stream else {*found.rivals, *equals} - set(self.equal.get(found.token, ()))
         rivals -= {found.token}
         if is_first and self.layer and not self.readout.is_stream and tolerance > _FINE:
@@ -281,8 +293,10 @@ class PromptReader:
             return False
         text.continuation = found.continuation
         token = _read_token(found, sighting, text.is_proven, equals)
-        stands, every = found.standing.is_proven or agrees, tested == self.model.vocab_size
-        text.add(replace(token, rivals=tuple(sorted(rivals)), are_all_rivals=every, stands=stands))
+        is_crowded = self.readout.is_stream and bool(set(equals) - {*self.equal.get(found.token, ())})
+        stands, are_all = found.standing.is_proven or agrees, tested == self.model.vocab_size
+        token = replace(token, rivals=tuple(sorted(rivals)), is_crowded=is_crowded)
+        text.add(replace(token, are_all_rivals=are_all, stands=stands))
         return True
 
     def _first_again(self, text: TextProgress) -> Reading[bool]:
@@ -325,13 +339,24 @@ class PromptReader:
         """How many wrong tokens are expected to agree by chance: a quarter of the numbers count as independent."""
         return self.model.vocab_size * min(1.0, tolerance) ** (width / 4)
 
-    def _near(self, tokens: list[int], tolerance: float) -> Classes:
-        """Classes of tokens whose states may agree as well, where a stream is rounded: some tolerances around each."""
-        reach = _REACH * tolerance
-        if not self.readout.is_stream or reach <= NEAR or tolerance > _CONFIRM * _REACH:
-            return self.equal
-        near = near_rows(self.rows, tokens, reach)
-        return {token: members for token, members in near.items() if len(members) > 1}
+    def _near(self, text: TextProgress, tokens: list[int], tolerance: float) -> Classes:
+        """Classes of tokens whose states may agree as well: some tolerances around each.
+
+        By the states that are expected: they lie closer than embeddings where all of them hold the same large number.
+        By what enters the model, too, where a stream is rounded; there first tokens must beat others by likelihood.
+        """
+        reach, equal, is_first = _REACH * tolerance, self.equal, text.continuation.num_known == 0
+        if tolerance > (_CONFIRM * _REACH if self.readout.is_stream else _CROWDED):
+            return equal
+        near = {token: {*equal.get(token, (token,))} for token in tokens}
+        if reach <= NEAR or not (self.readout.is_stream and is_first):
+            table = (self.templates.alone if is_first else self.templates.in_context).seen
+            num_parts = len(self.readout.split(self.model, len(table.shift)))  # each is compared by its own norm
+            near = {token: close | table.near(token, reach * math.sqrt(num_parts)) for token, close in near.items()}
+        if reach > NEAR and self.readout.is_stream:
+            entering = near_rows(self.rows, tokens, reach)
+            near = {token: {*close, *entering[token]} for token, close in near.items()}
+        return {token: tuple(sorted(members)) for token, members in near.items() if len(members) > 1}
 
     @cached_property
     def rows(self) -> Float[Tensor, "vocab d"]:
@@ -342,7 +367,7 @@ class PromptReader:
 
     def _members(self, text: TextProgress, token: int, index: int) -> tuple[int, ...]:
         """Tokens that may agree as well as the one that was found, itself included."""
-        members = set(self._near([token], float(text.seen.noise.tolerances[index])).get(token, (token,)))
+        members = set(self._near(text, [token], float(text.seen.noise.tolerances[index])).get(token, (token,)))
         if self._is_crowded(text, slice(index, index + 1)):
             metric = self.scores.metric_at(text)
             number = min(_NEIGHBOURS if text.continuation.num_known else _FIRST_NEIGHBOURS, len(metric.rows))

@@ -139,6 +139,7 @@ class ReadToken:
     runner_up: float | None = None  # the closest candidate that was refused
     equals: tuple[int, ...] = ()
     rivals: tuple[int, ...] = ()  # tokens that this state alone does not exclude; later ones may
+    is_crowded: bool = False  # whether tokens agree as well whose embeddings are others
     are_all_rivals: bool = True  # whether every token was tested, so that no other one agrees
     stands: bool = True  # whether the state agrees, whatever stands before it
     is_nearest: bool = False  # whether it was taken for the direction of its state alone (nearest.py)

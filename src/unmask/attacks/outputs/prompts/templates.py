@@ -40,6 +40,7 @@ _RIDGE = 0.1  # in units of the features' variance
 _LONE_SHARE = 2  # tokens without a context, in units of the width
 _FITTED = ("slope", "shift", "covariance")
 _VERSION = 1  # of what is kept on disk: raise it when the fit changes
+_NUM_COLUMNS = 16  # that rule out most tokens that are not near one
 _WORTH_KEEPING = 10**6  # numbers of an embedding; smaller models are fitted in no time
 
 
@@ -59,6 +60,17 @@ class TokenStates:
     def only(self, tokens: Int[Tensor, " k"]) -> TokenStates:
         """The same of some tokens."""
         return replace(self, features=self.features[tokens])
+
+    def near(self, token: int, reach: float) -> set[int]:
+        """Tokens whose expected states lie around a token's, at most so many of its norms away, itself included."""
+        own = self.means(torch.tensor([token], device=self.shift.device))[0]
+        limit = reach * own.norm()
+        close = ((self._first_columns - own[:_NUM_COLUMNS]).norm(dim=1) <= limit).nonzero()[:, 0]  # few are left
+        return {token, *close[(self.means(close) - own).norm(dim=1) <= limit].tolist()}
+
+    @cached_property
+    def _first_columns(self) -> Float[Tensor, "vocab k"]:
+        return self.features @ self.slope[:, :_NUM_COLUMNS] + self.shift[:_NUM_COLUMNS]
 
     @cached_property
     def spread(self) -> Float[Tensor, "m m"]:
