@@ -7,7 +7,7 @@ gradients  updates of tiny decoders: hard batches × tasks × protocols × defen
 encoders   the same of tiny BERT models, and of MiniLM where it is installed
 federations  what LLM federations send: LoRA, AdamW, local steps, few digits, noise
 decayed    gradients of decoders with weight decay inside
-states     hidden states of both
+states     hidden states of both, some with one large number in all of them
 defended   states and caches behind random chains of defences: no gate is held over a leak
 permuted   states and caches whose rows are in another order, or of two texts
 controls   evidence whose signal was destroyed: nothing may be certain

@@ -18,7 +18,7 @@ from torch import Tensor
 import unmask
 from campaign.batches import draw_batch
 from campaign.claims import false_claims, num_found
-from campaign.models import ModelRecipe, build, draw_decoder, simpler_models
+from campaign.models import ModelRecipe, add_sink, build, draw_decoder, simpler_models
 from campaign.outcome import HELD_GATE, Fault, Outcome, Part, ShortRepr, attack_again
 from unmask.defences.table import parse_defence
 from unmask.evidence.caches import CacheEvidence
@@ -49,7 +49,7 @@ class DefendedRecipe(ShortRepr):
 def draw(seed: int) -> DefendedRecipe:
     """The recipe of a seed; neighbours share a model."""
     shared, rng = random.Random(f"defended model {seed // RUNS_PER_MODEL}"), random.Random(f"defended {seed}")
-    model = draw_decoder(shared)
+    model = add_sink(shared, draw_decoder(shared))
     _, texts = draw_batch(rng, range(1, model.vocab - 1), model)
     cut = tuple(dict.fromkeys(tuple(text[:LONGEST]) for text in texts))[:MOST_TEXTS]  # each row is a text by itself
     site = rng.choice(("stream", "final_norm", "cache", "cache"))

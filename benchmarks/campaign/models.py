@@ -42,6 +42,7 @@ _CONFIGS = {
     "qwen2": "Qwen2Config",
     "bert": "BertConfig",
 }
+_WRITERS = ("mlp.c_proj", "mlp.down_proj")  # the last layers of decoders' blocks
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,7 +51,7 @@ class ModelRecipe(ShortRepr):
 
     `head`: words, labels or none. `equal`: groups of tokens whose embeddings are made equal; `near`: (token, other,
     distance), the other's row is put that close. `sharp` multiplies the last norm, so that the head is sure; `fitted`
-    texts are learned by heart.
+    texts are learned by heart. `sink` makes one number of what each block of a decoder writes so much larger.
     """
 
     family: str = "gpt2"
@@ -66,6 +67,7 @@ class ModelRecipe(ShortRepr):
     near: tuple[tuple[int, int, float], ...] = ()
     sharp: float = 1.0
     fitted: tuple[tuple[int, ...], ...] = ()
+    sink: float = 1.0
 
     @property
     def pad(self) -> int:
@@ -90,6 +92,9 @@ def build(recipe: ModelRecipe) -> Model:
         for token, other, distance in recipe.near:
             rows[other] = rows[token] + distance * torch.randn(recipe.width)
         _last_norm(hf).mul_(recipe.sharp)
+        for name, layer in hf.named_modules():
+            if name.endswith(_WRITERS):
+                (layer.weight[3] if getattr(layer, "bias", None) is None else layer.bias[3]).mul_(recipe.sink)
     if recipe.fitted:
         _fit(hf, recipe)
     return adapt(hf, word_tokenizer(recipe.vocab) if recipe.family == "bert" else None)
@@ -131,10 +136,19 @@ def add_trap(rng: random.Random, recipe: ModelRecipe, words: Sequence[int]) -> M
     return recipe
 
 
+def add_sink(rng: random.Random, recipe: ModelRecipe) -> ModelRecipe:
+    """The same decoder with one large number in all states, beside which groups of tokens lie close; seldom."""
+    if rng.random() > 0.12 or recipe.family not in DECODERS:
+        return recipe
+    apart = rng.choice((1e-4, 1e-3, 1e-2))
+    first, *others = rng.sample(range(1, recipe.vocab - 1), min(24, recipe.vocab // 3))
+    return replace(recipe, sink=rng.choice((1e2, 1e4, 1e5)), near=tuple((first, other, apart) for other in others))
+
+
 def simpler_models(recipe: ModelRecipe) -> list[ModelRecipe]:
     """Smaller models and models without traps."""
     changes: list[dict[str, Any]] = [
-        *({name: getattr(ModelRecipe, name)} for name in ("equal", "near", "sharp", "fitted", "tied")),
+        *({name: getattr(ModelRecipe, name)} for name in ("equal", "near", "sharp", "fitted", "tied", "sink")),
         *({"fitted": recipe.fitted[:at] + recipe.fitted[at + 1 :]} for at in range(len(recipe.fitted))),
         *({"equal": recipe.equal[:at] + recipe.equal[at + 1 :]} for at in range(len(recipe.equal))),
         {"blocks": recipe.blocks - 1 or 1},

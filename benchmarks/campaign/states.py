@@ -11,7 +11,7 @@ import unmask
 from campaign.batches import draw_batch
 from campaign.claims import false_claims, num_found
 from campaign.encoders import draw_encoder
-from campaign.models import CLS, SEP, ModelRecipe, build, draw_decoder, simpler_models
+from campaign.models import CLS, SEP, ModelRecipe, add_sink, build, draw_decoder, simpler_models
 from campaign.outcome import Outcome, Part, ShortRepr, attack_again
 from unmask.evidence.outputs import HiddenEvidence
 from unmask.models import Model
@@ -40,7 +40,7 @@ def draw(seed: int) -> StatesRecipe:
     """The recipe of a seed; neighbours share a model."""
     shared, rng = random.Random(f"states model {seed // RUNS_PER_MODEL}"), random.Random(f"states {seed}")
     causal = shared.random() < 0.7
-    model = draw_decoder(shared) if causal else draw_encoder(shared)
+    model = add_sink(shared, draw_decoder(shared)) if causal else draw_encoder(shared)
     kind, texts = draw_batch(rng, range(1, model.vocab - 1) if causal else range(5, model.vocab), model)
     if not causal:
         texts = [text if rng.random() < 0.1 else (CLS, *text, SEP) for text in texts]
