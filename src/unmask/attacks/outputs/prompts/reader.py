@@ -65,7 +65,7 @@ _CONFIRM = 0.02  # noise of more than this share: a token must also win by likel
 _CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
 _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
 _FINE = 5e-4  # above this a first token, which hardly changes its own row, must be borne out by the next row
-_BORNE_OUT = 0.01  # rounding of more than this share: a token behind which none agrees may be a wrong one
+_CLOSER = 0.1  # of the distance between tokens: a token that agrees without rounding is closer, or agrees by chance
 _CROWD = 64  # tokens that may agree as well; where there are more, all are tested
 _REACH = 4.0  # tolerances: two states that agree with one seen are two apart; embeddings may be further
 _BEFORE_PAIRS = 256  # second tokens that are tested before the first one is doubted
@@ -122,14 +122,14 @@ class PromptReader:
             go_on = (yield from self._guess_ahead(text)) or (yield from self._search(text))
             if not (go_on or (yield from self._first_again(text))):
                 break
-        settle_rivals(text)
+        settle_rivals(text, is_whole=text.done == len(states))
         doubt_shared_error(text)
         if text.needs_next and len(text.tokens) == 1:
             text.tokens = [replace(text.tokens[0], proven=False)]
         stopped = text.done if text.done < len(states) else None
         if stopped is not None and text.tokens and self.readout.is_stream:
-            loud = float(seen.noise.relative(seen.states)[stopped - 1]) > _BORNE_OUT
-            text.tokens[-1] = replace(text.tokens[-1], proven=text.tokens[-1].proven and not loud)
+            is_rounded = float(seen.noise.relative(seen.states)[stopped - 1]) > 0
+            text.tokens[-1] = replace(text.tokens[-1], proven=text.tokens[-1].proven and not is_rounded)
         nearest = yield from self._read_on(text)
         noise = max(text.noise, default=0.0)
         costs = text.num_candidates, text.num_jacobians
@@ -279,6 +279,8 @@ class PromptReader:
                     found, equals = yield from settle_class(sighting, text.continuation, found, every)
                 else:
                     found = replace(found, standing=TokenStatus.IN_DOUBT)
+        if not relative and self._lie_close(text, tolerance) and found.distance > _CLOSER * self._apart(text):
+            found = replace(found, standing=TokenStatus.IN_DOUBT)
         rivals = set() if self.readout.is_stream else {*found.rivals, *equals} - set(self.equal.get(found.token, ()))
         rivals -= {found.token}
         if is_first and self.layer and not self.readout.is_stream and tolerance > _FINE:
@@ -342,21 +344,37 @@ class PromptReader:
     def _near(self, text: TextProgress, tokens: list[int], tolerance: float) -> Classes:
         """Classes of tokens whose states may agree as well: some tolerances around each.
 
-        By the states that are expected: they lie closer than embeddings where all of them hold the same large number.
+        All tokens where most states lie close. Else by the states that are expected, which lie closer than embeddings
+        where all of them hold the same large number.
         By what enters the model, too, where a stream is rounded; there first tokens must beat others by likelihood.
         """
         reach, equal, is_first = _REACH * tolerance, self.equal, text.continuation.num_known == 0
         if tolerance > (_CONFIRM * _REACH if self.readout.is_stream else _CROWDED):
             return equal
         near = {token: {*equal.get(token, (token,))} for token in tokens}
+        table = (self.templates.alone if is_first else self.templates.in_context).seen
+        if self._lie_close(text, tolerance):
+            return dict.fromkeys(tokens, tuple(range(self.model.vocab_size)))
         if reach <= NEAR or not (self.readout.is_stream and is_first):
-            table = (self.templates.alone if is_first else self.templates.in_context).seen
             num_parts = len(self.readout.split(self.model, len(table.shift)))  # each is compared by its own norm
             near = {token: close | table.near(token, reach * math.sqrt(num_parts)) for token, close in near.items()}
         if reach > NEAR and self.readout.is_stream:
             entering = near_rows(self.rows, tokens, reach)
             near = {token: {*close, *entering[token]} for token, close in near.items()}
         return {token: tuple(sorted(members)) for token, members in near.items() if len(members) > 1}
+
+    def _lie_close(self, text: TextProgress, tolerance: float) -> bool:
+        """Whether states of any tokens lie so close that others than the right one agree; where rounded, not of firsts.
+
+        First tokens must beat others by likelihood there.
+        """
+        is_first, is_fine = text.continuation.num_known == 0, _REACH * tolerance <= NEAR
+        apart = self._apart(text)
+        return self.readout.is_stream and (is_fine or not is_first) and apart <= _REACH * tolerance * (1 + 3 * is_fine)
+
+    def _apart(self, text: TextProgress) -> float:
+        """How far apart states of different tokens lie, by their norm."""
+        return float((self.templates.in_context if text.continuation.num_known else self.templates.alone).seen.apart)
 
     @cached_property
     def rows(self) -> Float[Tensor, "vocab d"]:

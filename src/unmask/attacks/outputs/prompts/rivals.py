@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.position_search import CLEAR
@@ -29,15 +29,20 @@ from unmask.attacks.outputs.prompts.seen_text import TextProgress
 _MOST = 64  # rivals of a position; where there are more, it stays open
 
 
-def settle_rivals(text: TextProgress) -> None:
-    """Decide what can be decided; then tokens behind a settled one are proven if their own states agree."""
+def settle_rivals(text: TextProgress, is_whole: bool = True) -> None:
+    """Decide what can be decided; then tokens behind a settled one are proven if their own states agree.
+
+    Rows of tokens that are open themselves decide nothing, as two wrong tokens may bear each other out; and where the
+    text is not `is_whole`, as no token agrees behind these, no row but a token's own does.
+    """
     if not any(token.rivals for token in text.tokens):
         return
     chosen = [token.token for token in text.tokens]
+    tells = torch.tensor([is_whole and not token.rivals for token in text.tokens])
     squares = _squares(text, chosen)
     settled, behind = [], True
     for index, token in enumerate(text.tokens):
-        left = _left_open(text, chosen, squares, index, token.rivals) if token.rivals else ()
+        left = _left_open(text, chosen, squares, tells, index, token.rivals) if token.rivals else ()
         proven = behind and token.stands and (not left or (token.proven and token.are_all_rivals))
         equals = tuple(sorted({token.token, *left})) if left else _without(token.equals, token.rivals)
         settled.append(replace(token, proven=proven, equals=equals, rivals=left))
@@ -52,16 +57,24 @@ def _without(equals: tuple[int, ...], rivals: Sequence[int]) -> tuple[int, ...]:
 
 
 def _left_open(
-    text: TextProgress, chosen: Sequence[int], squares: Float[Tensor, " n"], index: int, rivals: Sequence[int]
+    text: TextProgress,
+    chosen: Sequence[int],
+    squares: Float[Tensor, " n"],
+    tells: Bool[Tensor, " n"],
+    index: int,
+    rivals: Sequence[int],
 ) -> tuple[int, ...]:
-    """Rivals that no row from theirs on excludes."""
+    """Rivals that neither their own row nor rows behind it that tell exclude."""
     if len(rivals) > _MOST:
         return tuple(rivals)
+    louder = (2 * squares / text.seen.states.shape[1]).clamp_min(1)  # than rounding to the nearest number
     left = []
     for rival in rivals:
         text.num_candidates += len(chosen) - index
-        gain = _squares(text, [*chosen[:index], rival, *chosen[index + 1 :]])[index:] - squares[index:]
-        if not float(gain.sum()) >= CLEAR:
+        gain = (_squares(text, [*chosen[:index], rival, *chosen[index + 1 :]]) - squares)[index:]
+        counted = tells[index:].to(gain) / louder[index:]
+        counted[0] = 1.0 / louder[index]
+        if not float((counted * gain).sum()) >= CLEAR:
             left.append(rival)
     return tuple(left)
 

@@ -18,7 +18,7 @@ Source: ours; it replaces a scan of the vocabulary at the layer itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -38,9 +38,12 @@ _FIRST_USED = 2  # earlier positions take part in attention sinks and have state
 _CHUNK = 2048  # rows that go through a block at once
 _RIDGE = 0.1  # in units of the features' variance
 _LONE_SHARE = 2  # tokens without a context, in units of the width
-_FITTED = ("slope", "shift", "covariance")
-_VERSION = 1  # of what is kept on disk: raise it when the fit changes
+_FITTED = ("slope", "shift", "covariance", "apart")
+_VERSION = 2  # of what is kept on disk: raise it when the fit changes
 _NUM_COLUMNS = 16  # that rule out most tokens that are not near one
+_COMPARED = 2048  # states, each with all others
+_FEW = 0.01  # of them may lie closer
+_EQUAL = 1e-3  # rows of an embedding that are this near are one token here
 _WORTH_KEEPING = 10**6  # numbers of an embedding; smaller models are fitted in no time
 
 
@@ -52,6 +55,8 @@ class TokenStates:
     slope: Float[Tensor, "d m"]
     shift: Float[Tensor, " m"]
     covariance: Float[Tensor, "m m"]
+    # By a state's norm: all but one in a hundred are at least so far from the nearest state of another token.
+    apart: Float[Tensor, ""] = field(default_factory=lambda: torch.tensor(torch.inf))
 
     def means(self, tokens: Int[Tensor, " k"]) -> Float[Tensor, "k m"]:
         """The expected states of some tokens."""
@@ -153,11 +158,13 @@ def measure_templates(model: Model, layer: int, readout: Readout = STREAM, progr
     streams = states[layer][:, _FIRST_USED:].flatten(0, 1)
     seen = torch.cat([readout(model, rows, torch.zeros_like(used[: len(rows)])) for rows in streams.split(_CHUNK)])
     in_context = Tables(
-        fit_states(features, used, seen),
+        replace(fit_states(features, used, seen), apart=_how_far_apart(model, used, seen)),
         fit_states(features, used, states[middle][:, _FIRST_USED:].flatten(0, 1)),
     )
     without = Tables(
-        fit_states(features, alone.tokens, alone.states),
+        replace(
+            fit_states(features, alone.tokens, alone.states), apart=_how_far_apart(model, alone.tokens, alone.states)
+        ),
         fit_states(features, alone.tokens, alone.middle),
     )
     return Templates(layer, middle, in_context, without)
@@ -190,6 +197,17 @@ def fit_states(
     covariance = residual.T @ residual / len(residual)
     shift = y_mean - x_mean @ slope
     return TokenStates(features, slope.to(states), shift.to(states), covariance.to(states))
+
+
+def _how_far_apart(model: Model, tokens: Int[Tensor, " n"], states: Float[Tensor, "n m"]) -> Float[Tensor, ""]:
+    """The distance of states to the nearest one of another token, which all but one in a hundred exceed."""
+    chosen = torch.linspace(0, len(tokens) - 1, min(len(tokens), _COMPARED), device=tokens.device).long()
+    entering = model.embed(tokens[chosen], torch.zeros_like(chosen)).double()
+    own = states[chosen].double()
+    limits = _EQUAL * entering.norm(dim=1, keepdim=True)
+    off = torch.cdist(own, own, compute_mode="donot_use_mm_for_euclid_dist") / own.norm(dim=1, keepdim=True)
+    off[torch.cdist(entering, entering) <= limits] = torch.inf
+    return torch.quantile(off.min(dim=1).values, _FEW, interpolation="lower").nan_to_num(0.0).to(states)
 
 
 _NUM_WRITTEN = 40
