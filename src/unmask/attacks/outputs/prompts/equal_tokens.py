@@ -16,7 +16,7 @@ import torch
 
 from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.continuation import Continuation
-from unmask.attacks.outputs.prompts.position_search import CLEAR, FoundToken, Observation
+from unmask.attacks.outputs.prompts.position_search import CLEAR, LARGEST_BATCH, FoundToken, Observation
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
@@ -27,7 +27,6 @@ Classes = Mapping[int, tuple[int, ...]]
 NEAR = 1e-3  # rows that are this near may give states within the tolerance of float32, 1e-4; they are tested
 _APART = 10.0  # a token that agrees so much better than another one is told from it
 _NAMED = 8  # tokens of a class that a sentence names
-_AT_ONCE = 2048  # tokens that are run at once
 _FLOOR = 0.01  # of the tolerance: what rounding leaves of a zero
 
 
@@ -55,7 +54,7 @@ def settle_class(
     Without noise a token is told from the closest one by a distance ten times as large; with noise by likelihood.
     """
     parts, closest, least = list[torch.Tensor](), None, float("inf")
-    for part in torch.tensor(members, device=seen.state.device).split(_AT_ONCE):
+    for part in torch.tensor(members, device=seen.state.device).split(LARGEST_BATCH):
         trial = yield RowPass(text, part)
         parts.append(seen.distances(trial.states))
         if closest is None or float(parts[-1].min()) < least:

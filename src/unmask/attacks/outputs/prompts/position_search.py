@@ -41,7 +41,7 @@ from unmask.progress import tell_detail
 CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
 LOUDEST = 0.2  # noise of more than this share of a state's norm: nothing is claimed, as not all tokens are tested
 _GROWTH = 4
-_LARGEST_BATCH = 2048
+LARGEST_BATCH = 2048
 _LIKELY = 4096  # tokens that are ranked through a linear map, but for the second, which ranks all
 
 
@@ -185,7 +185,7 @@ def find_token(
         if len(search.tested) <= settings.first < limit and settings.second and settings.max_linearisations:
             batch = settings.second
         elif search.is_at_best or search.tested.num_jacobians >= settings.max_linearisations:
-            batch = min(batch * _GROWTH, _LARGEST_BATCH)
+            batch = min(batch * _GROWTH, LARGEST_BATCH)
         else:
             order = search.rank_tokens(order)
             scores, batch = order.clone(), settings.refined

@@ -122,7 +122,7 @@ class PromptReader:
             go_on = (yield from self._guess_ahead(text)) or (yield from self._search(text))
             if not (go_on or (yield from self._first_again(text))):
                 break
-        settle_rivals(text, is_whole=text.done == len(states))
+        settle_rivals(text)
         doubt_shared_error(text)
         if text.needs_next and len(text.tokens) == 1:
             text.tokens = [replace(text.tokens[0], proven=False)]
@@ -274,11 +274,11 @@ class PromptReader:
             found, equals = yield from settle_class(sighting, text.continuation, found, members)
             is_crowded = len(members) > _CROWD or bool(set(equals) - {*self.equal.get(found.token, ())})
             if self.readout.is_stream and is_crowded:  # any other token may agree as well
-                if self.settings.max_candidates is None:
+                if self.settings.max_candidates is not None:
+                    found = replace(found, standing=TokenStatus.IN_DOUBT)
+                elif len(members) < self.model.vocab_size:
                     every = range(self.model.vocab_size)
                     found, equals = yield from settle_class(sighting, text.continuation, found, every)
-                else:
-                    found = replace(found, standing=TokenStatus.IN_DOUBT)
         if not relative and self._lie_close(text, tolerance) and found.distance > _CLOSER * self._apart(text):
             found = replace(found, standing=TokenStatus.IN_DOUBT)
         rivals = set() if self.readout.is_stream else {*found.rivals, *equals} - set(self.equal.get(found.token, ()))

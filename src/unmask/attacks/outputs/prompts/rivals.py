@@ -29,15 +29,16 @@ from unmask.attacks.outputs.prompts.seen_text import TextProgress
 _MOST = 64  # rivals of a position; where there are more, it stays open
 
 
-def settle_rivals(text: TextProgress, is_whole: bool = True) -> None:
+def settle_rivals(text: TextProgress) -> None:
     """Decide what can be decided; then tokens behind a settled one are proven if their own states agree.
 
-    Rows of tokens that are open themselves decide nothing, as two wrong tokens may bear each other out; and where the
-    text is not `is_whole`, as no token agrees behind these, no row but a token's own does.
+    A row behind an open token counts only if its own token is not open, since two wrong tokens may agree together.
+    Where reading stopped, a token may be wrong, so no row counts but the open token's own.
     """
     if not any(token.rivals for token in text.tokens):
         return
     chosen = [token.token for token in text.tokens]
+    is_whole = text.done == len(text.seen)
     tells = torch.tensor([is_whole and not token.rivals for token in text.tokens])
     squares = _squares(text, chosen)
     settled, behind = [], True

@@ -158,13 +158,11 @@ def measure_templates(model: Model, layer: int, readout: Readout = STREAM, progr
     streams = states[layer][:, _FIRST_USED:].flatten(0, 1)
     seen = torch.cat([readout(model, rows, torch.zeros_like(used[: len(rows)])) for rows in streams.split(_CHUNK)])
     in_context = Tables(
-        replace(fit_states(features, used, seen), apart=_how_far_apart(model, used, seen)),
+        _fit_seen(model, features, used, seen),
         fit_states(features, used, states[middle][:, _FIRST_USED:].flatten(0, 1)),
     )
     without = Tables(
-        replace(
-            fit_states(features, alone.tokens, alone.states), apart=_how_far_apart(model, alone.tokens, alone.states)
-        ),
+        _fit_seen(model, features, alone.tokens, alone.states),
         fit_states(features, alone.tokens, alone.middle),
     )
     return Templates(layer, middle, in_context, without)
@@ -199,8 +197,15 @@ def fit_states(
     return TokenStates(features, slope.to(states), shift.to(states), covariance.to(states))
 
 
-def _how_far_apart(model: Model, tokens: Int[Tensor, " n"], states: Float[Tensor, "n m"]) -> Float[Tensor, ""]:
-    """The distance of states to the nearest one of another token, which all but one in a hundred exceed."""
+def _fit_seen(
+    model: Model, features: Float[Tensor, "vocab d"], tokens: Int[Tensor, " n"], states: Float[Tensor, "n m"]
+) -> TokenStates:
+    """Fit states that are seen, and measure how far apart they lie."""
+    return replace(fit_states(features, tokens, states), apart=_measure_distance(model, tokens, states))
+
+
+def _measure_distance(model: Model, tokens: Int[Tensor, " n"], states: Float[Tensor, "n m"]) -> Float[Tensor, ""]:
+    """Measure how far states lie from the nearest one of another token: what all but one in a hundred exceed."""
     chosen = torch.linspace(0, len(tokens) - 1, min(len(tokens), _COMPARED), device=tokens.device).long()
     entering = model.embed(tokens[chosen], torch.zeros_like(chosen)).double()
     own = states[chosen].double()

@@ -229,12 +229,7 @@ class _Signs:
         def between(part: Float[Tensor, " b"]) -> Sequences:
             return above + part.to(above)[:, None, None] * (below - above)
 
-        crossing, width = torch.zeros(count, dtype=torch.float64), 1.0
-        for _ in range(18):  # three bits at a time: questions to one's own heads cost next to nothing side by side
-            width /= 8
-            parts = crossing + width * torch.arange(1, 8, dtype=torch.float64)[:, None]
-            is_above = heads(torch.cat([between(part) for part in parts])).cpu().view(7, count) > 0
-            crossing = crossing + width * is_above.cumprod(0).sum(0)
+        crossing = bisect(lambda part: heads(between(part)).cpu() > 0, count, 0.0, 1.0, 52)
         slope = (heads(between(crossing + 1e-6)) - heads(between(crossing - 1e-6))).cpu().abs() / 2e-6
         step = margin * size / slope
         beside = torch.cat([between(crossing - step), between(crossing + step)])
