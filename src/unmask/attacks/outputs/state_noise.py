@@ -24,24 +24,36 @@ from unmask.models.adapter import Model
 _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-9}
 _SHORTEST = 1e-30  # any other state is longer
 _SPREAD = 1.8  # rounding to the nearest level is never off by more than √3 deviations, in no coordinate
+_WORSE = 1.35  # times the rounding: seven deviations of 64 entries
+_USUAL = 0.1  # of the tolerance without rounding: thirty blocks leave a hundredth
 _ON_GRID = 2e-3  # of a step: float32's rounding of 127 steps is 1e-5
 _SAMPLE = (4, 40)  # random texts that the error of another precision is measured on
 
 
 @dataclass(frozen=True)
 class StateNoise:
-    """For each position the variance of a coordinate, and the relative tolerance that follows from it."""
+    """For each position the variance of a coordinate, and the relative tolerance that follows from it.
+
+    `unevenness`: the variance of the loudest coordinate by the mean. A likelihood must not count on less noise than
+    where tokens differ, and that may be there.
+    """
 
     variances: Float[Tensor, " n"]
     tolerances: Float[Tensor, " n"]
+    unevenness: Float[Tensor, " n"]
 
     def relative(self, states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
         """The noise's length by the state's."""
         return _relative(self.variances, states)
 
+    def usual(self, states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+        """Relative distances that the right candidate keeps to, as a rule."""
+        relative = self.relative(states)
+        return torch.where(relative > 0, _WORSE * relative, _USUAL * self.tolerances)
+
     def scaled(self, factors: Float[Tensor, " n"]) -> StateNoise:
         """The same of states that are multiplied with these numbers."""
-        return StateNoise(self.variances * factors.square(), self.tolerances)
+        return StateNoise(self.variances * factors.square(), self.tolerances, self.unevenness)
 
 
 def measure_rounding(
@@ -55,15 +67,14 @@ def measure_rounding(
     Parts of `widths` are stored each with a scale of its own; with `weights` the noise is that of weighted states.
     """
     parts = [states] if not widths else states.split(widths, dim=1)
-    stored = torch.stack([torch.stack([_stored_variance(row) for row in part]) for part in parts], 1)
-    shares = torch.tensor([part.shape[1] for part in parts], device=states.device) / states.shape[1]
+    stored = torch.cat([torch.stack([_stored_variances(row) for row in part]) for part in parts], 1)
     if weights is not None:
-        first = [part[:, 0] for part in (weights.split(widths, dim=1) if widths else [weights])]  # the same in a part
-        stored = stored * torch.stack(first, 1).square()
-        states = states * weights
+        stored, states = stored * weights.square(), states * weights
     computed = (computing_error * states.norm(dim=1)).square() / states.shape[1]
-    variances = (stored * shares.to(stored)).sum(1) + computed
-    return StateNoise(variances, _ROUNDING.get(states.dtype, 1e-4) + _SPREAD * _relative(variances, states))
+    variances = stored.mean(1) + computed
+    unevenness = torch.where(variances > 0, (stored.amax(1) + computed) / variances, 1.0)
+    tolerances = _ROUNDING.get(states.dtype, 1e-4) + _SPREAD * _relative(variances, states)
+    return StateNoise(variances, tolerances, unevenness)
 
 
 def computing_error(
@@ -95,10 +106,10 @@ def lengths_of(states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n"]:
     return states.norm(dim=-1).clamp_min(_SHORTEST)
 
 
-def _stored_variance(row: Float[Tensor, " d"]) -> Tensor:
-    """The mean variance of a state's rounding."""
+def _stored_variances(row: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+    """The variances of a state's rounding."""
     spacing = stored_spacing(row)
-    return row.new_zeros(()) if spacing is None else spacing.square().mean().to(row) / 12
+    return torch.zeros_like(row) if spacing is None else spacing.square().to(row) / 12
 
 
 def stored_spacing(row: Float[Tensor, " d"]) -> Float[Tensor, " d"] | None:

@@ -21,7 +21,7 @@ def text(tiny_llama) -> TextProgress:
     rows = start.run(torch.tensor(TEXT)).states
     rows = torch.cat([(rows[:1] + start.run(torch.tensor([WRONG])).states) / 2, rows[1:]])
     off = float((rows[0] - start.run(torch.tensor([WRONG])).states[0]).square().mean())
-    noise = StateNoise(torch.tensor([off, 1e-8, 1e-8]), torch.tensor([1.0, 1e-3, 1e-3]))
+    noise = StateNoise(torch.tensor([off, 1e-8, 1e-8]), torch.tensor([1.0, 1e-3, 1e-3]), torch.ones(3))
     seen = SeenText(rows, rows, torch.ones_like(rows), rows, 0, noise)
     taken = [ReadToken(WRONG, True, 0.0, 1.0)]
     return TextProgress(seen, start, start, (), None, torch.zeros(3, dtype=torch.bool), tokens=taken)

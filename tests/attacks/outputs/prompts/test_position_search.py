@@ -36,7 +36,15 @@ def find(
     text = text.advance(text.run(torch.tensor(KNOWN)), len(KNOWN))
     if state is None:
         state = model.hidden_states(torch.tensor([[*KNOWN, TOKEN]]), num_blocks=LAYER)[LAYER][0, -1]
-    facts = {"tolerance": 1e-4, "noise_variance": 0.0, "confirm": False, "against_all": False, "noisy": False, **seen}
+    facts = {
+        "tolerance": 1e-4,
+        "usual": 1e-5,
+        "noise_variance": 0.0,
+        "confirm": False,
+        "against_all": False,
+        "noisy": False,
+        **seen,
+    }
     even = torch.zeros(model.vocab_size)
     order = even if scores is None else scores
     sighting = Observation(state, torch.ones_like(state), **facts)

@@ -21,7 +21,7 @@ def progress(model, variance: float, *, rivals=(6, 7), hidden: bool = False) -> 
     rows = start.run(torch.tensor(TEXT)).states
     if hidden:
         rows = torch.cat([(rows[:1] + start.run(torch.tensor([6])).states) / 2, rows[1:]])
-    noise = StateNoise(torch.full((len(TEXT),), variance), torch.full((len(TEXT),), 0.5))
+    noise = StateNoise(torch.full((len(TEXT),), variance), torch.full((len(TEXT),), 0.5), torch.ones(len(TEXT)))
     ones = torch.ones_like(rows)
     seen = SeenText(rows, rows, ones, rows, 0, noise)
     tokens = [ReadToken(token, False, 0.0, 0.5) for token in TEXT]

@@ -59,7 +59,7 @@ def test_proofs_are_taken_back_where_the_error_is_shared(tiny_llama, shared):
         else torch.randn(rows.shape, generator=generator)
     )
     stored = rows + 1e-3 * error
-    noise = StateNoise(torch.zeros(len(TEXT)), torch.full((len(TEXT),), 1e-4))
+    noise = StateNoise(torch.zeros(len(TEXT)), torch.full((len(TEXT),), 1e-4), torch.ones(len(TEXT)))
     seen = SeenText(stored, stored, torch.ones_like(rows), stored, 0, noise)
     tokens = [ReadToken(token, True, 1e-3, 1e-3) for token in TEXT]
     text = TextProgress(seen, start, start, (), None, torch.zeros(len(TEXT), dtype=torch.bool), tokens=tokens)
@@ -76,7 +76,7 @@ def test_noise_that_one_row_shows_and_the_next_does_not_proves_nothing(tiny_llam
     start = Continuation.start(tiny_llama, LAYER)
     rows = start.run(torch.tensor(TEXT)).states
     stored = rows + 1e-3 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(3))
-    noise = StateNoise(torch.zeros(len(TEXT)), torch.full((len(TEXT),), 1e-4))
+    noise = StateNoise(torch.zeros(len(TEXT)), torch.full((len(TEXT),), 1e-4), torch.ones(len(TEXT)))
     seen = SeenText(stored, stored, torch.ones_like(rows), stored, 0, noise)
     tokens = [ReadToken(token, True, 1e-3, 1e-3) for token in TEXT[:num_read]]
     unread = torch.zeros(len(TEXT), dtype=torch.bool)

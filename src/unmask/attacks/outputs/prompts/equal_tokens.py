@@ -16,7 +16,7 @@ import torch
 
 from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.continuation import Continuation
-from unmask.attacks.outputs.prompts.position_search import CLEAR, LARGEST_BATCH, FoundToken, Observation
+from unmask.attacks.outputs.prompts.position_search import LARGEST_BATCH, FoundToken, Observation
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
@@ -25,9 +25,7 @@ from unmask.recovery import Ambiguity, AmbiguityKind
 Classes = Mapping[int, tuple[int, ...]]
 
 NEAR = 1e-3  # rows that are this near may give states within the tolerance of float32, 1e-4; they are tested
-_APART = 10.0  # a token that agrees so much better than another one is told from it
 _NAMED = 8  # tokens of a class that a sentence names
-_FLOOR = 0.01  # of the tolerance: what rounding leaves of a zero
 
 
 def equal_tokens(model: Model, rows: Literal["embeddings", "inputs"] = "embeddings") -> Classes:
@@ -62,12 +60,7 @@ def settle_class(
     assert closest is not None
     distances = torch.cat(parts)
     best = int(distances.argmin())
-    if found.noise > 0:
-        noise = max(found.noise, least)  # rounding to a random neighbour is louder than to the nearest one
-        gains = (distances.square() - least**2) * len(seen.state) / (2 * noise**2)
-        is_open = gains < CLEAR
-    else:
-        is_open = distances <= min(seen.tolerance, max(_APART * least, _FLOOR * seen.tolerance))
+    is_open = seen.leaves_open(least, distances, found.noise)
     is_open[best] = True
     classes = tuple(sorted(token for token, kept in zip(members, is_open.tolist(), strict=True) if kept))
     chosen = replace(
@@ -76,6 +69,7 @@ def settle_class(
         distance=least,
         continuation=text.accept(closest, 0),
         num_candidates=found.num_candidates + len(members),
+        rivals=tuple(set(found.rivals).difference(members)),
     )
     return chosen, classes if len(classes) > 1 else ()
 

@@ -41,6 +41,8 @@ from unmask.progress import tell_detail
 CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
 LOUDEST = 0.2  # noise of more than this share of a state's norm: nothing is claimed, as not all tokens are tested
 _GROWTH = 4
+_APART = 10.0  # a token that agrees so much better than another one is told from it
+_FLOOR = 0.01  # of the tolerance: what rounding leaves of a zero
 LARGEST_BATCH = 2048
 _LIKELY = 4096  # tokens that are ranked through a linear map, but for the second, which ranks all
 
@@ -55,20 +57,41 @@ class Observation:
     state: Float[Tensor, " m"]
     weights: Float[Tensor, " m"]
     tolerance: float  # on the relative distance
+    usual: float  # the same: the right candidate's is not larger as a rule, so that others are tested beside one beyond
     noise_variance: float  # of a coordinate
     confirm: bool  # rounding is so strong that the runner-up must be beaten by likelihood
     against_all: bool  # and with it every other token of the vocabulary
     noisy: bool | None  # whether noise was established at earlier positions of the text; None: there are none
     widths: tuple[int, ...] = ()  # of the parts of the state, where it has some
+    unevenness: float = 1.0  # of the rounding (state_noise.py)
 
     def distances(self, states: Float[Tensor, "k m"]) -> Float[Tensor, " k"]:
         """How far candidates' states are from the one seen, by its norm."""
         return (states * self.weights - self.state).norm(dim=1) / lengths_of(self.state)
 
-    def are_beaten(self, distance: float, others: Float[Tensor, " k"]) -> Bool[Tensor, " k"]:
-        """Which of some tokens one at a distance beats, by likelihood; without noise, by being closer."""
-        gain = (others.double() ** 2 - distance**2) * float(self.state.square().sum()) / 2
-        return (gain > 0) & (gain >= CLEAR * self.noise_variance)
+    def leaves_open(self, distance: float, others: Float[Tensor, " k"], noise: float) -> Bool[Tensor, " k"]:
+        """Tell which tokens one at a distance does not exclude: with noise by likelihood, else by a tenth of theirs.
+
+        What a token leaves is noise too, as rounding to a random neighbour is louder than to the nearest one.
+        """
+        if noise > 0:
+            gains = (others.double().square() - distance**2) * len(self.state) / (2 * max(noise, distance) ** 2)
+            return gains < CLEAR * self.unevenness
+        return others <= min(self.tolerance, max(_APART * distance, _FLOOR * self.tolerance))
+
+    @property
+    def rounding(self) -> float:
+        """The length of the rounding by the state's."""
+        return (self.noise_variance * len(self.state)) ** 0.5 / float(lengths_of(self.state))
+
+    def reach(self, distance: float, noise: float) -> float:
+        """Tell how far from a token's state those lie that a likelihood leaves open; by its norm.
+
+        Wrong tokens that agree have the right one at √(distance² − rounding²), as that leaves no more than rounding.
+        Expected states are off, so it is twice as much.
+        """
+        open_to = (2 * CLEAR * self.unevenness / len(self.state)) ** 0.5 * max(noise, distance)
+        return 2 * (open_to + max(0.0, distance**2 - self.rounding**2) ** 0.5)
 
 
 @dataclass(frozen=True)
@@ -261,7 +284,7 @@ class _Search:
     def standing(self) -> TokenStatus:
         """What is known of the closest candidate by now."""
         agrees = self.tested.distance <= self.seen.tolerance
-        if agrees and not self.seen.confirm:
+        if agrees and not (self.seen.confirm or self.tested.distance > self.seen.usual):
             return TokenStatus.AGREES
         everything = len(self.tested) == len(self.prior)
         if everything and not self.is_at_best:
@@ -280,10 +303,10 @@ class _Search:
 
     def _against_others(self, proven: TokenStatus) -> TokenStatus:
         """Proven if the best candidate beats the runner-up, in noise that leaves something to see."""
-        square = float(self.seen.state.square().sum())
-        gain = (self.tested.runner_up(self.equal) ** 2 - self.tested.distance**2) * square / 2
+        second = torch.tensor([self.tested.runner_up(self.equal)])
+        is_open = bool(self.seen.leaves_open(self.tested.distance, second, self.relative_noise))
         is_quiet = max(self.relative_noise, self.seen.tolerance) <= LOUDEST
-        return proven if gain > 0 and gain >= CLEAR * self.noise_variance and is_quiet else TokenStatus.IN_DOUBT
+        return proven if is_quiet and not is_open else TokenStatus.IN_DOUBT
 
     @property
     def noise_variance(self) -> float:
@@ -312,6 +335,6 @@ class _Search:
 
     def _rivals(self) -> tuple[int, ...]:
         """Tokens that agree as well, up to what rounding may do, and are not of the closest one's class."""
-        beaten = self.seen.are_beaten(self.tested.distance, self.tested.distances)
+        is_open = self.seen.leaves_open(self.tested.distance, self.tested.distances, self.relative_noise)
         own = self.equal.get(self.tested.token, (self.tested.token,))
-        return tuple(token for token in self.tested.tokens[~beaten].tolist() if token not in own)
+        return tuple(token for token in self.tested.tokens[is_open].tolist() if token not in own)

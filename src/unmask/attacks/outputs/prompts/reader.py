@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.outputs.prompts.chance import ChanceAgreement
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.equal_tokens import NEAR, Classes, settle_class
 from unmask.attacks.outputs.prompts.first_pair import find_first_again
@@ -65,11 +66,11 @@ _CONFIRM = 0.02  # noise of more than this share: a token must also win by likel
 _CROWDED = 5e-3  # a tolerance above this may hold a neighbour of the right token
 _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tokens apart
 _FINE = 5e-4  # above this a first token, which hardly changes its own row, must be borne out by the next row
-_CLOSER = 0.1  # of the distance between tokens: a token that agrees without rounding is closer, or agrees by chance
 _CROWD = 64  # tokens that may agree as well; where there are more, all are tested
 _REACH = 4.0  # tolerances: two states that agree with one seen are two apart; embeddings may be further
 _BEFORE_PAIRS = 256  # second tokens that are tested before the first one is doubted
 _NEIGHBOURS, _FIRST_NEIGHBOURS = 16, 64
+_SAMPLED = 48  # tokens at random that are tested beside them
 _BY_CHANCE = 1e-3  # wrong tokens that may agree by chance; where more do, every token is tested
 _CONFIRM_NEAR = 0.1  # the same as _CONFIRM where neighbours are tested in any case
 
@@ -229,10 +230,11 @@ class PromptReader:
         window = slice(done, min(done + text.window, len(seen)))
         if text.continuation.num_known == 0 or text.is_noisy or self._is_crowded(text, window):
             return False
-        if bool((seen.noise.relative(seen.states)[window] > _CONFIRM).any()):
+        tolerance = float(seen.noise.tolerances[window].max())
+        if bool((seen.noise.relative(seen.states)[window] > _CONFIRM).any()) or self._may_agree(text, tolerance):
             return False
         guess = self.scores(text, window).scores.argmax(1)
-        near = self._near(text, guess.tolist(), float(seen.noise.tolerances[window].max()))
+        near = self._near(text, guess.tolist(), _REACH * tolerance)
         alone = [int(token) not in near for token in guess]
         if False in alone:
             guess = guess[: alone.index(False)]
@@ -241,7 +243,7 @@ class PromptReader:
         trial = yield RowPass(text.continuation, guess, in_order=True)
         distances = seen.distances(trial.states, done)
         tolerances = seen.noise.tolerances[done : done + len(guess)]
-        held = int((distances <= tolerances).int().cumprod(0).sum())
+        held = int((distances <= seen.noise.usual(seen.states)[done : done + len(guess)]).int().cumprod(0).sum())
         text.num_candidates += len(guess)
         text.continuation = text.continuation.advance(trial, held)
         proven = text.is_proven
@@ -256,31 +258,39 @@ class PromptReader:
         relative = float(seen.noise.relative(seen.states)[index])
         tolerance = float(seen.noise.tolerances[index])
         loud = _CONFIRM if self.readout.is_stream else _CONFIRM_NEAR
-        by_chance = not self.readout.is_stream and self._chance(seen.states.shape[1], tolerance) > _BY_CHANCE
+        by_chance = self._may_agree(text, tolerance)
         sighting = Observation(
             state=seen.states[index],
             weights=seen.weights[index],
             tolerance=tolerance,
+            usual=float(seen.noise.usual(seen.states)[index]),
             noise_variance=float(seen.noise.variances[index]),
-            confirm=by_chance or relative > (0 if is_first else loud),
-            against_all=by_chance or (is_first and relative > loud),
+            unevenness=float(seen.noise.unevenness[index]),
+            confirm=relative > (0 if is_first else loud),
+            against_all=is_first and relative > loud,
             noisy=False if _has_gaps(seen.stored[index]) else text.is_noisy if index else None,
             widths=self.readout.split(self.model, seen.states.shape[1]),
         )
         found = yield from self._find(text, sighting)
         equals: tuple[int, ...] = ()
-        tested, members = found.num_candidates, self._members(text, found.token, index)
-        if len(members) > 1 and found.standing is not TokenStatus.NONE_AGREES:
-            found, equals = yield from settle_class(sighting, text.continuation, found, members)
+        tested = found.num_candidates
+        members = self._members(text, sighting, found)
+        if found.standing is not TokenStatus.NONE_AGREES:
+            if len(members) > 1 and not by_chance:
+                found, equals = yield from settle_class(sighting, text.continuation, found, members)
             is_crowded = len(members) > _CROWD or bool(set(equals) - {*self.equal.get(found.token, ())})
-            if self.readout.is_stream and is_crowded:  # any other token may agree as well
+            is_crowded &= self.readout.is_stream
+            if not (by_chance or is_crowded or is_first) and self._is_crowded(text, slice(index, index + 1)):
+                is_crowded = yield from self._is_dense(text, sighting, found)
+            if by_chance or is_crowded:  # any other token may agree as well
                 if self.settings.max_candidates is not None:
                     found = replace(found, standing=TokenStatus.IN_DOUBT)
-                elif len(members) < self.model.vocab_size:
+                else:
                     every = range(self.model.vocab_size)
                     found, equals = yield from settle_class(sighting, text.continuation, found, every)
-        if not relative and self._lie_close(text, tolerance) and found.distance > _CLOSER * self._apart(text):
-            found = replace(found, standing=TokenStatus.IN_DOUBT)
+                    tested = len(every)
+                    if found.distance <= tolerance and max(found.noise, tolerance) <= LOUDEST:
+                        found = replace(found, standing=TokenStatus.AGREES)  # what else agrees is in `equals`
         rivals = set() if self.readout.is_stream else {*found.rivals, *equals} - set(self.equal.get(found.token, ()))
         rivals -= {found.token}
         if is_first and self.layer and not self.readout.is_stream and tolerance > _FINE:
@@ -337,44 +347,42 @@ class PromptReader:
         found = yield from search(replace(self.settings, max_candidates=few) if text.may_try_again else self.settings)
         return replace(found, num_candidates=found.num_candidates + num_candidates)
 
-    def _chance(self, width: int, tolerance: float) -> float:
-        """How many wrong tokens are expected to agree by chance: a quarter of the numbers count as independent."""
-        return self.model.vocab_size * min(1.0, tolerance) ** (width / 4)
+    def _may_agree(self, text: TextProgress, tolerance: float) -> bool:
+        """Tell whether a wrong token may agree with the next row by chance."""
+        chance = self.chances[0 if text.continuation.num_known else 1]
+        return self.model.vocab_size * chance(2 * tolerance) > _BY_CHANCE  # both agree with what is seen
 
-    def _near(self, text: TextProgress, tokens: list[int], tolerance: float) -> Classes:
-        """Classes of tokens whose states may agree as well: some tolerances around each.
+    @cached_property
+    def chances(self) -> tuple[ChanceAgreement, ChanceAgreement]:
+        """How often two tokens agree by chance, in a context and first of all."""
+        tables = (self.templates.in_context.seen, self.templates.alone.seen)
+        return tuple(ChanceAgreement.of(self.model, table, self.readout) for table in tables)  # type: ignore[return-value]
 
-        All tokens where most states lie close. Else by the states that are expected, which lie closer than embeddings
-        where all of them hold the same large number.
-        By what enters the model, too, where a stream is rounded; there first tokens must beat others by likelihood.
+    def _near(self, text: TextProgress, tokens: list[int], reach: float) -> Classes:
+        """Classes of tokens whose states may agree as well: those that lie around each, by the norm of what is seen.
+
+        By the states that are expected, which may lie closer than embeddings. By what enters the model, too, where a
+        stream is rounded; there first tokens must beat others by likelihood.
         """
-        reach, equal, is_first = _REACH * tolerance, self.equal, text.continuation.num_known == 0
-        if tolerance > (_CONFIRM * _REACH if self.readout.is_stream else _CROWDED):
-            return equal
-        near = {token: {*equal.get(token, (token,))} for token in tokens}
-        table = (self.templates.alone if is_first else self.templates.in_context).seen
-        if self._lie_close(text, tolerance):
-            return dict.fromkeys(tokens, tuple(range(self.model.vocab_size)))
+        is_first = text.continuation.num_known == 0
+        near = {token: {*self.equal.get(token, (token,))} for token in tokens}
         if reach <= NEAR or not (self.readout.is_stream and is_first):
-            num_parts = len(self.readout.split(self.model, len(table.shift)))  # each is compared by its own norm
-            near = {token: close | table.near(token, reach * math.sqrt(num_parts)) for token, close in near.items()}
+            table = (self.templates.alone if is_first else self.templates.in_context).seen
+            weights, length = text.seen.weights[text.done], float(lengths_of(text.seen.states[text.done]))
+            near = {token: close | table.near(token, reach * length, weights) for token, close in near.items()}
         if reach > NEAR and self.readout.is_stream:
             entering = near_rows(self.rows, tokens, reach)
             near = {token: {*close, *entering[token]} for token, close in near.items()}
         return {token: tuple(sorted(members)) for token, members in near.items() if len(members) > 1}
 
-    def _lie_close(self, text: TextProgress, tolerance: float) -> bool:
-        """Whether states of any tokens lie so close that others than the right one agree; where rounded, not of firsts.
-
-        First tokens must beat others by likelihood there.
-        """
-        is_first, is_fine = text.continuation.num_known == 0, _REACH * tolerance <= NEAR
-        apart = self._apart(text)
-        return self.readout.is_stream and (is_fine or not is_first) and apart <= _REACH * tolerance * (1 + 3 * is_fine)
-
-    def _apart(self, text: TextProgress) -> float:
-        """How far apart states of different tokens lie, by their norm."""
-        return float((self.templates.in_context if text.continuation.num_known else self.templates.alone).seen.apart)
+    def _is_dense(self, text: TextProgress, sighting: Observation, found: FoundToken) -> Reading[bool]:
+        """Tell whether tokens at random come near what is seen, as where a context leaves little of any token."""
+        order = torch.randperm(self.model.vocab_size, generator=torch.Generator().manual_seed(0))
+        sample = order[:_SAMPLED].to(sighting.state.device)
+        trial = yield RowPass(text.continuation, sample)
+        text.num_candidates += len(sample)
+        others = ~torch.isin(sample, sample.new_tensor(self.equal.get(found.token, (found.token,))))
+        return bool((sighting.distances(trial.states)[others] <= _REACH * sighting.tolerance).any())
 
     @cached_property
     def rows(self) -> Float[Tensor, "vocab d"]:
@@ -383,9 +391,12 @@ class PromptReader:
             every = torch.arange(self.model.vocab_size, device=self.model.device)
             return self.model.embed(every, torch.zeros_like(every))
 
-    def _members(self, text: TextProgress, token: int, index: int) -> tuple[int, ...]:
+    def _members(self, text: TextProgress, sighting: Observation, found: FoundToken) -> tuple[int, ...]:
         """Tokens that may agree as well as the one that was found, itself included."""
-        members = set(self._near(text, [token], float(text.seen.noise.tolerances[index])).get(token, (token,)))
+        token, index = found.token, text.done
+        reach = sighting.reach(found.distance, found.noise) if found.noise > 0 else _REACH * sighting.tolerance
+        members = set(self._near(text, [token], reach).get(token, (token,)))
+        members |= set(found.rivals if len(found.rivals) <= _CROWD else ())
         if self._is_crowded(text, slice(index, index + 1)):
             metric = self.scores.metric_at(text)
             number = min(_NEIGHBOURS if text.continuation.num_known else _FIRST_NEIGHBOURS, len(metric.rows))

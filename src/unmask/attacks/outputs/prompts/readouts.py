@@ -12,7 +12,9 @@ which is a rotation for rotary positions, of a part of the entries for partial o
 are learned or are added to scores. A position that is not linear is reported (`problem`).
 
 Keys and values may differ in size by a factor of thirty, and each head may be stored with a scale of its own, so heads
-are compared each by its own norm: s is divided by the norms of the heads that were seen.
+are compared each by its own norm: s is divided by the norms of the heads that were seen. Trained models write numbers
+into a few entries of the stream that are thousands of times larger than the others (attention sinks). They say little
+of the token and are most of the norm, so entries are compared as if none were larger than `_LARGEST` typical ones.
 
 Notation: x (n, d) the stream, p its position, s (n, m) what is seen of it, e the width of a head.
 Cost: one attention call of e + 8 rows a position, kept while the model lives.
@@ -36,6 +38,7 @@ from unmask.models.caches import fill_cache, read_cache
 _SPARE_ROWS = 8  # beyond the width of a head: they tell whether the map is linear
 _LINEAR = 1e-3  # of the keys' norm; float32 leaves 1e-6, a condition number of 100 more
 _LEAST_NORM = 1e-4  # of the longest head's: a head that is zero is not divided by zero
+_LARGEST = 8.0  # medians: one Gaussian number in ten million is larger
 _CHECKED = 12  # tokens that a model's own cache is compared on
 
 
@@ -54,8 +57,10 @@ class Readout:
         return seen
 
     def weights(self, model: Model, seen: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-        """The factors that entries are compared with."""
-        return torch.ones_like(seen)
+        """The factors that entries are compared with: below 1 for those that are far larger than the others."""
+        sizes = seen.abs()
+        typical = torch.where(sizes > 0, sizes, torch.nan).nanmedian(dim=1, keepdim=True).values
+        return (_LARGEST * typical / sizes).clamp(max=1.0).nan_to_num(1.0)
 
     def split(self, model: Model, width: int) -> tuple[int, ...]:
         """Widths of the parts that are stored each with a scale of their own."""

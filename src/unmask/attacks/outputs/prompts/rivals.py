@@ -86,5 +86,5 @@ def _squares(text: TextProgress, tokens: Sequence[int]) -> Float[Tensor, " n"]:
     rows = text.start.run(torch.tensor(tokens, device=text.seen.states.device)).states
     part = slice(first, first + len(tokens))
     off = (text.seen.distances(rows, first) * text.seen.states[part].norm(dim=1)).double().square()
-    variances = text.seen.noise.variances[part].double()
+    variances = (text.seen.noise.variances * text.seen.noise.unevenness)[part].double()
     return torch.where(variances > 0, off / (2 * variances).clamp_min(1e-300), 0.0)

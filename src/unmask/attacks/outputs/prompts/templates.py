@@ -18,7 +18,7 @@ Source: ours; it replaces a scan of the vocabulary at the layer itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -38,12 +38,9 @@ _FIRST_USED = 2  # earlier positions take part in attention sinks and have state
 _CHUNK = 2048  # rows that go through a block at once
 _RIDGE = 0.1  # in units of the features' variance
 _LONE_SHARE = 2  # tokens without a context, in units of the width
-_FITTED = ("slope", "shift", "covariance", "apart")
-_VERSION = 2  # of what is kept on disk: raise it when the fit changes
+_FITTED = ("slope", "shift", "covariance")
+_VERSION = 3  # of what is kept on disk: raise it when the fit changes
 _NUM_COLUMNS = 16  # that rule out most tokens that are not near one
-_COMPARED = 2048  # states, each with all others
-_FEW = 0.01  # of them may lie closer
-_EQUAL = 1e-3  # rows of an embedding that are this near are one token here
 _WORTH_KEEPING = 10**6  # numbers of an embedding; smaller models are fitted in no time
 
 
@@ -55,8 +52,6 @@ class TokenStates:
     slope: Float[Tensor, "d m"]
     shift: Float[Tensor, " m"]
     covariance: Float[Tensor, "m m"]
-    # By a state's norm: all but one in a hundred are at least so far from the nearest state of another token.
-    apart: Float[Tensor, ""] = field(default_factory=lambda: torch.tensor(torch.inf))
 
     def means(self, tokens: Int[Tensor, " k"]) -> Float[Tensor, "k m"]:
         """The expected states of some tokens."""
@@ -66,21 +61,29 @@ class TokenStates:
         """The same of some tokens."""
         return replace(self, features=self.features[tokens])
 
-    def near(self, token: int, reach: float) -> set[int]:
-        """Tokens whose expected states lie around a token's, at most so many of its norms away, itself included."""
+    def near(self, token: int, reach: float, weights: Float[Tensor, " m"]) -> set[int]:
+        """Tokens whose expected states lie around a token's, at most `reach` away, as they are compared with `weights`.
+
+        The token itself is one of them.
+        """
         own = self.means(torch.tensor([token], device=self.shift.device))[0]
-        limit = reach * own.norm()
-        close = ((self._first_columns - own[:_NUM_COLUMNS]).norm(dim=1) <= limit).nonzero()[:, 0]  # few are left
-        return {token, *close[(self.means(close) - own).norm(dim=1) <= limit].tolist()}
+        off = (self._first_columns - own[:_NUM_COLUMNS]) * weights[:_NUM_COLUMNS]
+        close = (off.norm(dim=1) <= reach).nonzero()[:, 0]  # few are left
+        return {token, *close[((self.means(close) - own) * weights).norm(dim=1) <= reach].tolist()}
 
     @cached_property
     def _first_columns(self) -> Float[Tensor, "vocab k"]:
         return self.features @ self.slope[:, :_NUM_COLUMNS] + self.shift[:_NUM_COLUMNS]
 
     @cached_property
+    def between(self) -> Float[Tensor, "m m"]:
+        """The covariance of what is expected of tokens."""
+        return self.slope.T @ torch.cov(self.features.T) @ self.slope
+
+    @cached_property
     def spread(self) -> Float[Tensor, "m m"]:
         """The covariance of states of any token: between tokens and around them."""
-        return self.slope.T @ torch.cov(self.features.T) @ self.slope + self.covariance
+        return self.between + self.covariance
 
 
 @dataclass(frozen=True)
@@ -158,11 +161,11 @@ def measure_templates(model: Model, layer: int, readout: Readout = STREAM, progr
     streams = states[layer][:, _FIRST_USED:].flatten(0, 1)
     seen = torch.cat([readout(model, rows, torch.zeros_like(used[: len(rows)])) for rows in streams.split(_CHUNK)])
     in_context = Tables(
-        _fit_seen(model, features, used, seen),
+        fit_states(features, used, seen),
         fit_states(features, used, states[middle][:, _FIRST_USED:].flatten(0, 1)),
     )
     without = Tables(
-        _fit_seen(model, features, alone.tokens, alone.states),
+        fit_states(features, alone.tokens, alone.states),
         fit_states(features, alone.tokens, alone.middle),
     )
     return Templates(layer, middle, in_context, without)
@@ -195,24 +198,6 @@ def fit_states(
     covariance = residual.T @ residual / len(residual)
     shift = y_mean - x_mean @ slope
     return TokenStates(features, slope.to(states), shift.to(states), covariance.to(states))
-
-
-def _fit_seen(
-    model: Model, features: Float[Tensor, "vocab d"], tokens: Int[Tensor, " n"], states: Float[Tensor, "n m"]
-) -> TokenStates:
-    """Fit states that are seen, and measure how far apart they lie."""
-    return replace(fit_states(features, tokens, states), apart=_measure_distance(model, tokens, states))
-
-
-def _measure_distance(model: Model, tokens: Int[Tensor, " n"], states: Float[Tensor, "n m"]) -> Float[Tensor, ""]:
-    """Measure how far states lie from the nearest one of another token: what all but one in a hundred exceed."""
-    chosen = torch.linspace(0, len(tokens) - 1, min(len(tokens), _COMPARED), device=tokens.device).long()
-    entering = model.embed(tokens[chosen], torch.zeros_like(chosen)).double()
-    own = states[chosen].double()
-    limits = _EQUAL * entering.norm(dim=1, keepdim=True)
-    off = torch.cdist(own, own, compute_mode="donot_use_mm_for_euclid_dist") / own.norm(dim=1, keepdim=True)
-    off[torch.cdist(entering, entering) <= limits] = torch.inf
-    return torch.quantile(off.min(dim=1).values, _FEW, interpolation="lower").nan_to_num(0.0).to(states)
 
 
 _NUM_WRITTEN = 40
