@@ -7,6 +7,7 @@ holds. All of it is computed without the secret.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -217,13 +218,15 @@ def _open_points(
 def _counts_are_told(evidence: GradientEvidence, findings: SearchResult) -> bool:
     """Whether the weights of labels are counts: as many as texts were stated, in a mean over one client's tokens.
 
-    That it is one is not known: a mean of each text's own mean must not give as many texts with other counts.
+    That it is one is not known: a mean of each text's own mean must not give as many texts with other counts. Nor is
+    it known that every text has a label: a text of one token leaves no trace, and then counts may be a part of these.
     """
     exact = (Proof.CLIENT, Proof.ROUNDED_CLIENT, Proof.NOISY_CLIENT)
     counts = [ending.count for ending in findings.endings]
     if evidence.num_clients != 1 or findings.confirmation.proof not in exact or sum(counts) != evidence.num_texts:
         return False
-    return _counts_by_means(evidence, findings) in (None, counts)
+    may_be_fewer = findings.labelled and math.gcd(*counts) > 1
+    return not may_be_fewer and _counts_by_means(evidence, findings) in (None, counts)
 
 
 def _counts_by_means(evidence: GradientEvidence, findings: SearchResult) -> list[int] | None:
@@ -252,6 +255,11 @@ def _why_counts_are_open(
     if num_found == evidence.num_texts and findings.explains_everything and everyone:
         return None  # each of them occurs, so each occurs once
     if not _counts_are_told(evidence, findings):
+        total = sum(ending.count for ending in findings.endings)
+        if findings.is_replayed and total == evidence.num_texts and math.gcd(*counts) > 1:
+            return (
+                f"found {num_found} of {total} texts; the rest are copies, or texts of one token, which leave no trace"
+            )
         return f"found {num_found} of {count_noun(evidence.num_texts, 'text')}; a text's weight need not be its count"
     total = sum(ending.count for ending in findings.endings)
     if total == evidence.num_texts and not runs:

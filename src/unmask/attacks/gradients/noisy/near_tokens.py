@@ -1,7 +1,8 @@
 """Tokens that could stand in another's place: the replay must tell each text from the same with a token near its own.
 
-Digits and noise may hide the difference of two tokens whose vectors nearly agree. So every token of a text that has
-such a neighbour is replaced by it, and the update that this would make is compared:
+Digits and noise may hide a text, of which the model is sure, or the difference of two tokens whose vectors nearly
+agree. So a token's share of each text's gradient is taken out, every token of a text that has such a neighbour is
+replaced by it, and the update that this would make is compared:
 
     digits  it must lie outside of what was stored
     noise   it must fit worse than the replay by more than chance: (‖R − D‖² − ‖R‖²)/σ² > 8², D the change, R what the
@@ -9,8 +10,8 @@ such a neighbour is replaced by it, and the update that this would make is compa
 
 The last block's gradient tells most of them by forward passes; only the others need passes back as well.
 
-Limits: one token at a time, and the neighbours nearest by their vectors, as input or as label. Matrices of some blocks
-are looked at. After local steps the change is that of as many steps at the weights that the server sent.
+Limits: one token at a time, and the neighbours nearest by their vectors, as input or as label. Down projections of some
+blocks are looked at, or, without them, all matrices. After local steps the change is that of as many steps at the weights that the server sent.
 Cost: a forward pass for each neighbour; a whole pass for those that the last block does not tell.
 """
 
@@ -52,22 +53,24 @@ class ReplayedTexts:
 
 
 def find_confusable(evidence: GradientEvidence, model: Model, replayed: ReplayedTexts, loss: Loss) -> set[int]:
-    """The places of texts that a token near one of theirs would explain as well."""
-    names = matrices_of(evidence, model)
+    """The places of texts that one token less, or one near theirs, would explain as well."""
+    names = matrices_of(evidence, model) or [name for name, part in evidence.gradients.items() if part.ndim == 2]
     near = _find_near(model, sorted({token for tokens in replayed.texts for token in tokens}))
-    doubtful = {place for place, tokens in enumerate(replayed.texts) if any(token in near for token in tokens)}
     if not names:
-        return doubtful
+        return set(range(len(replayed.texts)))
     step = 1 / gradient_scale(evidence)  # of the update, for each unit of the mean gradient
     part = replace(evidence.only(*names), update=Update.GRADIENT)
     matrices = [_Matrix.of(part.gradients[name], replayed.again[name], loss) for name in names]
     found = set()
-    for place in sorted(doubtful):
+    for place, text in enumerate(replayed.texts):
         share = step * replayed.shares[place]
-        others = list(_replace(replayed.texts[place], near))
-        others = _find_untold(evidence, model, replayed, place, others, share, loss)
         labels = None if replayed.labels is None else [replayed.labels[place]]
-        own = replay(part, model, [replayed.texts[place]], labels=labels) if others else {}
+        own = replay(part, model, [text], labels=labels)
+        if not _is_told(matrices, [-share / len(text) * own[name].double() for name in names]):
+            found.add(place)
+            continue
+        others = list(_replace(text, near))
+        others = _find_untold(evidence, model, replayed, place, others, share, loss) if others else []
         for tokens in others:
             other = replay(part, model, [tokens], labels=labels)
             if not _is_told(matrices, [share * (other[name] - own[name]).double() for name in names]):

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.position_search import CLEAR
-from unmask.attacks.outputs.prompts.seen_text import TextProgress
+from unmask.attacks.outputs.prompts.seen_text import ReadToken, TextProgress
 
 _MOST = 64  # rivals of a position; where there are more, it stays open
 
@@ -45,16 +45,16 @@ def settle_rivals(text: TextProgress) -> None:
     for index, token in enumerate(text.tokens):
         left = _left_open(text, chosen, squares, tells, index, token.rivals) if token.rivals else ()
         proven = behind and token.stands and (not left or (token.proven and token.are_all_rivals))
-        equals = tuple(sorted({token.token, *left})) if left else _without(token.equals, token.rivals)
+        equals = _open_class(token, left)
         settled.append(replace(token, proven=proven, equals=equals, rivals=left))
         behind = proven
     text.tokens = settled
 
 
-def _without(equals: tuple[int, ...], rivals: Sequence[int]) -> tuple[int, ...]:
-    """A class without rivals that lost; a token alone is no class."""
-    kept = tuple(token for token in equals if token not in rivals)
-    return kept if len(kept) > 1 else ()
+def _open_class(token: ReadToken, left: Sequence[int]) -> tuple[int, ...]:
+    """A token's class without the rivals that lost; a token alone is no class."""
+    kept = {token.token, *left, *(set(token.equals) - set(token.rivals))}
+    return tuple(sorted(kept)) if len(kept) > 1 else ()
 
 
 def _left_open(
