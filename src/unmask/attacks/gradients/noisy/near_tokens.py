@@ -11,7 +11,8 @@ replaced by it, and the update that this would make is compared:
 The last block's gradient tells most of them by forward passes; only the others need passes back as well.
 
 Limits: one token at a time, and the neighbours nearest by their vectors, as input or as label. Down projections of some
-blocks are looked at, or, without them, all matrices. After local steps the change is that of as many steps at the weights that the server sent.
+blocks are looked at, or, without them, all matrices. After local steps the change is that of as many steps at the
+weights that the server sent.
 Cost: a forward pass for each neighbour; a whole pass for those that the last block does not tell.
 """
 
