@@ -10,7 +10,7 @@ QUICK := tests/linalg tests/solvers tests/scores tests/defences tests/audit/find
 
 .PHONY: demo docs quick test test-slow lint bench soak clean
 
-demo: .venv/.demo  ## all channels on real weights, with defences, controls and a report (about five minutes)
+demo: .venv/.demo  ## all channels on real weights, with defences, controls and a report (three to four minutes, the installation included)
 	$(BIN)/unmask demo --out runs/demo
 
 docs: .venv/.ok  ## the documentation site in site/, its notebooks executed (a few minutes; UNMASK_DOCS_EXECUTE=0: seconds, without outputs)
@@ -19,8 +19,9 @@ docs: .venv/.ok  ## the documentation site in site/, its notebooks executed (a f
 quick: lint  ## style, types and the fast tests (about a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal $(QUICK)
 
-test: lint  ## style, types and the default tests (about 17 minutes on two cores of an Intel Xeon)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal
+# Three processes on two cores: some tests wait for processes, servers and browsers.
+test: lint  ## style, types and the default tests (about 12 minutes on two cores of an Intel Xeon)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal
 
 test-slow: lint  ## everything, the long statistics included
 	$(BIN)/pytest

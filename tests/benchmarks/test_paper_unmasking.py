@@ -24,6 +24,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("paper.unmasking")
 
 
+@pytest.mark.slow
 def test_every_part_runs_and_is_on_the_page(benchmark, tmp_path, capsys):
     out = ["--out", str(tmp_path / "results.json"), "--docs", str(tmp_path)]
     benchmark.main(["--small", *out])

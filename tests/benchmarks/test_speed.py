@@ -55,6 +55,7 @@ def test_both_editions_run_every_task(
     assert all(task in capsys.readouterr().out for task in list(outputs.TASKS)[:1])
 
 
+@pytest.mark.slow
 def test_a_worker_reads_what_a_task_gives(speed: ModuleType, tmp_path: Path) -> None:
     """A task that attacks nothing, in a process of its own."""
     task = """

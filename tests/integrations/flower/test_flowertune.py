@@ -123,7 +123,7 @@ def small_base(tmp_path):
     return str(folder)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_the_recipe_of_the_page_reads_adapters(tmp_path, monkeypatch, small_base, optimizer):
     """Two rounds: in the second one the adapters are not zero any more. Of AdamW, a model this small tells nothing."""
     monkeypatch.chdir(tmp_path)
