@@ -9,7 +9,7 @@ federations  what LLM federations send: LoRA, AdamW, local steps, few digits, no
 decayed    gradients of decoders with weight decay inside
 states     hidden states of both, some with one large number in all of them
 defended   states and caches behind random chains of defences: no gate is held over a leak
-permuted   states and caches whose rows are in another order, or of two texts
+permuted   states and caches whose rows are in another order, or of two texts; attention may be weak
 controls   evidence whose signal was destroyed: nothing may be certain
 files      damaged files of evidence: refused with a sentence, or read
 oracles    functions that are no attention layers: never taken for one

@@ -68,11 +68,16 @@ def _draw_defence(rng: random.Random, site: str) -> str:
 
 def observe(recipe: DefendedRecipe) -> tuple[Model, Evidence]:
     """The model, and what is seen behind the defences."""
-    model, generator = build(recipe.model), torch.Generator().manual_seed(recipe.seed)
-    evidence = _see(recipe, model, recipe.texts)
+    model = build(recipe.model)
+    return model, defend(recipe, _see(recipe, model, recipe.texts))
+
+
+def defend(recipe: DefendedRecipe, evidence: Evidence) -> Evidence:
+    """The evidence behind the defences of a recipe."""
+    generator = torch.Generator().manual_seed(recipe.seed)
     for text in recipe.defences:
         evidence = parse_defence(text)(evidence, generator)
-    return model, evidence
+    return evidence
 
 
 def _see(recipe: DefendedRecipe, model: Model, texts: tuple[tuple[int, ...], ...]) -> Evidence:

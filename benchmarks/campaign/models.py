@@ -43,6 +43,7 @@ _CONFIGS = {
     "bert": "BertConfig",
 }
 _WRITERS = ("mlp.c_proj", "mlp.down_proj")  # the last layers of decoders' blocks
+_ATTENTION_WRITERS = ("attn.c_proj", "self_attn.o_proj")
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,7 +52,8 @@ class ModelRecipe(ShortRepr):
 
     `head`: words, labels or none. `equal`: groups of tokens whose embeddings are made equal; `near`: (token, other,
     distance), the other's row is put that close. `sharp` multiplies the last norm, so that the head is sure; `fitted`
-    texts are learned by heart. `sink` makes one number of what each block of a decoder writes so much larger.
+    texts are learned by heart. `sink` makes one number of what each block of a decoder writes so much larger; what its
+    attention writes is multiplied by `attention`.
     """
 
     family: str = "gpt2"
@@ -68,6 +70,7 @@ class ModelRecipe(ShortRepr):
     sharp: float = 1.0
     fitted: tuple[tuple[int, ...], ...] = ()
     sink: float = 1.0
+    attention: float = 1.0
 
     @property
     def pad(self) -> int:
@@ -95,6 +98,8 @@ def build(recipe: ModelRecipe) -> Model:
         for name, layer in hf.named_modules():
             if name.endswith(_WRITERS):
                 (layer.weight[3] if getattr(layer, "bias", None) is None else layer.bias[3]).mul_(recipe.sink)
+            if name.endswith(_ATTENTION_WRITERS):
+                layer.weight.mul_(recipe.attention)
     if recipe.fitted:
         _fit(hf, recipe)
     return adapt(hf, word_tokenizer(recipe.vocab) if recipe.family == "bert" else None)

@@ -28,19 +28,26 @@ class PermutedRecipe(ShortRepr):
 
 
 def draw(seed: int) -> PermutedRecipe:
-    """The recipe of a seed: what the part 'defended' sees, without its defences; half of it before the first block."""
+    """The recipe of a seed: what the part 'defended' sees, some behind its defences; half of it before the first block.
+
+    Of some models the attention is weak, so that rows hardly depend on the tokens before them.
+    """
     rng = random.Random(f"permuted {seed}")
-    seen = replace(defended.draw(seed), defences=())
+    shared = random.Random(f"permuted model {seed // RUNS_PER_MODEL}")
+    seen = defended.draw(seed)
+    weak = replace(seen.model, attention=10 ** shared.uniform(-7, 0)) if shared.random() < 0.5 else seen.model
+    seen = replace(seen, model=weak, defences=seen.defences if rng.random() < 0.4 else ())
     texts = (*seen.texts, tuple(rng.choices(range(1, seen.model.vocab - 1), k=6)))
     layer = 0 if rng.random() < 0.5 and seen.site != "final_norm" else seen.layer
     return PermutedRecipe(replace(seen, texts=texts, layer=layer), rng.random() < 0.4)
 
 
 def observe(recipe: PermutedRecipe) -> tuple[Model, Evidence]:
-    """The model, and rows that no text has in this order."""
-    model, evidence = defended.observe(recipe.evidence)
+    """The model, and rows that no text has in this order, moved before anything is done to them."""
+    model, evidence = defended.observe(replace(recipe.evidence, defences=()))
     tensors = evidence.named_tensors()
-    return model, evidence.with_tensors({name: tensors[_source(recipe, name)] for name in tensors})
+    moved = evidence.with_tensors({name: tensors[_source(recipe, name)] for name in tensors})
+    return model, defended.defend(recipe.evidence, moved)
 
 
 def _source(recipe: PermutedRecipe, name: str) -> str:

@@ -96,21 +96,22 @@ def recover_text(
     evidence.check(model)
     with shown_unless_watched(progress):
         found = run(evidence.to(model.device), as_client_ran_it(model, evidence.compute_dtype), tell)
-    return replace(found, reason=units + found.reason + _describe_padding(evidence, model, found))
+    return replace(found, reason=units + _add_on_padding(found, evidence, model))
 
 
-def _describe_padding(evidence: TextEvidence, model: Model, found: Recovery[RecoveredTexts]) -> str:
-    """A sentence on some texts that begin or end in the padding token, where a mask says that none is padding."""
+def _add_on_padding(found: Recovery[RecoveredTexts], evidence: TextEvidence, model: Model) -> str:
+    """The reason, with what there is to say of texts that begin or end in the padding token where no mask says so."""
     if not isinstance(evidence, HiddenEvidence | CacheEvidence) or not bool(evidence.mask.all()):
-        return ""
+        return found.reason
     texts = [text.tokens for text in found.value.texts if text.tokens]
     padded = [tokens for tokens in texts if model.pad_token in (tokens[0], tokens[-1])]
     if len(padded) in (0, len(texts)):
-        return ""
+        return found.reason
+    number, padding = count_noun(len(texts), "text"), model.decode([model.pad_token])
     return (
-        f"; {len(padded)} of {count_noun(len(texts), 'text')} begin or end in {model.decode([model.pad_token])!r}, the "
-        "padding token, and no place is marked as padding: if it is some, wrap again with the tokenizer's "
-        "attention_mask (`unmask wrap … --mask`)"
+        f"{found.reason.removesuffix('.')}; {len(padded)} of {number} begin or end in {padding!r}, the padding token, "
+        "and no place is marked as padding: if it is some, wrap again with the tokenizer's attention_mask (`unmask wrap "
+        "… --mask`)"
     )
 
 

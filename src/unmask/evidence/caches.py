@@ -130,7 +130,7 @@ class CacheEvidence(DisplayedFields):
         return evidence
 
     def check(self, model: Model) -> None:
-        """Refuse a cache of another model, of a block that it lacks, or of other heads."""
+        """Refuse a cache of another model, of a block or of positions that it lacks, or of other heads."""
         if self.model_fingerprint != model.fingerprint():
             raise EvidenceError(
                 f"this cache was made with a model of fingerprint {self.model_fingerprint[:12]}, but the model given "
@@ -138,6 +138,12 @@ class CacheEvidence(DisplayedFields):
             )
         if self.layer >= model.num_blocks:
             raise EvidenceError(f"block {self.layer} is one that this model lacks: it has 0…{model.num_blocks - 1}")
+        end = self.first_position + self.mask.shape[1]
+        if end > model.max_positions:
+            raise EvidenceError(
+                f"the cache ends behind position {end - 1:,}, and this model takes {model.max_positions:,} tokens at "
+                "most: correct first_position, or load the model that made it"
+            )
         if max(self.known_beginning, default=0) >= model.vocab_size:
             raise EvidenceError(f"known_beginning holds tokens beyond the vocabulary of {model.vocab_size}")
         layout = model.layout.blocks[self.layer].layout

@@ -85,7 +85,7 @@ def test_an_order_that_nothing_proves_is_the_dumps(claim):
 
 
 def test_rows_that_nothing_binds_are_no_text(claim):
-    recovery = claim(replace(text_of(SURE), is_bound=False))
+    recovery = claim(replace(text_of(SURE), why_unbound="rows stand alone"))
     assert recovery.status is Status.PARTIAL
     assert not recovery.value.certain
     assert recovery.value.token_set == {5}
@@ -94,7 +94,7 @@ def test_rows_that_nothing_binds_are_no_text(claim):
 
 
 def test_equal_tokens_of_rows_that_nothing_binds_have_not_been_looked_for_as_texts(claim):
-    assert claim(replace(text_of(SURE, TWIN), is_bound=False)).looked_for == {Aim.TOKENS}
+    assert claim(replace(text_of(SURE, TWIN), why_unbound="rows stand alone")).looked_for == {Aim.TOKENS}
     assert claim(text_of(SURE, TWIN)).looked_for == {Aim.TOKENS, Aim.TEXTS}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from unmask.attacks.claims import claim_nothing
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
-from unmask.attacks.outputs.prompts.placement import about_reach
 from unmask.attacks.outputs.prompts.position_search import LOUDEST
 from unmask.attacks.outputs.prompts.seen_text import BeginningStatus, ReadText
 from unmask.attacks.run import Run
@@ -198,8 +197,8 @@ def _about_positions(texts: Sequence[ReadText]) -> list[str]:
             "the order and positions of the tokens are taken from the dump and are not proven: a token looks the "
             "same at every position, so rows may be missing or in another order, and no text is certain"
         )
-    elif unbound := [text.reach for text in texts if text.tokens and not text.is_bound]:
-        sentences.append(about_reach(max(unbound)))
+    else:
+        sentences += dict.fromkeys(text.why_unbound for text in texts if text.tokens and text.why_unbound)
     return sentences
 
 

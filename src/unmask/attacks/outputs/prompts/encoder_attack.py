@@ -24,18 +24,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unmask.attacks.outputs.prompts.binding import UNBOUND, are_bound
 from unmask.attacks.outputs.prompts.claim import refuse_states
 from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_encoder_prompts
 from unmask.attacks.outputs.prompts.encoder_templates import EncoderTemplates, encoder_templates_for
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens
 from unmask.attacks.outputs.prompts.nearest import ExpectedStates, is_beyond_chance, nearest_row
-from unmask.attacks.outputs.prompts.placement import reach_of_rows
+from unmask.attacks.outputs.prompts.placement import why_unbound
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
 from unmask.attacks.outputs.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.attacks.run import Progress, Run, silent
@@ -71,9 +72,12 @@ class EncoderPromptAttack:
             progress("reading texts", number, len(evidence.mask))
             rows = states[mask].to(device=model.device, dtype=model.dtype)
             if len(rows):
-                text = reader.read(rows, int(mask.int().argmax()), measure_rounding(rows, error))
-                reach = reach_of_rows(model, evidence.layer, len(rows))
-                texts.append(replace(text, is_bound=reach == len(rows), reach=reach))
+                position = int(mask.int().argmax())
+                text = reader.read(rows, position, measure_rounding(rows, error))
+                why = why_unbound(model, evidence.layer, len(rows))
+                if text.proven and not why and not reader.are_bound(text, position):
+                    why = UNBOUND
+                texts.append(replace(text, why_unbound=why))
         return claim_encoder_prompts(texts, model, run)
 
 
@@ -142,6 +146,17 @@ class EncoderReader:
         pairs = ((row, torch.cat([own[None], known])) for row, own in zip(states, closest, strict=True))
         return is_beyond_chance([nearest_row(rows, row, self.model.vocab_size)[2] for row, rows in pairs])
 
+    def states_of(self, texts: Int[Tensor, "k n"], position: int) -> Float[Tensor, "k n d"]:
+        """What is seen of whole texts from a position on."""
+        places = (position + torch.arange(texts.shape[1], device=texts.device)).expand_as(texts)
+        seen = self.model.hidden_states(texts, num_blocks=self.templates.layer, positions=places)[self.templates.layer]
+        return self.model.final_norm(seen) if self.templates.normed else seen
+
+    def are_bound(self, text: EncoderText, position: int) -> bool:
+        """Whether a text's states tell that they are those of one text, in this order."""
+        of_texts = partial(self.states_of, position=position)
+        return are_bound(of_texts, text.tokens, text.tolerances, self.model.vocab_size)
+
     def scores(self, states: Rows) -> Float[Tensor, "n vocab"]:
         """How well each token explains each state."""
         return self.metric.scores(states @ self.metric.whiten.T)
@@ -162,12 +177,9 @@ class _Search:
 
     def run(self, texts: Int[Tensor, "k n"]) -> Iterator[_Guess]:
         """The states of whole texts and their distances from those seen."""
-        model, layer = self.reader.model, self.reader.templates.layer
         self.num_texts += len(texts)
-        places = self.position + torch.arange(texts.shape[1], device=texts.device)
         for part in texts.split(max(1, _ROWS // texts.shape[1])):
-            seen = model.hidden_states(part, num_blocks=layer, positions=places.expand_as(part))[layer]
-            seen = model.final_norm(seen) if self.reader.templates.normed else seen
+            seen = self.reader.states_of(part, self.position)
             distances = (seen - self.states).norm(dim=2) / self.states.norm(dim=1).clamp_min(1e-30)
             yield from map(_Guess, part, seen, distances)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from unmask.attacks.outputs.prompts.claim import searches_of_rows
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens_ambiguity
-from unmask.attacks.outputs.prompts.placement import about_reach
 from unmask.attacks.run import Run
 from unmask.models.adapter import Model
 from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Status
@@ -37,14 +36,18 @@ class EncoderText:
     num_texts: int
     equals: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     stands_out: bool = True  # whether states point nearer to tokens than noise would
-    is_bound: bool = True  # whether the states tell that they are those of one text
-    reach: int = 1  # tokens that a state depends on at most, where the text is not bound
+    why_unbound: str = ""  # why the states do not tell that they are those of one text, where they do not
 
     @property
     def proven(self) -> bool:
         """Whether all states agree, and those of other texts clearly do not, up to tokens that no state tells apart."""
         agrees = bool((self.distances <= self.tolerances).all())
         return agrees and self.rejected is not None and self.rejected > _CLEAR * float(self.tolerances.max())
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the states tell that they are those of one text, in this order."""
+        return not self.why_unbound
 
     @property
     def is_exact(self) -> bool:
@@ -119,8 +122,7 @@ def _certificate(proven: Sequence[EncoderText]) -> Certificate:
 def _reason(texts: Sequence[EncoderText]) -> str:
     num_exact, num_proven = sum(text.is_exact for text in texts), sum(text.proven for text in texts)
     parts = [f"texts that give all observed states when recomputed: {num_exact} of {len(texts)}"]
-    if unbound := [text.reach for text in texts if text.proven and not text.is_bound]:
-        parts.append(about_reach(max(unbound)))
+    parts += dict.fromkeys(text.why_unbound for text in texts if text.proven and text.why_unbound)
     if num_proven > num_exact:
         parts.append(
             "texts proven except for tokens with equal embeddings, which no state tells apart: "

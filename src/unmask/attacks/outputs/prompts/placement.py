@@ -22,7 +22,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
+from unmask.attacks.outputs.prompts.binding import UNBOUND, are_bound
 from unmask.attacks.outputs.prompts.readouts import Readout
 from unmask.attacks.outputs.prompts.seen_text import ReadText
 from unmask.models.adapter import Model
@@ -32,8 +35,25 @@ def place(text: ReadText, model: Model, readout: Readout, layer: int, position: 
     """The text with what its rows tell of their positions and of each other."""
     is_placed = shows_positions(text, model, readout, layer, position)
     length = len(text.before) + text.length
-    reach = reach_of_rows(model, layer, length)
-    return replace(text, is_placed=is_placed, is_bound=is_placed and reach == length, reach=reach)
+    why = why_unbound(model, layer, length)
+    if not why and text.proven and not _are_bound(text, model, readout, layer, position):
+        why = UNBOUND
+    return replace(text, is_placed=is_placed, why_unbound=why)
+
+
+def _are_bound(text: ReadText, model: Model, readout: Readout, layer: int, position: int) -> bool:
+    read = [token.token for token in text.tokens]
+    tokens = torch.tensor([*text.before, *text.given, *read], device=model.device)
+    places = position - len(text.before) + torch.arange(len(tokens), device=model.device)
+    largest = max((token.tolerance for token in text.tokens), default=0.0)
+    tolerances = torch.full(tokens.shape, largest, device=model.device)
+
+    def rows_of(texts: Int[Tensor, "k n"]) -> Float[Tensor, "k n m"]:
+        where = places.expand_as(texts)
+        seen = readout(model, model.hidden_states(texts, num_blocks=layer, positions=where)[layer], where)
+        return (seen.flatten(0, 1) * readout.weights(model, seen.flatten(0, 1))).unflatten(0, texts.shape)
+
+    return are_bound(rows_of, tokens, tolerances, model.vocab_size, len(text.before))
 
 
 def reach_of_rows(model: Model, num_blocks: int, length: int) -> int:
@@ -54,8 +74,11 @@ def reach_of_rows(model: Model, num_blocks: int, length: int) -> int:
     return int(depends.sum(1).max())
 
 
-def about_reach(reach: int) -> str:
-    """What is said where no row depends on all of a text."""
+def why_unbound(model: Model, num_blocks: int, length: int) -> str:
+    """Say why no row depends on all of a text; empty where one does."""
+    reach = reach_of_rows(model, num_blocks, length)
+    if reach == length:
+        return ""
     if reach == 1:
         return (
             "before the first block a row depends on its own token and position alone: that the rows are of one text "

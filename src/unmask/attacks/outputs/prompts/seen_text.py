@@ -189,8 +189,12 @@ class ReadText:
     stopped: int | None = None  # tokens after which none agreed; those behind them are the nearest ones, if any
     nearest: NearestText | None = None  # of a text that is not proven
     factor: float = 1.0  # of everything that was seen, taken out before it was read
-    is_bound: bool = True  # whether the rows tell that they are those of one text
-    reach: int = 1  # tokens that a row depends on at most, where the text is not bound
+    why_unbound: str = ""  # why the rows do not tell that they are those of one text, where they do not
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the rows tell that they are those of one text, in this order."""
+        return self.is_placed and not self.why_unbound
 
     @property
     def num_known(self) -> int:
