@@ -110,8 +110,8 @@ def _add_on_padding(found: Recovery[RecoveredTexts], evidence: TextEvidence, mod
     number, padding = count_noun(len(texts), "text"), model.decode([model.pad_token])
     return (
         f"{found.reason.removesuffix('.')}; {len(padded)} of {number} begin or end in {padding!r}, the padding token, "
-        "and no place is marked as padding: if it is some, wrap again with the tokenizer's attention_mask (`unmask wrap "
-        "… --mask`)"
+        "and no place is marked as padding: if it is some, wrap again with the tokenizer's attention_mask "
+        "(`unmask wrap … --mask`)"
     )
 
 
