@@ -137,7 +137,7 @@ STYLE = """
   .secret { fill: var(--secret); stroke: var(--secret-edge); }
   .attack { fill: var(--attack); stroke: var(--attack-edge); }
   .line { fill: none; stroke: var(--line); stroke-width: 1.3; }
-  .dot { fill: var(--ink); } .ring { fill: var(--paper); stroke: var(--secret-edge); stroke-width: 2; }
+  .dot { fill: var(--ink); }
   .never { stroke: var(--never); stroke-width: 2; stroke-linecap: round; fill: none; }
 """
 
@@ -243,13 +243,15 @@ def _draw_box(row: Row, secret: frozenset[str]) -> str:
 
 
 def _draw_imports(row: Row, rows: list[Row], counts: Counter[tuple[str, str]], secret: frozenset[str]) -> Iterator[str]:
-    """A dot on the rail of each layer that is imported; where the fence stands, a cross or a ring."""
+    """A dot on the rail of each layer that is imported; where the fence stands, a cross."""
     for other in rows:
         count, is_fenced = counts[row.box.name, other.box.name], row.box.name == "attacks" and other.box.name in secret
         if other.number > row.number and count:
             raise ValueError(f"{row.box.name} imports {other.box.name}, which comes after it")
         if is_fenced and other.number < row.number:
-            yield _ring(other.x, row.y) if count else _cross(other.x, row.y)
+            if count:
+                raise ValueError(f"{row.box.name} imports {other.box.name}, which is behind the fence")
+            yield _cross(other.x, row.y)
         elif count:
             yield f'<circle class="dot" cx="{other.x:g}" cy="{row.y:g}" r="{_radius(count):g}"/>'
 
@@ -257,10 +259,6 @@ def _draw_imports(row: Row, rows: list[Row], counts: Counter[tuple[str, str]], s
 def _radius(count: int) -> float:
     """Three sizes only, so that few changes of the code change the picture."""
     return 2.5 if count < 4 else 3.8 if count < 20 else 5.2
-
-
-def _ring(x: float, y: float) -> str:
-    return f'<circle class="ring" cx="{x:g}" cy="{y:g}" r="4.5"/>'
 
 
 def _cross(x: float, y: float) -> str:
@@ -275,12 +273,10 @@ def _draw_legend() -> Iterator[str]:
         ('<rect class="attack" x="{x0}" y="{y0}" width="14" height="12" rx="3"/>', "the adversary's side"),
         ('<rect class="secret" x="{x0}" y="{y0}" width="14" height="12" rx="3"/>', "the secret's side"),
         ("cross", "the fence: never imported"),
-        ("ring", "only protocols/replay.py"),
     )
     for number, (sign, words) in enumerate(signs):
         middle = y + 21 * number
-        drawn = {"cross": _cross(x, middle), "ring": _ring(x, middle)}.get(sign)
-        yield drawn or sign.format(x=x, y=middle, x0=x - 7, y0=middle - 6)
+        yield _cross(x, middle) if sign == "cross" else sign.format(x=x, y=middle, x0=x - 7, y0=middle - 6)
         yield f'<text class="soft" x="{x + 15}" y="{middle + 4}">{words}</text>'
 
 

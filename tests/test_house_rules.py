@@ -39,6 +39,7 @@ LAYERS = (
         "models",
         "evidence",
         "protocols",
+        "proof",
         "defences",
         "observe",
         "attacks",
@@ -48,8 +49,6 @@ LAYERS = (
     *("audit", "report", "plot", "integrations", "terminal", "demo", "cli"),
 )
 SECRETS_SIDE = frozenset({"protocols", "defences", "observe", "scores", "audit", "report"})
-# Runs the client again on what was recovered: it is handed evidence, a model and texts, and knows no secret.
-OPEN_TO_ATTACKS = frozenset({"unmask.protocols.replay"})
 SECRET_WORDS = re.compile(r"\b(truth|target|reference)\b", re.IGNORECASE)
 # A chapter of a room. Longer files hold two of them.
 MAX_LINES = 600
@@ -130,7 +129,7 @@ def fence_faults(source: str, module: str, is_package: bool = False) -> list[str
     faults = [
         f"{module} imports {imported}"
         for imported in imported_modules(source, module, is_package)
-        if str(layer_of(imported)).split(".")[0] in SECRETS_SIDE and imported not in OPEN_TO_ATTACKS
+        if str(layer_of(imported)).split(".")[0] in SECRETS_SIDE
     ]
     lines = enumerate(source.splitlines(), start=1)
     return faults + [

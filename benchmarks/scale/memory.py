@@ -32,7 +32,7 @@ from tokenizers.models import WordLevel
 
 import unmask
 from unmask.evidence.files import write_by_tensor
-from unmask.protocols.gradient_visits import visit_gradients
+from unmask.proof.gradient_visits import visit_gradients
 
 WIDTH, HIDDEN, HEADS, VOCAB = 4096, 11008, 32, 32_000
 STD = 0.02

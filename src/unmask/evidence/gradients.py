@@ -18,7 +18,14 @@ from torch import Tensor
 from unmask.arguments import named_dtype, require_count, require_fingerprint, require_member, require_number
 from unmask.displays import DisplayedFields
 from unmask.errors import EvidenceError, TooSmallError
-from unmask.evidence.captured import check_factors, name_tensors, plain_name, refuse_weights, seems_adams
+from unmask.evidence.captured import (
+    check_factors,
+    name_tensors,
+    plain_name,
+    refuse_weights,
+    seems_adams,
+    trains_classifier,
+)
 from unmask.evidence.files import reads, write
 from unmask.evidence.tensor_files import StoredTensors, by_size, shapes_of
 from unmask.evidence.tensors import AS_HELD, require_floats, stated_precision
@@ -221,6 +228,13 @@ class GradientEvidence(DisplayedFields):
         # B is zero at first, so that after a round it is itself a change, and the next one may be parallel to it.
         grown = {name: factor for name, factor in self.adapters.items() if ".lora_B." not in name}
         refuse_weights(self.gradients, {**weights, **grown})
+
+    def may_be_tied(self, model: Model) -> bool:
+        """Whether the token embedding may have predicted tokens too; a model without a head may have borrowed it."""
+        if self.task is Task.CLASSIFICATION or model.unembedding_name not in (None, model.token_embedding):
+            return False
+        decays = bool(self.weight_decay)  # which moves heads that nobody trains
+        return self.task is not None or decays or not trains_classifier(model, self.gradients)
 
     def linear(self, model: Model, role: Role, block: int) -> Float[Tensor, "d_in d_out"] | None:
         """The gradient of a linear layer as (d_in, d_out); None if the update does not hold it or it is zero.

@@ -17,8 +17,8 @@ from unmask.audit.cases.data import INVENTED_TEXTS
 from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
+from unmask.proof.replay import replay
 from unmask.protocols import observe_gradients
-from unmask.protocols.replay import replay
 from unmask.recovery import Status
 
 LABELS = [0, 1, 1, 0]

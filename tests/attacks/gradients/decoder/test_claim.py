@@ -17,7 +17,7 @@ from unmask.attacks.run import Run
 from unmask.evidence import GradientEvidence, Task
 from unmask.linalg.gap import Gap
 from unmask.models import Model
-from unmask.protocols.replay import Agreement
+from unmask.proof.agreement import Agreement
 from unmask.recovery import AmbiguityKind, RecoveredTexts, Recovery, Status
 
 CLEAR = Gap(1e-6, 1e-1)

@@ -19,10 +19,10 @@ from unmask.attacks.gradients.decoder.confirm import (
     is_coarse,
 )
 from unmask.attacks.gradients.decoder.endings import TextEnding
-from unmask.attacks.gradients.replay.arrivals import Arrivals
 from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
+from unmask.proof.arrivals import Arrivals
 from unmask.protocols import observe_fedavg, observe_gradients
 
 A, B, C = (5, 17, 99, 17, 250), (400, 3, 8), (44, 45, 46, 47, 48, 49)

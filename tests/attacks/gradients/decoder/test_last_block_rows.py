@@ -10,8 +10,8 @@ from unmask.attacks.gradients.decoder.last_block_rows import KnownRows, last_blo
 from unmask.attacks.gradients.decoder.prefix_search import Forest, is_repetition
 from unmask.linalg.gap import Gap
 from unmask.models import Model, Role
+from unmask.proof.replay import run_forward
 from unmask.protocols import observe_gradients
-from unmask.protocols.replay import run_forward
 
 DECODERS = ("tiny_gpt2", "tiny_llama", "tiny_qwen2", "tiny_mistral")
 TEXTS = ((5, 17, 99, 250), (5, 17, 3), (400,), (44, 45, 46, 47, 48))

@@ -17,7 +17,7 @@ from unmask.attacks.gradients.encoder.masked_tokens import Original
 from unmask.attacks.run import Run
 from unmask.evidence import GradientEvidence, Task
 from unmask.linalg.gap import Gap
-from unmask.protocols.replay import Agreement
+from unmask.proof.agreement import Agreement
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
 # Places of this search are tokens: what `tokens_of` gives back is what it was given.

@@ -11,8 +11,8 @@ from tests.tiny_models import llama_sizes, random_model
 
 from unmask import recover_text
 from unmask.attacks.gradients.noisy.near_tokens import ReplayedTexts, find_confusable
-from unmask.attacks.gradients.replay.noisy_client import Loss
 from unmask.defences import parse_defence
+from unmask.proof.noisy_agreement import Loss
 from unmask.protocols import observe_gradients
 
 TEXTS = [(5, 17, 99, 250, 8), (400, 3, 21, 11)]

@@ -26,8 +26,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.evidence.captured import trains_classifier
-from unmask.evidence.gradients import GradientEvidence, Task, Update
+from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.gap import widest_gap
 from unmask.models.adapter import Model
 
@@ -89,7 +88,7 @@ def positions_from_rows(evidence: GradientEvidence, model: Model) -> Tensor | No
 
 def _moved_rows(evidence: GradientEvidence, model: Model, name: str) -> Tensor | None:
     update = evidence.gradients.get(name)
-    if update is None or (name == model.token_embedding and may_be_tied(evidence, model)):
+    if update is None or (name == model.token_embedding and evidence.may_be_tied(model)):
         return None
     weights = model.parameter(name).detach()
     if _decay_is_out(evidence, weights, update):
@@ -139,14 +138,6 @@ def _is_scattered(counts: Tensor, width: int) -> bool:
         return True
     by_chance = ones**2 / (2 * twos + 1)
     return by_chance >= _BEYOND_CHANCE * empty or ones > _BEYOND_CHANCE * (len(counts) - empty)
-
-
-def may_be_tied(evidence: GradientEvidence, model: Model) -> bool:
-    """Whether the token embedding may have predicted tokens too; a model without a head may have borrowed it."""
-    if evidence.task is Task.CLASSIFICATION or model.unembedding_name not in (None, model.token_embedding):
-        return False
-    decays = bool(evidence.weight_decay)  # which moves heads that nobody trains
-    return evidence.task is not None or decays or not trains_classifier(model, evidence.gradients)
 
 
 def rows_beyond_decay(weights: Float[Tensor, "v d"], delta: Float[Tensor, "v d"]) -> Bool[Tensor, " v"]:

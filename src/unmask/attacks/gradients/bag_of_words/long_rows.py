@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_tied, positions_from_rows
+from unmask.attacks.gradients.bag_of_words.embedding_rows import positions_from_rows
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates, merge_equal
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.gap import Gap
@@ -28,7 +28,7 @@ _LARGEST_SHARE = 0.25  # of the vocabulary: more tokens than that are no batch
 def find_long_rows(evidence: GradientEvidence, model: Model) -> Candidates | None:
     """Tokens whose rows are longer than all others by a clear gap, at every position that is filled; else None."""
     update = evidence.gradients.get(model.token_embedding)
-    if update is None or evidence.update is not Update.GRADIENT or not may_be_tied(evidence, model):
+    if update is None or evidence.update is not Update.GRADIENT or not evidence.may_be_tied(model):
         return None
     lengths = torch.linalg.vector_norm(update, dim=1, dtype=torch.float64)
     longest = lengths.sort(descending=True)

@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_decay, may_be_tied
+from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_decay
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.atoms import Explanation, chi_square_score, explain, rival_gains
 from unmask.linalg.coarse import rounding_variance, storage_variance
@@ -102,7 +102,7 @@ def rows_above_noise(evidence: GradientEvidence, model: Model) -> tuple[Int[Tens
     """
     update = evidence.gradients.get(model.token_embedding)
     nothing = torch.zeros(0, dtype=torch.long, device=model.device)
-    if update is None or may_be_tied(evidence, model):
+    if update is None or evidence.may_be_tied(model):
         return nothing, None
     moved = update.double()
     weights = model.parameter(model.token_embedding).detach().to(moved)

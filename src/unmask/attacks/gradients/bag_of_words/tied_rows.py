@@ -36,7 +36,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_tied
 from unmask.attacks.gradients.bag_of_words.noisy_tokens import is_adamw
 from unmask.attacks.model_cache import compute_once
 from unmask.evidence.gradients import GradientEvidence, Update
@@ -129,7 +128,7 @@ def find_tied_tokens(evidence: GradientEvidence, model: Model) -> TiedTokens:
     update = evidence.gradients.get(model.token_embedding)
     if update is None or not bool(update.any()):
         return _nothing(f"the update does not hold '{model.token_embedding}'")
-    if not may_be_tied(evidence, model) or not is_tied(model):
+    if not evidence.may_be_tied(model) or not is_tied(model):
         return _nothing(f"'{model.token_embedding}' does not predict tokens")
     is_adaptive = is_adamw(evidence, update)
     shared = compute_once(model, ("tied rows", is_adaptive), lambda: _find_own_direction(model, is_adaptive))

@@ -39,14 +39,15 @@ from unmask.attacks.gradients.decoder.endings import (
 from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows, site_rows
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixSearch, is_repetition
 from unmask.attacks.gradients.noisy.attack import NoisyAttack, is_blurred
-from unmask.attacks.gradients.replay.arrivals import Arrivals, highest_layer
 from unmask.attacks.gradients.sites import SpanSite, prefix_sites
 from unmask.attacks.gradients.stated_task import as_update_shows
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.evidence.tensor_files import StoredTensors
 from unmask.models.adapter import Model
-from unmask.protocols.replay import SketchedClient, run_forward
+from unmask.proof.arrivals import Arrivals, highest_layer
+from unmask.proof.replay import run_forward
+from unmask.proof.sketched_replay import SketchedClient
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
 _FAR = 0.1  # relative distance that only a wrong row has

@@ -29,7 +29,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, is_repe
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.protocols.replay import another_client, why_not_replayed
+from unmask.proof.replay import another_client, why_not_replayed
 from unmask.recovery import (
     Aim,
     Ambiguity,

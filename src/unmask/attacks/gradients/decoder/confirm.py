@@ -17,16 +17,17 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from unmask.attacks.gradients.decoder.client_replay import ClientReplay, replay_client
 from unmask.attacks.gradients.decoder.endings import ARRIVES, TextEnding
 from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, is_repetition
-from unmask.attacks.gradients.replay.arrivals import Arrivals, TextInput, replay_arrivals
-from unmask.attacks.gradients.replay.client import ClientReplay, replay_client
-from unmask.attacks.gradients.replay.later_spans import IN_SPAN, distances_of_ends, lies_in, spans_of_blocks
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.evidence.tensor_files import by_size
 from unmask.linalg.coarse import Coarseness, storage_of
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, SketchedClient
+from unmask.proof.agreement import Agreement
+from unmask.proof.arrivals import Arrivals, TextInput, replay_arrivals
+from unmask.proof.later_spans import IN_SPAN, distances_of_ends, lies_in, spans_of_blocks
+from unmask.proof.sketched_replay import SketchedClient
 
 _SURE = 2e-3  # a next token of at least this much less than probability 1 would have left a trace
 _SURE_TOLERANCES = 30  # the same in tolerances of the replay: a label leaves 1 − p of its share of the update

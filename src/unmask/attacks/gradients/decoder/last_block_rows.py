@@ -14,7 +14,7 @@ from unmask.attacks.gradients.decoder.prefix_search import Forest, Node
 from unmask.attacks.gradients.sites import RowsOf
 from unmask.models.adapter import Attended, Model
 from unmask.models.linear import Role
-from unmask.protocols.replay import ForwardPass, SketchedClient
+from unmask.proof.sketched_replay import ForwardPass, SketchedClient
 
 _PADDING_ROWS, _PADDING = 24, 0.15  # rows, or a share of them, that cost less than another pass through the model
 

@@ -26,7 +26,7 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.gap import Gap
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
-from unmask.protocols.replay import another_client, why_not_replayed
+from unmask.proof.replay import another_client, why_not_replayed
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
 from unmask.wording import count_noun
 

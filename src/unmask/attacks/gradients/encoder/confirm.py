@@ -22,12 +22,13 @@ from unmask.attacks.gradients.encoder.position_candidates import Text
 from unmask.attacks.gradients.encoder.problem import Problem
 from unmask.attacks.gradients.noisy.confirm import judge, loss_behind
 from unmask.attacks.gradients.noisy.near_tokens import ReplayedTexts, find_confusable
-from unmask.attacks.gradients.replay.arrivals import Arrivals, TextInput, highest_layer, replay_arrivals
-from unmask.attacks.gradients.replay.later_spans import lies_in, spans_of_blocks
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, agree, can_replay, replay, why_stopped
+from unmask.proof.agreement import Agreement, agree
+from unmask.proof.arrivals import Arrivals, TextInput, highest_layer, replay_arrivals
+from unmask.proof.later_spans import lies_in, spans_of_blocks
+from unmask.proof.replay import can_replay, replay, why_stopped
 
 _ARRIVES = 1e-3  # of the largest: a text at which less arrives is not in the batch
 _MOST_TEXTS = 16  # whose labels are changed one at a time

@@ -33,7 +33,7 @@ from unmask.linalg.gap import Gap
 from unmask.linalg.noise import estimate_noise
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
-from unmask.protocols.replay import why_not_replayed
+from unmask.proof.replay import why_not_replayed
 from unmask.recovery import Aim, RecoveredText, RecoveredTexts, Recovery, Search
 
 _ROUNDING = 1e-6  # of the largest entry: float32 leaves less in directions without signal

@@ -7,17 +7,18 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from unmask.attacks.gradients.decoder.client_replay import ClientReplay
 from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof, confirm_client, is_coarse
 from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.attacks.gradients.decoder.prefix_search import Node
 from unmask.attacks.gradients.noisy.near_tokens import ReplayedTexts, find_confusable
 from unmask.attacks.gradients.noisy.text_weights import weigh_texts
-from unmask.attacks.gradients.replay.client import ClientReplay
-from unmask.attacks.gradients.replay.noisy_client import Loss, agree_with_noise
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, agree, can_replay, replay, why_stopped
+from unmask.proof.agreement import Agreement, agree
+from unmask.proof.noisy_agreement import Loss, agree_with_noise
+from unmask.proof.replay import can_replay, replay, why_stopped
 
 _MOST_REPLAYS = 4
 

@@ -30,11 +30,11 @@ from unmask.attacks.gradients.decoder.endings import telling_layer
 from unmask.attacks.gradients.noisy.noisy_labels import gradient_scale
 from unmask.attacks.gradients.noisy.text_gradients import last_block_gradients
 from unmask.attacks.gradients.noisy.text_weights import matrices_of
-from unmask.attacks.gradients.replay.noisy_client import Loss
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.linalg.coarse import Storage, distance_to_cells, storage_of
 from unmask.models.adapter import Model
-from unmask.protocols.replay import replay
+from unmask.proof.noisy_agreement import Loss
+from unmask.proof.replay import replay
 
 _NEAR = 0.9  # cosine of two tokens' vectors: those of other tokens change an update by far more than a replay leaves
 _MOST_NEAR = 3  # neighbours of a token that are tried

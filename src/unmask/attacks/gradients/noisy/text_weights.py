@@ -20,7 +20,7 @@ from unmask.attacks.gradients.decoder.endings import TextEnding, unit_weight
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
-from unmask.protocols.replay import replay
+from unmask.proof.replay import replay
 
 _MOST_TEXTS = 128
 _DEPTHS = (0.25, 0.5, 0.75)  # of the model: the blocks whose matrices are looked at

@@ -35,7 +35,8 @@ from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.progress import track
-from unmask.protocols.replay import Agreement, agree, replay_pairs
+from unmask.proof.agreement import Agreement, agree
+from unmask.proof.replay import replay_pairs
 from unmask.recovery import (
     Aim,
     Ambiguity,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from unmask.attacks.gradients.decoder.attack import DecoderAttack
+from unmask.attacks.gradients.decoder.client_replay import ClientReplay, replay_client
 from unmask.attacks.gradients.decoder.endings import TextEnding
-from unmask.attacks.gradients.replay.client import ClientReplay, replay_client
 from unmask.defences import parse_defence
 from unmask.models import Model
 from unmask.protocols import observe_fedavg, observe_gradients

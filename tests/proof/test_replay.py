@@ -12,20 +12,10 @@ import torch
 from unmask.errors import InputError
 from unmask.evidence import GradientEvidence, files, load_evidence
 from unmask.models import Model
+from unmask.proof.agreement import Products, agree, agreement_of, tolerance_of
+from unmask.proof.gradient_visits import only_trainable
+from unmask.proof.replay import can_replay, replay, replay_and_agree, why_not_replayed, why_too_large, why_too_long
 from unmask.protocols import observe_fedavg, observe_gradients, observe_lora
-from unmask.protocols.replay import (
-    Products,
-    agree,
-    agreement_of,
-    can_replay,
-    only_trainable,
-    replay,
-    replay_and_agree,
-    tolerance_of,
-    why_not_replayed,
-    why_too_large,
-    why_too_long,
-)
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49]]
 WRONG = {

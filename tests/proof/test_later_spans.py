@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unmask.attacks.gradients.replay.arrivals import TextInput
-from unmask.attacks.gradients.replay.later_spans import IN_SPAN, distances_of_ends, lies_in, spans_of_blocks
 from unmask.linalg.subspace import column_span
 from unmask.models import Role
+from unmask.proof.arrivals import TextInput
+from unmask.proof.later_spans import IN_SPAN, distances_of_ends, lies_in, spans_of_blocks
 from unmask.protocols import observe_gradients
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8]]

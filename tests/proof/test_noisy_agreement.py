@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from unmask.attacks.gradients.replay.noisy_client import Loss, agree_with_noise, loss_of
 from unmask.defences import parse_defence
+from unmask.proof.noisy_agreement import Loss, agree_with_noise, loss_of
 from unmask.protocols import observe_gradients
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8, 21]]

@@ -25,7 +25,7 @@ from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.coarse import Coarseness, Storage, distance_to_cells, storage_of
 from unmask.linalg.noise import noise_edge
 from unmask.progress import track
-from unmask.protocols.replay import Agreement
+from unmask.proof.agreement import Agreement
 
 _DIGITS = 5e-5  # of a tensor's norm: what float32 leaves of a right batch
 _QUIET = 0.1  # of the typical entry: a tensor with smaller ones is mostly the rounding of larger terms

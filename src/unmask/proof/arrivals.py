@@ -22,11 +22,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.gradients.bag_of_words.embedding_rows import may_be_tied
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Attended, Model
 from unmask.models.linear import Role
-from unmask.protocols.replay import Agreement, agree, only_trainable, tolerance_of, why_too_large
+from unmask.proof.agreement import Agreement, agree, tolerance_of
+from unmask.proof.gradient_visits import only_trainable
+from unmask.proof.replay import why_too_large
 
 _CONDITION = 1e2  # least squares spreads the rounding of float32 by the condition of A; up to here it does not show
 _MOST_LENIENT = 1e-2  # a wrong text differs by more, whatever the condition
@@ -134,7 +135,7 @@ def _send_down(
     """Gradients of Σ ⟨y, Δ⟩ in the parameters that the update holds; those above the block have none."""
     again: dict[str, Tensor] = {}
     # An output layer that is tied to the embedding adds to its gradient from above.
-    elsewhere = {model.token_embedding} if may_be_tied(evidence, model) else set()
+    elsewhere = {model.token_embedding} if evidence.may_be_tied(model) else set()
     parameters = {n: p for n, p in model.named_parameters() if n in evidence.gradients and n not in elsewhere}
     with only_trainable(model, parameters), torch.enable_grad():
         start = 0

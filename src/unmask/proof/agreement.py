@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unmask.evidence.gradients import GradientEvidence, Update
-from unmask.protocols.gradient_sketches import Sketch
+from unmask.proof.gradient_sketches import Sketch
 
 _FLOAT32 = 5e-5  # a right batch is within 5e-6 in float32; one token more among 3,000 changes every tensor by 3e-4
 _FLOAT64 = 1e-7  # what differences of sums of squares can show

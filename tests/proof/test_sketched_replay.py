@@ -8,10 +8,12 @@ import pytest
 from torch.nn import functional
 
 from unmask.models import Model
-from unmask.protocols import observe_gradients, sketched_replay
-from unmask.protocols.gradient_sketches import Sketch
-from unmask.protocols.replay import agree, replay
-from unmask.protocols.sketched_replay import replay_sketched, run_client
+from unmask.proof import sketched_replay
+from unmask.proof.agreement import agree
+from unmask.proof.gradient_sketches import Sketch
+from unmask.proof.replay import replay
+from unmask.proof.sketched_replay import replay_sketched, run_client
+from unmask.protocols import observe_gradients
 
 TEXTS = [(5, 9, 3, 7), (4, 4, 8), (5, 9, 3, 7), (2, 6, 1, 3, 9, 11)]
 

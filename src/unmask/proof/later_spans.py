@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from unmask.attacks.gradients.decoder.endings import last_down_projection
-from unmask.attacks.gradients.replay.arrivals import TextInput, down_inputs
 from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.subspace import Span, column_span
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.proof.arrivals import TextInput, down_inputs
 
 IN_SPAN = 3e-3  # rows of the batch are within 1e-4, others beyond 1e-1
 
@@ -53,9 +52,9 @@ def distances_of_ends(evidence: GradientEvidence, model: Model, texts: Sequence[
 
     None where the update does not hold it, or its span is full.
     """
-    gradient, _ = last_down_projection(evidence, model)
+    last = model.num_blocks - 1
+    gradient = evidence.linear(model, Role.MLP_OUT, last)
     span = None if gradient is None else column_span(gradient)
     if span is None or span.rank == 0 or span.is_saturated or any(len(t.tokens) > model.max_positions for t in texts):
         return None
-    last = model.num_blocks - 1
     return [float(span.distance(down_inputs(model, text, last)[-1:])[0]) for text in texts]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unmask.evidence.gradients import GradientEvidence
-from unmask.protocols.agreement import (
+from unmask.proof.agreement import (
     Products,
     agree,
     agreement_of,

@@ -26,8 +26,8 @@ from unmask.models.adapter import Model
 from unmask.models.inputs import training_mode
 from unmask.models.record import hook_before
 from unmask.progress import track
-from unmask.protocols.gradient_sketches import GradientSketches, Sketch, seed_of
-from unmask.protocols.gradient_visits import only_trainable
+from unmask.proof.gradient_sketches import GradientSketches, Sketch, seed_of
+from unmask.proof.gradient_visits import only_trainable
 
 _ROWS_AT_ONCE = 4096
 _PADDING_ROWS, _PADDING = 24, 0.15  # rows, or a share of them, that cost less than another pass through the model

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from unmask.models import Model
+from unmask.proof.gradient_visits import visit_gradients
 from unmask.protocols import observe_gradients
-from unmask.protocols.gradient_visits import visit_gradients
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49]]
 

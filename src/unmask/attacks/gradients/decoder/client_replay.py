@@ -10,7 +10,9 @@ from unmask.attacks.gradients.decoder.endings import TextEnding
 from unmask.errors import InputError
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.protocols.replay import Agreement, SketchedClient, can_replay, replay_and_agree, why_stopped
+from unmask.proof.agreement import Agreement
+from unmask.proof.replay import can_replay, replay_and_agree, why_stopped
+from unmask.proof.sketched_replay import SketchedClient
 
 _MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
 _MOST_SWAPS = 32  # single tokens of a class that are tried in another member's place

@@ -10,9 +10,9 @@ import torch
 from unmask import recover_text
 from unmask.evidence import files, load_evidence
 from unmask.models import Model
+from unmask.proof.gradient_sketches import GradientSketches, Sketch, seed_of
+from unmask.proof.sketched_replay import replay_sketched
 from unmask.protocols import observe_gradients
-from unmask.protocols.gradient_sketches import GradientSketches, Sketch, seed_of
-from unmask.protocols.sketched_replay import replay_sketched
 from unmask.recovery import Status
 
 

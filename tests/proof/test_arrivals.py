@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from unmask.attacks.gradients.replay.arrivals import Arrivals, TextInput, down_inputs, highest_layer, replay_arrivals
 from unmask.evidence import GradientEvidence
 from unmask.models import Model, Role
+from unmask.proof.arrivals import Arrivals, TextInput, down_inputs, highest_layer, replay_arrivals
 from unmask.protocols import observe_gradients
 
 TEXTS = [[5, 17, 99, 17, 250], [400, 3, 8], [44, 45, 46, 47, 48, 49]]

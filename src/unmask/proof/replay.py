@@ -7,8 +7,8 @@ The adversary knows the weights, the loss and the protocol, so it can do what th
 The right batch agrees to the precision of the evidence (3e-7 in float32). One wrong token, one text too many or too few
 differs by 1e-2 and more. It needs no span and no gap, and it works for every protocol that can be stated.
 
-This is the one module of the secret's side that attacks import: it is handed evidence, a model and texts that were
-recovered, and knows no secret.
+Attacks import this room, which runs protocols as the secret's side does: it is handed evidence, a model and texts that
+were recovered, and knows no secret.
 
 Notation: G (a tensor of) the update, Ĝ the replayed one, s the factor that the update has on top of it.
 Limits: settings that the evidence does not state are guessed as their defaults (no momentum, no decay, whole batches);
@@ -31,9 +31,8 @@ from unmask.evidence.tensor_files import StoredTensors
 from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.models.mapped import free_bytes
-from unmask.protocols.agreement import (
+from unmask.proof.agreement import (
     Agreement,
-    Products,
     agree,
     agreement_of,
     exact_products,
@@ -41,35 +40,13 @@ from unmask.protocols.agreement import (
     products_at_one,
     tolerance_of,
 )
+from unmask.proof.gradient_visits import only_trainable, visit_gradients
+from unmask.proof.sketched_replay import SketchedClient, replay_sketched, run_client
 from unmask.protocols.batch import TokenIds
 from unmask.protocols.fedavg import observe_fedavg
 from unmask.protocols.fedsgd import observe_gradients
-from unmask.protocols.gradient_visits import only_trainable, visit_gradients
 from unmask.protocols.lora import observe_lora_again
 from unmask.protocols.pairs import observe_pairs
-from unmask.protocols.sketched_replay import ForwardPass, SketchedClient, replay_sketched, run_client
-
-# Attacks import all of it from here.
-__all__ = [
-    "Agreement",
-    "ForwardPass",
-    "Products",
-    "SketchedClient",
-    "agree",
-    "agreement_of",
-    "another_client",
-    "can_replay",
-    "only_trainable",
-    "replay",
-    "replay_and_agree",
-    "replay_pairs",
-    "run_forward",
-    "tolerance_of",
-    "why_not_replayed",
-    "why_stopped",
-    "why_too_large",
-    "why_too_long",
-]
 
 _MOST_TEXTS = 4096  # unless the evidence states more
 _MOST_STEPS = 1000  # of local training: a replay costs as much as the training did

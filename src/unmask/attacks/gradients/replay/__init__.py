@@ -1,1 +1,0 @@
-"""What runs the model again on recovered texts, and compares."""
