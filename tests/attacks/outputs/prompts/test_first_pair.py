@@ -9,7 +9,7 @@ from unmask.attacks.outputs.prompts import first_pair
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.first_pair import find_first_again
 from unmask.attacks.outputs.prompts.seen_text import ReadToken, SeenText, TextProgress
-from unmask.attacks.outputs.state_noise import StateNoise
+from unmask.proof.state_noise import StateNoise
 
 TEXT, LAYER, WRONG = [5, 17, 99], 2, 6
 

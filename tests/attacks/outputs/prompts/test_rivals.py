@@ -10,7 +10,7 @@ import torch
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.rivals import settle_rivals
 from unmask.attacks.outputs.prompts.seen_text import ReadToken, SeenText, TextProgress
-from unmask.attacks.outputs.state_noise import StateNoise
+from unmask.proof.state_noise import StateNoise
 
 TEXT, LAYER = [5, 17, 99, 8], 2
 

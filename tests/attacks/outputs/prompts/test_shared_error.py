@@ -8,7 +8,7 @@ import torch
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.seen_text import ReadToken, SeenText, TextProgress
 from unmask.attacks.outputs.prompts.shared_error import doubt_shared_error, shared_error
-from unmask.attacks.outputs.state_noise import StateNoise
+from unmask.proof.state_noise import StateNoise
 
 LENGTH, WIDTH, PARTS = 10, 48, (16, 16, 16)
 TEXT, LAYER = [5, 17, 99, 8, 17, 5, 250, 17], 1

@@ -38,10 +38,10 @@ from unmask.attacks.outputs.prompts.readouts import CacheReadout
 from unmask.attacks.outputs.prompts.seen_text import Beginning, BeginningStatus, ReadText
 from unmask.attacks.outputs.prompts.side_by_side import Reading, SharedProgress
 from unmask.attacks.outputs.prompts.templates import templates_for
-from unmask.attacks.outputs.state_noise import computing_error
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.caches import CacheEvidence
 from unmask.models.adapter import Model
+from unmask.proof.state_noise import computing_error
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from unmask.attacks.outputs.prompts.readouts import Readout
 from unmask.attacks.outputs.prompts.templates import TokenStates
-from unmask.attacks.outputs.state_noise import lengths_of
 from unmask.models.adapter import Model
+from unmask.proof.state_noise import lengths_of
 
 _SAMPLED = 1024  # tokens that the usual weights and norm of a state are taken from
 

@@ -38,10 +38,10 @@ from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens
 from unmask.attacks.outputs.prompts.nearest import ExpectedStates, is_beyond_chance, nearest_row
 from unmask.attacks.outputs.prompts.placement import why_unbound
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
-from unmask.attacks.outputs.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
+from unmask.proof.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.recovery import RecoveredTexts, Recovery
 from unmask.shapes import Rows, Tokens
 

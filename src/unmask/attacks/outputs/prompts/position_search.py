@@ -35,8 +35,8 @@ from unmask.attacks.outputs.prompts.ranking import LocalMap, linearised_scores, 
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.attacks.outputs.prompts.templates import Templates, TokenStates
 from unmask.attacks.outputs.prompts.whiteness import Whiteness, WhitenessTest
-from unmask.attacks.outputs.state_noise import lengths_of
 from unmask.progress import tell_detail
+from unmask.proof.state_noise import lengths_of
 
 CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
 LOUDEST = 0.2  # noise of more than this share of a state's norm: nothing is claimed, as not all tokens are tested

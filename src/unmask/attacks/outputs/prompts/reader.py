@@ -54,10 +54,10 @@ from unmask.attacks.outputs.prompts.seen_text import (
 from unmask.attacks.outputs.prompts.shared_error import doubt_shared_error
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass, SharedProgress, read_alone
 from unmask.attacks.outputs.prompts.templates import Templates
-from unmask.attacks.outputs.state_noise import lengths_of, measure_rounding
 from unmask.attacks.run import Progress
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
+from unmask.proof.state_noise import lengths_of, measure_rounding
 
 __all__ = ["PromptReader", "ReadText", "ReadToken"]
 _NOISY = (TokenStatus.WHITE, TokenStatus.IN_DOUBT, TokenStatus.UNEVEN)

@@ -30,10 +30,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.model_cache import compute_once
-from unmask.attacks.outputs.state_noise import lengths_of
 from unmask.errors import InputError
 from unmask.models.adapter import Model
 from unmask.models.caches import fill_cache, read_cache
+from unmask.proof.state_noise import lengths_of
 
 _SPARE_ROWS = 8  # beyond the width of a head: they tell whether the map is linear
 _LINEAR = 1e-3  # of the keys' norm; float32 leaves 1e-6, a condition number of 100 more

@@ -21,7 +21,7 @@ from unmask.attacks.outputs.prompts.position_search import LOUDEST
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.attacks.outputs.prompts.templates import Templates
 from unmask.attacks.outputs.prompts.whiteness import WhitenessTest
-from unmask.attacks.outputs.state_noise import StateNoise, lengths_of
+from unmask.proof.state_noise import StateNoise, lengths_of
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.outputs.state_noise import stored_spacing
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.evidence.vectors import VectorEvidence
 from unmask.linalg.coarse import Coarseness, decimal_step, storage_of
 from unmask.linalg.product_codes import differing_parts, product_codes
 from unmask.models.adapter import Model
+from unmask.proof.state_noise import stored_spacing
 
 _ROUNDING = 1e-5  # of a vector's length: float32 is off by 1e-6
 _MORE = 1.8  # times the largest error of a sample

@@ -30,10 +30,10 @@ from unmask.attacks.claims import claim_nothing
 from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.encoder_templates import encoder_templates_for
 from unmask.attacks.outputs.prompts.templates import TokenStates, templates_for
-from unmask.attacks.outputs.state_noise import computing_error, measure_rounding
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
+from unmask.proof.state_noise import computing_error, measure_rounding
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
 
 _RIDGE = 1e-3  # in units of the median variance

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unmask.attacks.outputs.state_noise import computing_error, measure_rounding
+from unmask.proof.state_noise import computing_error, measure_rounding
 
 STATES = 30 * torch.randn(6, 512, generator=torch.Generator().manual_seed(0))
 
