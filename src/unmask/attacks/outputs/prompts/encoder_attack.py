@@ -30,7 +30,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.prompts.binding import UNBOUND, are_bound
 from unmask.attacks.outputs.prompts.claim import refuse_states
 from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_encoder_prompts
 from unmask.attacks.outputs.prompts.encoder_templates import EncoderTemplates, encoder_templates_for
@@ -41,6 +40,7 @@ from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
+from unmask.proof.binding import UNBOUND, are_bound
 from unmask.proof.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.recovery import RecoveredTexts, Recovery
 from unmask.shapes import Rows, Tokens

@@ -25,10 +25,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.prompts.binding import UNBOUND, are_bound
 from unmask.attacks.outputs.prompts.readouts import Readout
 from unmask.attacks.outputs.prompts.seen_text import ReadText
 from unmask.models.adapter import Model
+from unmask.proof.binding import UNBOUND, are_bound
 
 
 def place(text: ReadText, model: Model, readout: Readout, layer: int, position: int) -> ReadText:

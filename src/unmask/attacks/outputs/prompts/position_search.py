@@ -7,10 +7,10 @@
 
 A candidate is accepted when its recomputed state agrees with the one seen as far as rounding lets it; then its distance
 is decades below all others. Where none agrees, noise may have been added: then the closest candidate is accepted if
-what it leaves is white (whiteness.py) and if it beats its neighbours, which were tested too, by likelihood. If that is
-no token's difference, but no noise either, the candidate is taken without proof. In a text's first position, where
-states are long and close to each other, noise and coarse rounding must beat the whole vocabulary; and once a position
-of a text has agreed, noise is excluded in it.
+what it leaves is white (proof/whiteness.py) and if it beats its neighbours, which were tested too, by likelihood. If
+that is no token's difference, but no noise either, the candidate is taken without proof. In a text's first position,
+where states are long and close to each other, noise and coarse rounding must beat the whole vocabulary; and once a
+position of a text has agreed, noise is excluded in it.
 
 Notation: distance = ‖h(v) − h‖/‖h‖.
 Limits: finds the token if the table's order is good or if the budget is the whole vocabulary; never accepts another one
@@ -34,9 +34,9 @@ from unmask.attacks.outputs.prompts.continuation import Continuation, Trial
 from unmask.attacks.outputs.prompts.ranking import LocalMap, linearised_scores, posterior
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.attacks.outputs.prompts.templates import Templates, TokenStates
-from unmask.attacks.outputs.prompts.whiteness import Whiteness, WhitenessTest
 from unmask.progress import tell_detail
 from unmask.proof.state_noise import lengths_of
+from unmask.proof.whiteness import Whiteness, WhitenessTest
 
 CLEAR = 12.0  # e¹² against the runner-up: a whole vocabulary of chances leaves fewer than one in three
 LOUDEST = 0.2  # noise of more than this share of a state's norm: nothing is claimed, as not all tokens are tested

@@ -20,8 +20,8 @@ from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.position_search import LOUDEST
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.attacks.outputs.prompts.templates import Templates
-from unmask.attacks.outputs.prompts.whiteness import WhitenessTest
 from unmask.proof.state_noise import StateNoise, lengths_of
+from unmask.proof.whiteness import WhitenessTest
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from unmask import parse_defence, recover_text
-from unmask.attacks.outputs.prompts.binding import are_bound
 from unmask.evidence import Site
 from unmask.models import Model
+from unmask.proof.binding import are_bound
 from unmask.protocols import observe_cache, observe_hidden
 from unmask.recovery import Aim, Status
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unmask.attacks.outputs.prompts.whiteness import Whiteness, WhitenessTest
+from unmask.proof.whiteness import Whiteness, WhitenessTest
 
 WIDTH = 256
 
