@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -258,7 +258,6 @@ class PromptReader:
         relative = float(seen.noise.relative(seen.states)[index])
         tolerance = float(seen.noise.tolerances[index])
         loud = _CONFIRM if self.readout.is_stream else _CONFIRM_NEAR
-        by_chance = self._may_agree(text, tolerance)
         sighting = Observation(
             state=seen.states[index],
             weights=seen.weights[index],
@@ -272,27 +271,9 @@ class PromptReader:
             widths=self.readout.split(self.model, seen.states.shape[1]),
         )
         found = yield from self._find(text, sighting)
-        equals: tuple[int, ...] = ()
-        tested = found.num_candidates
-        members = self._members(text, sighting, found)
-        if found.standing is not TokenStatus.NONE_AGREES:
-            if len(members) > 1 and not by_chance:
-                found, equals = yield from settle_class(sighting, text.continuation, found, members)
-            is_crowded = len(members) > _CROWD or bool(set(equals) - {*self.equal.get(found.token, ())})
-            is_crowded &= self.readout.is_stream
-            if not (by_chance or is_crowded or is_first) and self._is_crowded(text, slice(index, index + 1)):
-                is_crowded = yield from self._is_dense(text, sighting, found)
-            if by_chance or is_crowded:  # any other token may agree as well
-                if self.settings.max_candidates is not None:
-                    found = replace(found, standing=TokenStatus.IN_DOUBT)
-                else:
-                    every = range(self.model.vocab_size)
-                    found, equals = yield from settle_class(sighting, text.continuation, found, every)
-                    tested = len(every)
-                    if found.distance <= tolerance and max(found.noise, tolerance) <= LOUDEST:
-                        found = replace(found, standing=TokenStatus.AGREES)  # what else agrees is in `equals`
-        rivals = set() if self.readout.is_stream else {*found.rivals, *equals} - set(self.equal.get(found.token, ()))
-        rivals -= {found.token}
+        found, equals, are_all = yield from self._settle(text, sighting, found)
+        others = self._others(found, equals)
+        rivals = set() if self.readout.is_stream else others | self._others(found, found.rivals)
         if is_first and self.layer and not self.readout.is_stream and tolerance > _FINE:
             text.needs_next = found.num_candidates < self.model.vocab_size
         text.num_candidates += found.num_candidates
@@ -305,11 +286,43 @@ class PromptReader:
             return False
         text.continuation = found.continuation
         token = _read_token(found, sighting, text.is_proven, equals)
-        is_crowded = self.readout.is_stream and bool(set(equals) - {*self.equal.get(found.token, ())})
-        stands, are_all = found.standing.is_proven or agrees, tested == self.model.vocab_size
-        token = replace(token, rivals=tuple(sorted(rivals)), is_crowded=is_crowded)
-        text.add(replace(token, are_all_rivals=are_all, stands=stands))
+        token = replace(token, rivals=tuple(sorted(rivals)), is_crowded=self.readout.is_stream and bool(others))
+        text.add(replace(token, are_all_rivals=are_all, stands=found.standing.is_proven or agrees))
         return True
+
+    def _settle(
+        self, text: TextProgress, sighting: Observation, found: FoundToken
+    ) -> Reading[tuple[FoundToken, tuple[int, ...], bool]]:
+        """Test tokens that may agree as well beside the one that was found; all of them where any other one may.
+
+        Gives the closest one, the class that the row leaves open, and whether every token was tested.
+        """
+        equals: tuple[int, ...] = ()
+        are_all = found.num_candidates == self.model.vocab_size
+        if found.standing is TokenStatus.NONE_AGREES:
+            return found, equals, are_all
+        is_open = self._may_agree(text, sighting.tolerance)
+        if not is_open:
+            members = self._members(text, sighting, found)
+            if len(members) > 1:
+                found, equals = yield from settle_class(sighting, text.continuation, found, members)
+            if self.readout.is_stream:
+                is_open = len(members) > _CROWD or bool(self._others(found, equals))
+            elif text.continuation.num_known and self._is_crowded(text, slice(text.done, text.done + 1)):
+                is_open = yield from self._is_dense(text, sighting, found)
+        if not is_open:
+            return found, equals, are_all
+        if self.settings.max_candidates is not None:
+            return replace(found, standing=TokenStatus.IN_DOUBT), equals, are_all
+        every = range(self.model.vocab_size)
+        found, equals = yield from settle_class(sighting, text.continuation, found, every)
+        if found.distance <= sighting.tolerance and max(found.noise, sighting.tolerance) <= LOUDEST:
+            found = replace(found, standing=TokenStatus.AGREES)  # what else agrees is in `equals`
+        return found, equals, True
+
+    def _others(self, found: FoundToken, tokens: Iterable[int]) -> set[int]:
+        """Those of some tokens that are not of the class of the one that was found."""
+        return set(tokens) - {found.token, *self.equal.get(found.token, ())}
 
     def _first_again(self, text: TextProgress) -> Reading[bool]:
         """Where nothing agrees behind a first token that its own row hardly tells: look for both together, once.
