@@ -4,11 +4,10 @@ Rows of two texts, or rows in another order, agree where what a row takes from t
 rounding or noise leaves. So the text is run again with its beginning replaced up to a place, and with two neighbours
 exchanged there, and the rows behind are compared with its own:
 
-    margin = min over edits of  max over rows  ‖s' − s‖ / (2·tolerance·‖s‖),    bound  ⇔  margin > 1
+    margin = min over edits of  max over rows  ‖s' − s‖ / (limit·‖s‖),    bound  ⇔  margin > 1
 
-Twice, since what was seen may be a tolerance away from both.
-
-Notation: s the row of a token in the text, s' that of the same token in the edited one.
+Notation: s the row of a token in the text, s' that of the same token in the edited one; the limit is how far a row must
+be off to be refused, by its norm: more than its tolerance.
 Limits: of long texts some places are edited, above all at the end, where one token is the smallest part of a context.
 Cost: 6 passes of the text where contexts are seen clearly, 64 at most.
 """
@@ -25,6 +24,7 @@ _CLEAR = 10.0  # margins of the first edits, from which on no others are tried
 _MOST_PLACES = 32
 _NUMBERS_AT_ONCE = 2**24
 
+BEYOND = 1.25  # tolerances, from which on a row of another context is surely refused
 UNBOUND = (
     "rows hardly depend on the tokens before them, by less than rounding or noise leaves: that they are of one text, "
     "in this order, is taken from the dump and is not proven"
@@ -35,7 +35,7 @@ RowsOf = Callable[[Int[Tensor, "k n"]], Float[Tensor, "k n m"]]  # what is seen 
 
 @torch.no_grad()
 def are_bound(
-    rows_of: RowsOf, tokens: Int[Tensor, " n"], tolerances: Float[Tensor, " n"], vocab_size: int, first: int = 0
+    rows_of: RowsOf, tokens: Int[Tensor, " n"], limits: Float[Tensor, " n"], vocab_size: int, first: int = 0
 ) -> bool:
     """Tell whether rows from `first` on, where they are seen, are those of one text in this order."""
     places = torch.arange(first + 1, len(tokens))
@@ -43,24 +43,24 @@ def are_bound(
         return True
     own = rows_of(tokens[None])[0]
     few = places[torch.tensor([0, len(places) // 2, len(places) - 1])].unique()
-    margin = _least_margin(rows_of, own, tokens, tolerances, vocab_size, few, first)
+    margin = _least_margin(rows_of, own, tokens, limits, vocab_size, few, first)
     if margin <= 1 or margin >= _CLEAR or len(few) == len(places):
         return margin > 1
     spread = torch.linspace(0, len(places) - 1, min(len(places), _MOST_PLACES // 2)).long()
     chosen = torch.cat([places[spread], places[-_MOST_PLACES // 2 :]]).unique()
-    return _least_margin(rows_of, own, tokens, tolerances, vocab_size, chosen, first) > 1
+    return _least_margin(rows_of, own, tokens, limits, vocab_size, chosen, first) > 1
 
 
 def _least_margin(
     rows_of: RowsOf,
     own: Float[Tensor, "n m"],
     tokens: Int[Tensor, " n"],
-    tolerances: Float[Tensor, " n"],
+    limits: Float[Tensor, " n"],
     vocab_size: int,
     places: Int[Tensor, " p"],
     first: int,
 ) -> float:
-    limits = 2 * tolerances * own.norm(dim=1)
+    least = limits * own.norm(dim=1)
     edits = [edit for place in places.tolist() for edit in _edits(tokens, place, vocab_size, first)]
     margins = []
     for start in range(0, len(edits), step := max(1, _NUMBERS_AT_ONCE // own.numel())):
@@ -68,7 +68,7 @@ def _least_margin(
         for rows, (_, order, begin) in zip(rows_of(torch.stack([edited for edited, _, _ in part])), part, strict=True):
             kept = order[begin:]
             off = (rows[begin:] - own[kept]).norm(dim=1)
-            margins.append(float((off / limits[kept].clamp_min(1e-30)).max()))
+            margins.append(float((off / least[kept].clamp_min(1e-30)).max()))
     return min(margins, default=float("inf"))
 
 

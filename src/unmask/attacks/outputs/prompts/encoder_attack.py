@@ -40,7 +40,7 @@ from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.proof.binding import UNBOUND, are_bound
+from unmask.proof.binding import BEYOND, UNBOUND, are_bound
 from unmask.proof.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.recovery import RecoveredTexts, Recovery
 from unmask.shapes import Rows, Tokens
@@ -155,7 +155,7 @@ class EncoderReader:
     def are_bound(self, text: EncoderText, position: int) -> bool:
         """Whether a text's states tell that they are those of one text, in this order."""
         of_texts = partial(self.states_of, position=position)
-        return are_bound(of_texts, text.tokens, text.tolerances, self.model.vocab_size)
+        return are_bound(of_texts, text.tokens, BEYOND * text.tolerances, self.model.vocab_size)
 
     def scores(self, states: Rows) -> Float[Tensor, "n vocab"]:
         """How well each token explains each state."""

@@ -26,9 +26,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.readouts import Readout
-from unmask.attacks.outputs.prompts.seen_text import ReadText
+from unmask.attacks.outputs.prompts.seen_text import ReadText, ReadToken
 from unmask.models.adapter import Model
-from unmask.proof.binding import UNBOUND, are_bound
+from unmask.proof.binding import BEYOND, UNBOUND, are_bound
+
+_IN_NOISE = 2.0  # tolerances
 
 
 def place(text: ReadText, model: Model, readout: Readout, layer: int, position: int) -> ReadText:
@@ -36,7 +38,7 @@ def place(text: ReadText, model: Model, readout: Readout, layer: int, position: 
     is_placed = shows_positions(text, model, readout, layer, position)
     length = len(text.before) + text.length
     why = why_unbound(model, layer, length)
-    if not why and text.proven and not _are_bound(text, model, readout, layer, position):
+    if not why and text.proven and text.tokens and not _are_bound(text, model, readout, layer, position):
         why = UNBOUND
     return replace(text, is_placed=is_placed, why_unbound=why)
 
@@ -45,15 +47,20 @@ def _are_bound(text: ReadText, model: Model, readout: Readout, layer: int, posit
     read = [token.token for token in text.tokens]
     tokens = torch.tensor([*text.before, *text.given, *read], device=model.device)
     places = position - len(text.before) + torch.arange(len(tokens), device=model.device)
-    largest = max((token.tolerance for token in text.tokens), default=0.0)
-    tolerances = torch.full(tokens.shape, largest, device=model.device)
+    own = [_limit(token) for token in text.tokens]
+    limits = torch.tensor([max(own)] * (len(tokens) - len(own)) + own, device=model.device)
 
     def rows_of(texts: Int[Tensor, "k n"]) -> Float[Tensor, "k n m"]:
         where = places.expand_as(texts)
         seen = readout(model, model.hidden_states(texts, num_blocks=layer, positions=where)[layer], where)
         return (seen.flatten(0, 1) * readout.weights(model, seen.flatten(0, 1))).unflatten(0, texts.shape)
 
-    return are_bound(rows_of, tokens, tolerances, model.vocab_size, len(text.before))
+    return are_bound(rows_of, tokens, limits, model.vocab_size, len(text.before))
+
+
+def _limit(token: ReadToken) -> float:
+    """How far a row of another context would have to be off to be refused: of noise that was measured it is a part."""
+    return (_IN_NOISE if token.distance >= token.tolerance else BEYOND) * token.tolerance
 
 
 def reach_of_rows(model: Model, num_blocks: int, length: int) -> int:

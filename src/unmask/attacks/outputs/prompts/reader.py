@@ -299,18 +299,17 @@ class PromptReader:
         """
         equals: tuple[int, ...] = ()
         are_all = found.num_candidates == self.model.vocab_size
-        if found.standing is TokenStatus.NONE_AGREES:
-            return found, equals, are_all
+        if found.standing is TokenStatus.NONE_AGREES or max(found.noise, sighting.tolerance) > LOUDEST:
+            return found, equals, are_all  # nothing is proven of it
+        members, num_rivals = self._members(text, sighting, found), len(found.rivals)
+        if len(members) > 1:
+            found, equals = yield from settle_class(sighting, text.continuation, found, members)
         is_open = self._may_agree(text, sighting.tolerance)
-        if not is_open:
-            members = self._members(text, sighting, found)
-            if len(members) > 1:
-                found, equals = yield from settle_class(sighting, text.continuation, found, members)
-            if self.readout.is_stream:
-                is_open = len(members) > _CROWD or bool(self._others(found, equals))
-            elif text.continuation.num_known and self._is_crowded(text, slice(text.done, text.done + 1)):
-                is_open = yield from self._is_dense(text, sighting, found)
-        if not is_open:
+        if self.readout.is_stream:
+            is_open |= len(members) > _CROWD or bool(self._others(found, equals))
+        elif not is_open and text.continuation.num_known and self._is_crowded(text, slice(text.done, text.done + 1)):
+            is_open = yield from self._is_dense(text, sighting, found)
+        if not is_open or (are_all and num_rivals <= _CROWD):
             return found, equals, are_all
         if self.settings.max_candidates is not None:
             return replace(found, standing=TokenStatus.IN_DOUBT), equals, are_all
