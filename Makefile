@@ -20,7 +20,7 @@ quick: lint  ## style, types and the fast tests (about a minute on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal $(QUICK)
 
 # Three processes on two cores: some tests wait for processes, servers and browsers.
-test: lint  ## style, types and the default tests (about 12 minutes on two cores of an Intel Xeon)
+test: lint  ## style, types and the default tests (eleven and a half minutes on two cores of an Intel Xeon)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal
 
 test-slow: lint  ## everything, the long statistics included
