@@ -87,3 +87,16 @@ def test_edits_at_every_place_decide():
     assert not are_bound(lambda texts: sums(texts, forgets=39), tokens, tolerances, 500)
     assert not are_bound(sums, tokens, tolerances + 1, 500)
     assert are_bound(sums, tokens[:1], tolerances[:1], 500)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_beginning_that_the_page_does_not_bear_out_is_not_believed(tiny_llama, one_thread, length):
+    """Where contexts do not show, rows behind a false beginning agree; a page of one row was certain."""
+    false = [90, 91, 92]
+    for strength in (0.0, 1e-6):
+        model = with_attention(tiny_llama, strength)
+        page = observe_cache(model, [TEXTS[0][: 3 + length]], layer=1, first_position=3)
+        assert not recover_text(page, model, known_beginning=false).value.certain
+    page = observe_cache(tiny_llama, [TEXTS[0][: 3 + length]], layer=1, first_position=3)
+    (text,) = recover_text(page, tiny_llama, known_beginning=TEXTS[0][:3]).value.certain
+    assert text.tokens == tuple(TEXTS[0][: 3 + length])

@@ -37,8 +37,11 @@ RowsOf = Callable[[Int[Tensor, "k n"]], Float[Tensor, "k n m"]]  # what is seen 
 def are_bound(
     rows_of: RowsOf, tokens: Int[Tensor, " n"], limits: Float[Tensor, " n"], vocab_size: int, first: int = 0
 ) -> bool:
-    """Tell whether rows from `first` on, where they are seen, are those of one text in this order."""
-    places = torch.arange(first + 1, len(tokens))
+    """Tell whether rows from `first` on, where they are seen, are those of one text in this order.
+
+    Tokens before these were given, and must be borne out: a row behind others than these must differ.
+    """
+    places = torch.arange(max(1, first), len(tokens))
     if not len(places):
         return True
     own = rows_of(tokens[None])[0]

@@ -7,10 +7,11 @@ is named: the tokens that were read are put one position further on,
 
     ‖s(v, p + 1) − s(v, p)‖ > 2·tolerance·‖s(v, p)‖   for every token v   ⇔   positions show
 
-Behind a block whose attention sees the whole text a row depends on all tokens before it, so that neither another order
-agrees nor rows of two texts do. Before the first block rows that show their positions may still be of several texts:
-nothing binds them to each other. Where attention has windows of w tokens, the last row behind l blocks depends on
-1 + l·(w − 1) tokens: rows of two texts that share so many agree as well, so that a longer text is not bound to be one.
+Behind a block whose attention sees the whole text a row depends on all tokens before it. Where that shows beyond
+rounding and noise (proof/binding.py), neither another order agrees nor rows of two texts do. Before the first block
+rows that show their positions may still be of several texts: nothing binds them to each other. Where attention has
+windows of w tokens, the last row behind l blocks depends on 1 + l·(w − 1) tokens: rows of two texts that share so many
+agree as well, so that a longer text is not bound to be one.
 How far rows depend is followed through what each block lets a query see.
 
 Notation: s(v, p) what is seen of token v at position p.
