@@ -242,26 +242,23 @@ def _why_counts_are_open(
 
     Where runs of a first token are open, so is the number of texts that start with it.
     """
-    num_found = len(findings.endings)
+    num_found, total = len(findings.endings), sum(ending.count for ending in findings.endings)
     if evidence.num_texts is None:
         return COUNT_IS_UNSTATED
     runs = any(ending.has_open_run or ending.node in any_run for ending in findings.endings)
     everyone = all(_is_covered(findings, ending) for ending in findings.endings) and not runs
     counts = {ending.count for ending in findings.endings}
-    if findings.confirmation.proof is Proof.CLIENT and evidence.num_clients == 1 and len(counts) > 1:
-        total = sum(ending.count for ending in findings.endings)
-        if total > evidence.num_texts and _counts_by_means(evidence, findings) is None:
-            return f"the client sends this update for {count_noun(total, 'text')}, but {evidence.num_texts} were stated"
+    is_clients = findings.confirmation.proof is Proof.CLIENT and evidence.num_clients == 1 and len(counts) > 1
+    if is_clients and total > evidence.num_texts and _counts_by_means(evidence, findings) is None:
+        return f"the client sends this update for {count_noun(total, 'text')}, but {evidence.num_texts} were stated"
     if num_found == evidence.num_texts and findings.explains_everything and everyone:
         return None  # each of them occurs, so each occurs once
     if not _counts_are_told(evidence, findings):
-        total = sum(ending.count for ending in findings.endings)
         if findings.is_replayed and total == evidence.num_texts and math.gcd(*counts) > 1:
             return (
                 f"found {num_found} of {total} texts; the rest are copies, or texts of one token, which leave no trace"
             )
         return f"found {num_found} of {count_noun(evidence.num_texts, 'text')}; a text's weight need not be its count"
-    total = sum(ending.count for ending in findings.endings)
     if total == evidence.num_texts and not runs:
         return None
     return f"found {total} of {count_noun(evidence.num_texts, 'text')}; the rest are copies or cannot be seen"

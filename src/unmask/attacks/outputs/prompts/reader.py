@@ -18,12 +18,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.chance import ChanceAgreement
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.equal_tokens import NEAR, Classes, settle_class
@@ -129,7 +130,7 @@ class PromptReader:
             text.tokens = [replace(text.tokens[0], proven=False)]
         stopped = text.done if text.done < len(states) else None
         if stopped is not None and text.tokens and self.readout.is_stream:
-            is_rounded = float(seen.noise.relative(seen.states)[stopped - 1]) > 0
+            is_rounded = float(seen.roundings[stopped - 1]) > 0
             text.tokens[-1] = replace(text.tokens[-1], proven=text.tokens[-1].proven and not is_rounded)
         nearest = yield from self._read_on(text)
         noise = max(text.noise, default=0.0)
@@ -231,7 +232,7 @@ class PromptReader:
         if text.continuation.num_known == 0 or text.is_noisy or self._is_crowded(text, window):
             return False
         tolerance = float(seen.noise.tolerances[window].max())
-        if bool((seen.noise.relative(seen.states)[window] > _CONFIRM).any()) or self._may_agree(text, tolerance):
+        if bool((seen.roundings[window] > _CONFIRM).any()) or self._may_agree(text, tolerance):
             return False
         guess = self.scores(text, window).scores.argmax(1)
         near = self._near(text, guess.tolist(), _REACH * tolerance)
@@ -243,7 +244,7 @@ class PromptReader:
         trial = yield RowPass(text.continuation, guess, in_order=True)
         distances = seen.distances(trial.states, done)
         tolerances = seen.noise.tolerances[done : done + len(guess)]
-        held = int((distances <= seen.noise.usual(seen.states)[done : done + len(guess)]).int().cumprod(0).sum())
+        held = int((distances <= seen.usual[done : done + len(guess)]).int().cumprod(0).sum())
         text.num_candidates += len(guess)
         text.continuation = text.continuation.advance(trial, held)
         proven = text.is_proven
@@ -255,14 +256,14 @@ class PromptReader:
     def _search(self, text: TextProgress) -> Reading[bool]:
         """Find the token of the next position; False if none agrees and the text ends there."""
         index, seen, is_first = text.done, text.seen, text.continuation.num_known == 0
-        relative = float(seen.noise.relative(seen.states)[index])
+        relative = float(seen.roundings[index])
         tolerance = float(seen.noise.tolerances[index])
         loud = _CONFIRM if self.readout.is_stream else _CONFIRM_NEAR
         sighting = Observation(
             state=seen.states[index],
             weights=seen.weights[index],
             tolerance=tolerance,
-            usual=float(seen.noise.usual(seen.states)[index]),
+            usual=float(seen.usual[index]),
             noise_variance=float(seen.noise.variances[index]),
             unevenness=float(seen.noise.unevenness[index]),
             confirm=relative > (0 if is_first else loud),
@@ -367,8 +368,9 @@ class PromptReader:
     @cached_property
     def chances(self) -> tuple[ChanceAgreement, ChanceAgreement]:
         """How often two tokens agree by chance, in a context and first of all."""
-        tables = (self.templates.in_context.seen, self.templates.alone.seen)
-        return tuple(ChanceAgreement.of(self.model, table, self.readout) for table in tables)  # type: ignore[return-value]
+        context, alone = self.templates.in_context.seen, self.templates.alone.seen
+        of = partial(ChanceAgreement.of, self.model, readout=self.readout)
+        return compute_once(self.model, ("chances", self.layer, self.readout), lambda: (of(context), of(alone)))
 
     def _near(self, text: TextProgress, tokens: list[int], reach: float) -> Classes:
         """Classes of tokens whose states may agree as well: those that lie around each, by the norm of what is seen.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,6 +38,16 @@ class SeenText:
 
     def __len__(self) -> int:
         return len(self.stored)
+
+    @cached_property
+    def roundings(self) -> Float[Tensor, " n"]:
+        """The length of each row's rounding by that of the row."""
+        return self.noise.relative(self.states)
+
+    @cached_property
+    def usual(self) -> Float[Tensor, " n"]:
+        """Distances that the right candidates keep to, as a rule."""
+        return self.noise.usual(self.states)
 
     def distances(self, rows: Float[Tensor, "k m"], first: int = 0) -> Float[Tensor, " k"]:
         """How far rows are from those seen, from row `first` on, by the norm of each."""
