@@ -1,4 +1,4 @@
-"""What an attack may claim of texts where it found none: nothing, or the tokens without their order."""
+"""What an attack says of texts where it found none: nothing, or guesses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from itertools import islice
 
 from unmask.attacks.run import Run
 from unmask.models.adapter import Model
-from unmask.recovery import Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
+from unmask.proof.conclusions import conclude_nothing
+from unmask.recovery import RecoveredText, RecoveredTexts, Recovery, Search, Status
 
 
 def claim_nothing(
     run: Run, status: Status, reason: str, used: Sequence[str] = (), searches: tuple[Search, ...] = ()
 ) -> Recovery[RecoveredTexts]:
     """Nothing can be claimed; `searches` are those that ran."""
-    return Recovery(RecoveredTexts(), status, reason, Certificate.none(reason), run.cost(), tuple(used), searches)
+    return conclude_nothing(run.cost(), status, reason, used, searches)
 
 
 def guess_texts(

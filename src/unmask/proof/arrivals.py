@@ -54,6 +54,7 @@ class Arrivals:
     rows: Float[Tensor, "n d"]
     agreement: Agreement
     parameter: str
+    compared: frozenset[str] = frozenset()  # the tensors that it explains
 
     @property
     def sizes(self) -> Float[Tensor, " n"]:
@@ -121,6 +122,7 @@ def replay_arrivals(
         placed,
         agree(evidence, again, tolerance=tolerance, by_token=[model.token_embedding], equal=equal),
         layer.parameter,
+        frozenset(again) & set(evidence.gradients),
     )
 
 
@@ -153,6 +155,38 @@ def _send_down(
 def down_inputs(model: Model, text: TextInput, block: int) -> Float[Tensor, "n f"]:
     """The input of a block's down projection at every token of a text."""
     return model.mlp_hidden(block, _attend(model, [text], block)[1])[0]
+
+
+def run_last_block(
+    model: Model, texts: Sequence[TextInput], role: Role
+) -> tuple[Float[Tensor, "t n f"], Attended, Float[Tensor, "t n d"]]:
+    """At every token of texts: the input of a layer of the last block, the rows behind attention, what is added."""
+    last = model.num_blocks - 1
+    mixed, attended = _attend(model, texts, last)
+    if role is Role.ATTENTION_OUT:
+        return mixed, attended, attended.added
+    hidden = model.mlp_hidden(last, attended)
+    return hidden, attended, model.mlp_output(last, hidden)
+
+
+def is_repetition(model: Model, tokens: Sequence[int]) -> bool:
+    """Whether a prefix 't t … t' of a model without absolute positions has the very rows of 't', at every layer."""
+    if len(tokens) < 2 or tokens[0] != tokens[-1]:  # asked for every prefix: most are told by two tokens
+        return False
+    return not model.learned_positions and len(set(tokens)) == 1
+
+
+def prefix_rows(
+    model: Model, texts: Sequence[tuple[int, tuple[int, ...]]]
+) -> tuple[list[TextInput], list[tuple[int, tuple[int, ...]]], Int[Tensor, "n 2"]]:
+    """Texts as inputs, and for each of their prefixes with a row of its own where it stands first."""
+    places: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
+    for index, (start, tokens) in enumerate(texts):
+        for length in range(1, len(tokens) + 1):
+            if not is_repetition(model, tokens[:length]):
+                places.setdefault((start, tokens[:length]), (index, length - 1))
+    inputs = [TextInput(tokens, start) for start, tokens in texts]
+    return inputs, list(places), torch.tensor(list(places.values()), dtype=torch.long).reshape(-1, 2)
 
 
 def _run(model: Model, texts: Sequence[TextInput], top: Top) -> tuple[Tensor, Tensor]:

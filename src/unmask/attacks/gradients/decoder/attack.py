@@ -12,45 +12,39 @@ Source: DAGER, arXiv 2405.15586, with the deviations that each module states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from unmask.attacks.claims import guess_texts
 from unmask.attacks.gradients.bag_of_words.candidates import find_exact_tokens
-from unmask.attacks.gradients.bag_of_words.claim import claim_tokens
+from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, token_proof
 from unmask.attacks.gradients.bag_of_words.long_rows import find_long_rows
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
-from unmask.attacks.gradients.decoder.beyond_width import CompletedSpan, complete, dependencies, wide_site
-from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
-from unmask.attacks.gradients.decoder.confirm import (
-    Proof,
-    arrivals_of,
-    confirm_classification,
-    confirm_next_token,
-    is_coarse,
-)
+from unmask.attacks.gradients.decoder.beyond_width import CompletedSpan, complete, wide_site
 from unmask.attacks.gradients.decoder.endings import (
+    EndingsRead,
     TextEnding,
     endings_at_leaves,
     endings_of_classification,
     endings_of_next_token,
-    telling_layer,
 )
-from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows, site_rows
-from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixSearch, is_repetition
+from unmask.attacks.gradients.decoder.last_block_rows import last_block_rows
+from unmask.attacks.gradients.decoder.prefix_search import Forest, Node, PrefixSearch
 from unmask.attacks.gradients.noisy.attack import NoisyAttack, is_blurred
 from unmask.attacks.gradients.sites import SpanSite, prefix_sites
 from unmask.attacks.gradients.stated_task import as_update_shows
 from unmask.attacks.run import Progress, Run, silent
-from unmask.evidence.gradients import GradientEvidence, Task, Update
-from unmask.evidence.tensor_files import StoredTensors
+from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
-from unmask.proof.arrivals import Arrivals, highest_layer
+from unmask.proof.arrivals import highest_layer
+from unmask.proof.conclusions import Searched, conclude_texts
+from unmask.proof.label_flow import label_layer
 from unmask.proof.replay import run_forward
 from unmask.proof.sketched_replay import SketchedClient
+from unmask.proof.updates import UpdateProof, is_coarse
+from unmask.proof.verdicts import ProposedText
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
-_FAR = 0.1  # relative distance that only a wrong row has
 _TYPICAL_LENGTH = 16  # tokens a text, to guess how many texts a batch holds when nobody says
 
 
@@ -96,7 +90,8 @@ class DecoderAttack:
         progress = run.progress
         if model.problem:
             return claim_tokens(run, candidates, used, model.problem)
-        working = as_gradient(evidence)
+        proof = UpdateProof(evidence, model)
+        working = proof.working
         found = self._search_sites(run, working, model, candidates)
         wide = None
         if found is None:
@@ -112,39 +107,34 @@ class DecoderAttack:
             why = f"no prefix passed at the {site.name}"
             return claim_tokens(run, candidates, used, why)
         progress("reading endings", 0, 1)
-        read = self._read_endings(working, model, forest, candidates)
+        read = self._read_endings(proof, model, forest, candidates)
         progress("running the client again", 0, 1)
-        if read.labelled and read.has_ends:
-            confirmation = confirm_next_token(
-                evidence, working, model, forest, read.endings, candidates.equal, read.client
-            )
-        else:
-            confirmation = confirm_classification(working, model, forest, read.endings, read.arrivals)
-        if confirmation.proof is not Proof.CLIENT and (late := model.problem_at(forest.longest)):
+        proof.client = read.client
+        chosen = _choose_reading(proof, read.read, candidates.equal)
+        replayed = proof.replay(chosen)
+        is_replayed = replayed is not None and replayed.agreement.holds
+        if not is_replayed and (late := model.problem_at(forest.longest)):
             return claim_tokens(run, candidates, used, late)  # the client alone is run without the model's parts
-        doubtful = self._find_missed_branches(model, site, forest, confirmation.endings)
-        doubtful |= frozenset() if wide is None else self._find_unverified(model, forest, wide)
+        verdict = proof.judge(chosen, beside=_unread(forest.leaves, read.read.endings, proof.labelled))
         used = (*used, *site.parameters, *read.used)
-        if confirmation.agreement is not None:
+        if verdict.agreement is not None:
             used = (*used, *sorted(evidence.gradients))
-        findings = SearchResult(
-            model=model,
-            candidates=candidates,
-            site=site.name,
-            rank=site.span.rank,
-            noise_floor=site.span.noise_floor,
-            forest=forest,
-            confirmation=confirmation,
-            used=tuple(dict.fromkeys(used)),
-            min_gap_decades=self.min_gap_decades,
-            labelled=read.labelled,
-            has_ends=read.has_ends,
-            has_masked_labels=read.has_masked_labels,
-            reads_inside=read.reads_inside,
-            names=read.names,
-            doubtful=doubtful,
+        searched = Searched(
+            run.cost(
+                candidates=candidates.num_tested + forest.num_tested,
+                forward_passes=len(forest.leaves) + verdict.num_passes,
+            ),
+            tuple(dict.fromkeys(used)),
+            token_proof(candidates),
+            {
+                "rank": float(site.span.rank),
+                "explained_rank": float(forest.num_rows(model)),
+                "gap_decades": forest.gap.decades,
+                "token_gap_decades": candidates.gap.decades,
+                "noise_floor": site.span.noise_floor,
+            },
         )
-        return claim_texts(run, evidence, findings)
+        return conclude_texts(verdict, model, searched)
 
     def _read_long_rows(self, run: Run, evidence: GradientEvidence, model: Model) -> Recovery[RecoveredTexts] | None:
         """Texts of tokens that are guessed by their rows: whatever the replay does not confirm is dropped."""
@@ -169,19 +159,6 @@ class DecoderAttack:
     def _search(self, run: Run, site: SpanSite, model: Model, candidates: Candidates) -> Forest:
         return PrefixSearch(run, model, site, candidates, self.num_probes, self.memory_budget_bytes).search()
 
-    def _find_missed_branches(
-        self, model: Model, site: SpanSite, forest: Forest, endings: list[TextEnding]
-    ) -> frozenset[Node]:
-        """Endings whose last token is no prefix of the search, but has a row in the span: a branch that was missed."""
-        beyond = [ending.node for ending in endings if ending.node not in forest.nodes]
-        if not beyond:
-            return frozenset()
-        nodes, rows = site_rows(model, beyond, site.rows, self.memory_budget_bytes)
-        distances = dict(zip(nodes, site.span.distance(rows).tolist(), strict=True))
-        return frozenset(
-            node for node in beyond if distances[node] <= forest.gap.threshold and not is_repetition(model, node)
-        )
-
     def _complete(
         self, run: Run, wide: SpanSite | None, evidence: GradientEvidence, model: Model, candidates: Candidates
     ) -> CompletedSpan:
@@ -191,88 +168,95 @@ class DecoderAttack:
         num_texts = evidence.num_texts or max(1, wide.span.rank // _TYPICAL_LENGTH)
         return complete(run, wide, model, candidates, num_texts, self.memory_budget_bytes)
 
-    def _find_unverified(self, model: Model, forest: Forest, wide: SpanSite) -> frozenset[Node]:
-        """Prefixes of the final result that take part in no dependency with the others."""
-        nodes, rows = site_rows(model, forest.leaves, wide.rows, self.memory_budget_bytes)
-        own = [index for index, node in enumerate(nodes) if not is_repetition(model, node)]
-        verified = dependencies(rows[own], wide.span).verified
-        return frozenset(nodes[index] for index, holds in zip(own, verified.tolist(), strict=True) if not holds)
-
-    def _read_endings(
-        self,
-        evidence: GradientEvidence,
-        model: Model,
-        forest: Forest,
-        candidates: Candidates,
-    ) -> _TextsRead:
+    def _read_endings(self, proof: UpdateProof, model: Model, forest: Forest, candidates: Candidates) -> _TextsRead:
         """Texts with their last tokens; one for each leaf where the update does not hold what tells."""
-        labelled = evidence.task is not Task.CLASSIFICATION and model.unembedding is not None
-        leaves = endings_at_leaves(model, forest.leaves)
+        evidence, leaves = proof.working, EndingsRead(endings_at_leaves(model, forest.leaves))
         if not forest.is_clear(self.min_gap_decades):
-            return _TextsRead(leaves, labelled, has_ends=False)
-        if not labelled:
-            nodes, arrivals = arrivals_of(evidence, model, forest, candidates.equal)
+            return _TextsRead(leaves)
+        if not proof.labelled:
+            nodes, arrivals, _ = proof.arrivals_at(forest.leaves)
             top = highest_layer(evidence, model)
             ends = None
             if arrivals is not None and top is not None and top.is_last(model):
                 ends = endings_of_classification(model, nodes, arrivals.sizes, evidence.pooling)
             used = () if arrivals is None else (arrivals.parameter,)
-            known = ends is not None or evidence.num_texts == len(forest.leaves)  # then every text ends at a leaf
-            is_seen = arrivals is not None and top is not None and top.is_last(model)
-            inside = is_seen and ends is None and evidence.pooling is None
-            ends = leaves if ends is None else ends
-            return _TextsRead(ends, False, known, reads_inside=inside, arrivals=arrivals, used=used)
+            return _TextsRead(leaves if ends is None else EndingsRead(ends), used)
         # What weights moved by in several steps is no gradient at the weights that the rows are of.
-        role = None if evidence.update is Update.DELTA else telling_layer(evidence, model)
+        role = None if evidence.update is Update.DELTA else label_layer(evidence, model)
         gradient = None if role is None else evidence.linear(model, role, model.num_blocks - 1)
         if role is None or gradient is None or len(forest.nodes) > gradient.shape[0] or model.token_head is None:
-            return _TextsRead(leaves, True, has_ends=False)
+            return _TextsRead(leaves)
         layer = model.linear(role, model.num_blocks - 1).parameter  # type: ignore[union-attr]
         client = None if any(start for start, _ in forest.leaves) else run_forward(evidence, model, forest.texts)
         rows = last_block_rows(model, forest, self.memory_budget_bytes, role, client)
         reading = endings_of_next_token(model, rows, gradient, self.memory_budget_bytes, candidates.equal)
-        if not reading.endings:
-            return _TextsRead(leaves, True, has_ends=False, used=(layer,))
-        return _TextsRead(
-            reading.endings, True, True, reading.has_masked_labels, names=reading.names, used=(layer,), client=client
-        )
+        return _TextsRead(reading, (layer,), client) if reading.endings else _TextsRead(leaves, (layer,))
 
 
 @dataclass(frozen=True)
 class _TextsRead:
-    """Endings of texts, and what tells or does not tell them."""
+    """Endings of texts, and the tensors that tell them.
 
-    endings: list[TextEnding]
-    labelled: bool
-    has_ends: bool
-    has_masked_labels: bool = False
-    reads_inside: bool = False  # the loss of a classification reads most tokens, and nobody said that it takes a mean
-    names: Mapping[Node, frozenset[int]] = field(default_factory=dict)
-    arrivals: Arrivals | None = None
+    `client`: one that has run over the texts, but for their last tokens.
+    """
+
+    read: EndingsRead
     used: tuple[str, ...] = ()
-    client: SketchedClient | None = None  # that has run over the texts, but for their last tokens
+    client: SketchedClient | None = None
+
+
+def _choose_reading(proof: UpdateProof, read: EndingsRead, equal: Mapping[int, tuple[int, ...]]) -> list[ProposedText]:
+    """The reading that the client agrees with, where labels can be read in several ways; else the plain one.
+
+    A first token's run may seem a text of its own, and a last label of which the model is sure may not be there.
+    """
+    stated, endings = proof.evidence.num_texts, read.with_named(equal)
+    if stated is not None and sum(ending.count for ending in endings) > stated and proof.evidence.num_clients == 1:
+        merged = _with_inner_runs(proof.model, endings)
+        endings = merged if sum(ending.count for ending in merged) == stated else endings
+    texts = [ending.proposed for ending in endings]
+    if not any(ending.is_traceless for ending in endings) or _agrees(proof, texts):
+        return texts
+    cut = [e.proposed if not e.is_traceless else replace(e.proposed, tokens=e.node[1][:-1]) for e in endings]
+    cut = [text for text in cut if len(text.tokens) > 1]
+    return cut if cut and _agrees(proof, cut) else texts
+
+
+def _unread(leaves: Sequence[Node], endings: Sequence[TextEnding], labelled: bool) -> list[Node]:
+    """Leaves whose rows are in no text: the last token of a text is only a label where tokens are predicted."""
+    inputs = [(start, tokens[: len(tokens) - labelled]) for start, tokens in (ending.node for ending in endings)]
+    return [
+        (start, tokens)
+        for start, tokens in leaves
+        if not any(start == other and tokens == given[: len(tokens)] for other, given in inputs)
+    ]
+
+
+def _agrees(proof: UpdateProof, texts: Sequence[ProposedText]) -> bool:
+    replayed = proof.replay(texts)
+    return replayed is not None and replayed.agreement.holds
+
+
+def _with_inner_runs(model: Model, endings: Sequence[TextEnding]) -> list[TextEnding]:
+    """Texts 't t' and 't x' as 't t x': where positions are relative they leave the same trace, and are one text less.
+
+    Only where one text of each first token can take the run.
+    """
+    kept = list(endings)
+    for pure in [ending for ending in endings if len(set(ending.node[1])) == 1 and not model.learned_positions]:
+        start, tokens = pure.node
+        others = [e for e in kept if e.node[:1] == (start,) and e.node[1][0] == tokens[0] and e is not pure]
+        if len(others) == 1 and others[0].count == 1 and len(set(others[0].node[1])) > 1:
+            run = tokens[1:] * pure.count
+            longer = replace(others[0], node=(start, (*run, *others[0].node[1])))
+            kept = [longer if ending is others[0] else ending for ending in kept if ending is not pure]
+    return kept
 
 
 def _num_claimed(recovery: Recovery[RecoveredTexts]) -> tuple[int, int]:
     """Certain texts, then those of which only a few points are open; a guess is none of them."""
     texts = recovery.value.texts
     return len(recovery.value.certain), sum(bool(text.ambiguities) and not text.certain for text in texts)
-
-
-def as_gradient(evidence: GradientEvidence) -> GradientEvidence:
-    """One plain step of gradient descent as its gradient, −Δ/learning rate; everything else as it is.
-
-    Where the learning rate is not known, the gradient is right up to a factor.
-    """
-    plain = evidence.optimizer in (None, "sgd") and not evidence.weight_decay and not evidence.momentum
-    if evidence.update is not Update.DELTA or evidence.num_steps not in (None, 1) or not plain:
-        return evidence
-    rate = evidence.learning_rate or 1.0
-    sent = evidence.gradients
-    if isinstance(sent, StoredTensors):
-        return replace(evidence, gradients=sent.divided_by(-rate), update=Update.GRADIENT)
-    gradients = {name: delta / -rate for name, delta in sent.items()}
-    return replace(evidence, gradients=gradients, update=Update.GRADIENT)
 
 
 def _why_no_site(evidence: GradientEvidence, model: Model) -> str:

@@ -21,7 +21,7 @@ Source: DESIGN of this project; DAGER (arXiv 2405.15586) leaves the last token o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -30,15 +30,16 @@ from torch import Tensor
 from unmask.attacks.gradients.decoder.label_flows import Labelled, ends_of
 from unmask.attacks.gradients.decoder.labels import LabelReader, Labels, arriving_gradients
 from unmask.attacks.gradients.decoder.last_block_rows import LastBlockRows
-from unmask.attacks.gradients.decoder.prefix_search import Node, is_repetition
+from unmask.attacks.gradients.decoder.prefix_search import Node
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.proof.arrivals import is_repetition
+from unmask.proof.update_rows import ARRIVES, reads_everywhere
+from unmask.proof.verdicts import ProposedText
 
 _MAX_OCCURRENCES = 32  # on average, of a label behind its prefix
 _COUNT_TOLERANCE = 0.1  # weights are known to a thousandth or better, and counts seldom reach a hundred
-ARRIVES = 1e-3  # of the largest δ: less is rounding, so no classified text ends there
-_EVERYWHERE = 0.5  # of the prefixes that others continue: if more of them get gradient, every position does
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class TextEnding:
     is_traceless: bool = False
     has_open_run: bool = False
 
+    @property
+    def proposed(self) -> ProposedText:
+        """The text as it is handed to the proof."""
+        start, tokens = self.node
+        return ProposedText(tokens, self.count, start)
+
 
 @dataclass(frozen=True)
 class EndingsRead:
@@ -68,19 +75,26 @@ class EndingsRead:
     has_masked_labels: bool = False
     names: Mapping[Node, frozenset[int]] = field(default_factory=dict)
 
+    def with_named(self, equal: Mapping[int, tuple[int, ...]]) -> list[TextEnding]:
+        """The texts with the member of each class of equal tokens that labels name, where they name one."""
+        named = []
+        for ending in self.endings:
+            start, tokens = ending.node
+            found = list(tokens)
+            for place, token in enumerate(tokens):
+                members = set(equal.get(token, ()))
+                read = self.names.get((start, tokens[: place + 1]), frozenset()) & members
+                if place and len(read) == 1:
+                    found[place] = next(iter(read))
+            named.append(replace(ending, node=(start, tuple(found))))
+        return named
+
 
 def last_down_projection(evidence: GradientEvidence, model: Model) -> tuple[Float[Tensor, "f d"] | None, str]:
     """The gradient that tells endings, if the update holds it, and its name."""
     last = model.num_blocks - 1
     layer = model.linear(Role.MLP_OUT, last)
     return evidence.linear(model, Role.MLP_OUT, last), "" if layer is None else layer.parameter
-
-
-def telling_layer(evidence: GradientEvidence, model: Model) -> Role | None:
-    """The last layer whose gradient the update holds, behind which no token is mixed with another one."""
-    last = model.num_blocks - 1
-    held = (role for role in (Role.MLP_OUT, Role.ATTENTION_OUT) if evidence.linear(model, role, last) is not None)
-    return next(held, None)
 
 
 def endings_at_leaves(model: Model, leaves: Sequence[Node]) -> list[TextEnding]:
@@ -96,10 +110,9 @@ def endings_of_classification(
     Where the loss reads a mean of states, or where `pooling` is not known and many inner prefixes get gradient, ends
     inside longer texts cannot be seen.
     """
-    inner = {(start, tokens[:-1]) for start, tokens in nodes}
     arrives = (sizes > ARRIVES).tolist()
-    passed = [here for node, here in zip(nodes, arrives, strict=True) if node in inner]
-    if pooling == "mean" or (pooling is None and passed and sum(passed) > _EVERYWHERE * len(passed)):
+    everywhere = reads_everywhere(dict(zip(nodes, sizes.tolist(), strict=True)))
+    if pooling == "mean" or (pooling is None and everywhere):
         return None
     return [
         TextEnding(node, 1, 0.0, has_open_run=_is_open_run(model, node))
@@ -125,7 +138,7 @@ def endings_of_next_token(
 
     `equal` maps a token that stands for several in the search to all of them.
     """
-    own = [u for u, node in enumerate(rows.nodes) if not is_repetition(model, node)]
+    own = [u for u, node in enumerate(rows.nodes) if not is_repetition(model, node[1])]
     known = rows[own]
     arrived, foreign = arriving_gradients(known.hidden, gradient)
     assert model.token_head is not None  # next-token evidence comes from a model with a language head
@@ -159,7 +172,7 @@ def endings_from_labels(
         follow[node] = {}
         for label, weight in read.weights.items():
             shared = node[0], (*node[1], stands_for.get(label, label))
-            continues = shared in nodes or is_repetition(model, shared)
+            continues = shared in nodes or is_repetition(model, shared[1])
             text = shared if continues else (node[0], (*node[1], label))
             names.setdefault(text, set()).add(label)
             flow = float(round(weight / step)) if is_unit else weight / step

@@ -32,6 +32,7 @@ from unmask.linalg.subspace import Span
 from unmask.models.adapter import Model
 from unmask.models.hidden_units import keep_hidden_units
 from unmask.models.linear import Role
+from unmask.proof.arrivals import is_repetition
 
 # A wrong extension's relative distance is of order 0.1 to 1; nearer ones are looked at in float64.
 _SHORTLIST = 0.1
@@ -82,19 +83,11 @@ class Forest:
 
     def num_rows(self, model: Model) -> int:
         """Prefixes with a row of their own."""
-        return sum(not is_repetition(model, node) for node in self.nodes)
+        return sum(not is_repetition(model, node[1]) for node in self.nodes)
 
     def explains(self, rank: int, model: Model) -> bool:
         """Whether the prefixes account for every direction of a gradient: then nothing that left a trace is missing."""
         return not self.overflow and self.num_rows(model) == rank
-
-
-def is_repetition(model: Model, node: Node) -> bool:
-    """Whether a prefix 't t … t' of a model without absolute positions has the very rows of 't', at every layer."""
-    tokens = node[1]
-    if len(tokens) < 2 or tokens[0] != tokens[-1]:  # asked for every prefix: most are told by two tokens
-        return False
-    return not model.learned_positions and len(set(tokens)) == 1
 
 
 @dataclass
@@ -187,7 +180,7 @@ class PrefixSearch:
                 return True
             parents, extended, distances = self._extensions(alive, following)
             children = [(alive.start, tuple(row)) for row in extended.tokens.tolist()]
-            own = [not is_repetition(self.model, child) for child in children]
+            own = [not is_repetition(self.model, child[1]) for child in children]
             self.nodes.update((child, d) for child, d, is_own in zip(children, distances, own, strict=True) if is_own)
             self._close(alive, {parent for parent, is_own in zip(parents.tolist(), own, strict=True) if is_own})
             idle = 0 if any(own) else idle + 1

@@ -17,19 +17,20 @@ Deviation: DAGER (arXiv 2405.15586, Algorithm 3) enumerates products of token se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords, find_candidates
-from unmask.attacks.gradients.bag_of_words.claim import claim_bag, claim_tokens
+from unmask.attacks.gradients.bag_of_words.claim import claim_bag, claim_tokens, token_proof
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates, merge_equal
-from unmask.attacks.gradients.decoder.confirm import Proof, is_coarse
 from unmask.attacks.gradients.decoder.endings import last_down_projection
-from unmask.attacks.gradients.encoder.claim import EncoderResult, claim_encoder_texts, claim_noisy_texts
-from unmask.attacks.gradients.encoder.confirm import EncoderConfirmation, confirm_encoder
-from unmask.attacks.gradients.encoder.masked_tokens import find_originals
+from unmask.attacks.gradients.encoder.guesses import guess_found, guess_refused
+from unmask.attacks.gradients.encoder.masked_tokens import Original, find_originals
 from unmask.attacks.gradients.encoder.noisy_search import NoisySearch, correct_texts
+from unmask.attacks.gradients.encoder.position_candidates import Text
 from unmask.attacks.gradients.encoder.problem import Problem, is_full, set_up
 from unmask.attacks.gradients.encoder.search import EncoderSearch
 from unmask.attacks.gradients.noisy.attack import is_blurred
@@ -37,12 +38,13 @@ from unmask.attacks.gradients.stated_task import as_update_shows
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
+from unmask.proof.conclusions import NO_ORDER, Searched, conclude_texts
+from unmask.proof.encoder_updates import EncoderProof, EncoderText
+from unmask.proof.updates import is_coarse
+from unmask.proof.verdicts import Ground
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
 _MOST_UNDER_NOISE = 96  # equations a row: noise drowns the others
-_MAY_BE_MASKED = (
-    "the task is not stated, and gradients arrive at some tokens only: words may have been masked; state the task"
-)
 
 
 @dataclass(frozen=True)
@@ -103,26 +105,25 @@ class EncoderAttack:
             correct_texts(run, evidence, search)
         originals = find_originals(evidence, problem, list(search.found))
         told = [last_down_projection(evidence, model)[1]] if isinstance(originals, dict) else []
-        confirmation = EncoderConfirmation(Proof.NONE)
-        if search.found:
-            run.progress("running the client again", 0, 1)
-            confirmation = confirm_encoder(evidence, problem, list(search.found), list(candidates.equal.values()))
-            is_whole = _can_be_noisy(evidence) and len(search.found) == evidence.num_texts
-            if confirmation.proof is Proof.NONE and is_whole:  # a little noise leaves spans as they are
-                confirmation = confirm_encoder(evidence, replace(problem, is_blurred=True), list(search.found))
-        if evidence.task is None and originals is None and not confirmation.is_pooled:
-            originals = _MAY_BE_MASKED
-        replayed = sorted(evidence.gradients) if confirmation.agreement is not None else []
-        findings = EncoderResult(
-            search=search,
-            candidates=candidates,
-            min_gap_decades=self.min_gap_decades,
-            used=tuple(dict.fromkeys((*used, *problem.parameters, *told, *replayed))),
-            confirmation=confirmation,
-            originals=originals,
-            num_told=evidence.num_texts if evidence.num_clients == 1 else None,
-        )
-        return claim_encoder_texts(run, evidence, findings)
+        if not search.found:
+            why = (
+                "the budget ended before a text was found" if search.is_cut else "no text was found whose rows all fit"
+            )
+            return claim_tokens(run, candidates, used, why, guess_refused(evidence, search))
+        run.progress("running the client again", 0, 1)
+        texts = [_proposed(problem, text, originals) for text in search.found]
+        proof = EncoderProof(evidence, model)
+        options: dict[str, Any] = {
+            "is_masked": isinstance(originals, dict),
+            "why_masked": originals if isinstance(originals, str) else "",
+        }
+        verdict = proof.judge(texts, blurred=problem.is_noisy, **options)
+        is_whole = _can_be_noisy(evidence) and len(search.found) == evidence.num_texts
+        if verdict.ground is Ground.NONE and is_whole:  # a little noise leaves spans as they are
+            verdict = proof.judge(texts, blurred=True, **options)
+        replayed = sorted(evidence.gradients) if verdict.agreement is not None else []
+        used = tuple(dict.fromkeys((*used, *problem.parameters, *told, *replayed)))
+        return conclude_texts(verdict, model, _searched(run, evidence, search, candidates, used))
 
     def _read_noisy(
         self, run: Run, evidence: GradientEvidence, model: Model, bag: BagOfWords
@@ -134,13 +135,17 @@ class EncoderAttack:
         if isinstance(search, str):
             return claim_bag(run, bag, why=search)
         correct_texts(run, evidence, search)
-        confirmation = EncoderConfirmation(Proof.NONE)
-        if search.found:
-            run.progress("running the client again", 0, 1)
-            confirmation = confirm_encoder(evidence, search.problem, list(search.found))
+        run.progress("running the client again", 0, 1)
+        proof = EncoderProof(evidence, model)
+        texts = [_proposed(search.problem, text, None) for text in search.found]
+        verdict = proof.judge(texts, blurred=search.problem.is_noisy)
+        if not verdict.ground.is_whole:
+            guesses = (*guess_found(evidence, search), *guess_refused(evidence, search))
+            return claim_bag(run, bag, guesses, verdict.stopped or NO_ORDER)
         used = tuple(dict.fromkeys((*bag.used, *search.problem.parameters, *sorted(evidence.gradients))))
-        findings = EncoderResult(search, candidates, self.min_gap_decades, used, confirmation)
-        return claim_noisy_texts(run, evidence, findings, bag)
+        recovery = conclude_texts(verdict, model, _searched(run, evidence, search, candidates, used))
+        held = frozenset(token for text in recovery.value.texts if text.certain for token in text.tokens)
+        return replace(recovery, value=replace(recovery.value, token_set=held))
 
     @torch.no_grad()
     def find_texts(
@@ -160,6 +165,34 @@ class EncoderAttack:
         )
         search.search(self.effort)
         return search
+
+
+def _proposed(problem: Problem, text: Text, originals: Mapping[Text, Original] | str | None) -> EncoderText:
+    """A text of places as it is handed to the proof."""
+    kinds = tuple(problem.places.kind[list(text)].tolist())
+    types = kinds if any(kinds) else None
+    tokens = problem.places.tokens_of(text)
+    if not isinstance(originals, Mapping):
+        return EncoderText(tokens, types)
+    read = originals[text]
+    return EncoderText(tokens, types, read.tokens, read.count, read.num_labels, read.residual)
+
+
+def _searched(
+    run: Run, evidence: GradientEvidence, search: EncoderSearch, candidates: Candidates, used: tuple[str, ...]
+) -> Searched:
+    return Searched(
+        run.cost(candidates=candidates.num_tested + len(search.refused) + len(search.found)),
+        used,
+        token_proof(candidates),
+        {
+            "rank": float(search.problem.rank),
+            "explained_rank": float(search.num_rows),
+            "token_gap_decades": candidates.gap.decades,
+        },
+        guess_refused(evidence, search),
+        is_cut=search.is_cut,
+    )
 
 
 def _is_blurred(evidence: GradientEvidence, model: Model, bag: BagOfWords) -> bool:

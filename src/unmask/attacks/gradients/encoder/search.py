@@ -210,6 +210,11 @@ class EncoderSearch:
         return sum(map(len, self.found))
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the budget ended the search."""
+        return self.is_out_of_budget and not self.is_done
+
+    @property
     def is_complete(self) -> bool:
         """Whether they explain every direction of the gradient."""
         return self.num_rows == self.problem.rank

@@ -17,10 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.claims import guess_texts
-from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens
+from unmask.attacks.gradients.bag_of_words.claim import claim_tokens, read_tokens, token_proof
 from unmask.attacks.gradients.bag_of_words.lora_tokens import gradients_of_inputs
-from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
-from unmask.attacks.gradients.decoder.confirm import confirm_next_token
 from unmask.attacks.gradients.decoder.endings import endings_of_next_token
 from unmask.attacks.gradients.decoder.prefix_search import Forest
 from unmask.attacks.gradients.lora.label_rows import find_label_adapter, label_rows
@@ -30,12 +28,13 @@ from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.linalg.gap import Gap
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.proof.conclusions import Searched, conclude_texts
+from unmask.proof.updates import UpdateProof
 from unmask.recovery import RecoveredTexts, Recovery
 
 # Blocks that are looked at, from the lowest up. Each shows only as many directions as its rank: with every second of
 # these, 4 of a batch's 176 prefixes were lost.
 _MOST_BLOCKS = 12
-_SITE = "adapters of the blocks' attention"
 
 
 @dataclass(frozen=True)
@@ -87,23 +86,14 @@ class LoraAttack:
         rows = label_rows(trained, forest, adapter, self.memory_budget_bytes)
         endings = endings_of_next_token(trained, rows, adapter.gradient, self.memory_budget_bytes, candidates.equal)
         progress("running the client again", 0, 1)
-        confirmation = confirm_next_token(evidence, evidence, model, forest, endings.endings, candidates.equal)
-        if confirmation.agreement is not None:
+        verdict = UpdateProof(evidence, model).judge([e.proposed for e in endings.with_named(candidates.equal)])
+        if verdict.agreement is not None:
             used = tuple(sorted(evidence.gradients))
-        result = SearchResult(
-            model=model,
-            candidates=candidates,
-            site=_SITE,
-            rank=forest.num_rows(model),
-            forest=forest,
-            confirmation=confirmation,
-            used=used,
-            min_gap_decades=self.min_gap_decades,
-            labelled=True,
-            has_masked_labels=endings.has_masked_labels,
-            names=endings.names,
+        cost = run.cost(
+            candidates=candidates.num_tested + forest.num_tested,
+            forward_passes=len(forest.leaves) + verdict.num_passes,
         )
-        return claim_texts(run, evidence, result)
+        return conclude_texts(verdict, model, Searched(cost, used, token_proof(candidates)))
 
 
 def reads_adapters_alone(evidence: GradientEvidence, model: Model) -> bool:

@@ -18,26 +18,25 @@ import torch
 
 from unmask.attacks.claims import guess_texts
 from unmask.attacks.gradients.bag_of_words.candidates import BagOfWords, find_exact_tokens, find_noisy_bag
-from unmask.attacks.gradients.bag_of_words.claim import NO_ORDER, claim_bag
+from unmask.attacks.gradients.bag_of_words.claim import claim_bag, token_proof
 from unmask.attacks.gradients.bag_of_words.noisy_tokens import is_adamw
-from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
-from unmask.attacks.gradients.decoder.claim import SearchResult, claim_texts
-from unmask.attacks.gradients.decoder.confirm import Confirmation, Proof, is_coarse
-from unmask.attacks.gradients.decoder.endings import EndingsRead, telling_layer
-from unmask.attacks.gradients.noisy.confirm import confirm_noisy
+from unmask.attacks.gradients.decoder.endings import TextEnding
+from unmask.attacks.gradients.noisy.corrections import correct_texts
 from unmask.attacks.gradients.noisy.label_rounds import LabelRounds
 from unmask.attacks.gradients.noisy.prefix_growth import NoisySite, PrefixGrowth, nearest_tokens, noisy_sites
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
-from unmask.linalg.gap import Gap
 from unmask.linalg.noise import estimate_noise
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.proof.conclusions import NO_ORDER, Searched, TokenProof, conclude_texts
+from unmask.proof.label_flow import label_layer
 from unmask.proof.replay import why_not_replayed
-from unmask.recovery import Aim, RecoveredText, RecoveredTexts, Recovery, Search
+from unmask.proof.updates import UpdateProof, is_coarse
+from unmask.proof.verdicts import Ground, Verdict
+from unmask.recovery import RecoveredText, RecoveredTexts, Recovery
 
 _ROUNDING = 1e-6  # of the largest entry: float32 leaves less in directions without signal
-_SITE = "layers of the first blocks"
 _UNSTABLE = (
     "no replay can confirm an order of them: this local training makes so much of rounding that the same texts in "
     "another order give another update"
@@ -69,7 +68,7 @@ class NoisyAttack:
     ) -> Recovery[RecoveredTexts]:
         """Texts from tokens that block 0 may hold; if nothing confirms them, from the bag of words as well."""
         sites = [] if _why_no_texts(evidence, model) else noisy_sites(evidence, model)
-        role = telling_layer(evidence, model)
+        role = label_layer(evidence, model)
         tokens = nearest_tokens(evidence, model) if sites and role is not None else []
         found = _NOTHING if role is None else self._search(run, evidence, model, sites, role, tokens)
         if not found.is_confirmed:
@@ -80,11 +79,9 @@ class NoisyAttack:
             if role is not None and not claimed <= set(tokens):
                 found = self._search(run, evidence, model, sites, role, sorted(claimed | set(tokens)))
         if not found.is_confirmed:
-            why = _UNSTABLE if found.confirmation.is_unstable else found.confirmation.stopped
-            why = why or why_not_replayed(evidence) or NO_ORDER
-            recovery = claim_bag(run, bag, guesses=found.guesses(evidence, model), why=why)
-            stopped = (Search(Aim.TEXTS, stopped=True),) if found.confirmation.stopped else ()
-            return replace(recovery, searches=(*recovery.searches, *stopped))
+            stopped = "" if found.verdict is None else found.verdict.stopped
+            why = (_UNSTABLE if found.is_unstable else stopped) or why_not_replayed(evidence) or NO_ORDER
+            return claim_bag(run, bag, found.guesses(evidence, model), why, stopped=bool(stopped))
         return self._claim(run, evidence, model, bag, found)
 
     def _search(
@@ -107,52 +104,50 @@ class NoisyAttack:
         if not read.endings or model.problem_at(max(len(ending.node[1]) for ending in read.endings)):
             return _NOTHING
         run.progress("running the client again", 0, 1)
-        return _Found(growth, read, confirm_noisy(evidence, model, read.endings, rounds.correct))
+        proof = UpdateProof(evidence, model)
+        endings, is_unstable = correct_texts(proof, read.endings, rounds.correct)
+        return _Found(growth, endings, proof.judge_blurred([ending.proposed for ending in endings]), is_unstable)
 
     def _claim(
         self, run: Run, evidence: GradientEvidence, model: Model, bag: BagOfWords, found: _Found
     ) -> Recovery[RecoveredTexts]:
         assert found.growth is not None  # a replay confirms what was found
-        nothing = torch.zeros(0, dtype=torch.long, device=model.device)
-        result = SearchResult(
-            model=model,
-            candidates=bag.candidates or Candidates({-1: nothing}, Gap(0.0, 1.0), 0),
-            site=_SITE,
-            rank=max(site.span.rank for site in found.growth.sites),
-            forest=found.growth.forest,
-            confirmation=found.confirmation,
-            used=tuple(sorted(evidence.gradients)),
-            min_gap_decades=self.min_gap_decades,
-            labelled=True,
-            has_masked_labels=found.read.has_masked_labels,
-            names=found.read.names,
+        assert found.verdict is not None
+        tokens = TokenProof() if bag.candidates is None else token_proof(bag.candidates)
+        cost = run.cost(
+            candidates=(bag.candidates.num_tested if bag.candidates else 0) + found.growth.forest.num_tested,
+            forward_passes=len(found.growth.forest.leaves) + found.verdict.num_passes,
         )
-        recovery = claim_texts(run, evidence, result)
+        details = {"rank": float(max(site.span.rank for site in found.growth.sites))}
+        recovery = conclude_texts(
+            found.verdict, model, Searched(cost, tuple(sorted(evidence.gradients)), tokens, details)
+        )
         held = frozenset(token for text in recovery.value.texts if text.certain for token in text.tokens)
         return replace(recovery, value=replace(recovery.value, token_set=held))
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Prefixes, the texts that labels make of them, and what a replay says."""
+    """Prefixes, the texts that labels make of them, and what the proof says of these."""
 
-    growth: PrefixGrowth | None
-    read: EndingsRead
-    confirmation: Confirmation
+    growth: PrefixGrowth | None = None
+    endings: Sequence[TextEnding] = ()
+    verdict: Verdict | None = None
+    is_unstable: bool = False
 
     @property
     def is_confirmed(self) -> bool:
-        return self.confirmation.proof is not Proof.NONE
+        return self.verdict is not None and self.verdict.ground is not Ground.NONE
 
     def guesses(self, evidence: GradientEvidence, model: Model) -> tuple[RecoveredText, ...]:
         """Texts that nothing confirms, the nearest first, and no more than the batch has."""
         if self.growth is None:
             return ()
-        scores = {ending.node[1]: self.growth.worst(ending.node[1]) for ending in self.confirmation.endings}
+        scores = {ending.node[1]: self.growth.worst(ending.node[1]) for ending in self.endings}
         return guess_texts(model, sorted(scores.items(), key=lambda scored: scored[1]), evidence.num_texts)
 
 
-_NOTHING = _Found(None, EndingsRead([]), Confirmation(Proof.NONE, []))
+_NOTHING = _Found()
 
 
 def is_blurred(evidence: GradientEvidence, model: Model) -> bool:

@@ -22,13 +22,13 @@ from torch import Tensor
 from unmask.attacks.gradients.decoder.endings import EndingsRead, TextEnding, endings_from_labels, unit_weight
 from unmask.attacks.gradients.decoder.labels import Labels
 from unmask.attacks.gradients.decoder.last_block_rows import KnownRows
-from unmask.attacks.gradients.decoder.prefix_search import is_repetition
 from unmask.attacks.gradients.noisy.noisy_labels import NoisyLabels
 from unmask.attacks.gradients.noisy.prefix_growth import PrefixGrowth, Tokens
 from unmask.attacks.run import Run
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.proof.arrivals import is_repetition
 
 _MOST_ROUNDS = 24
 _A_LABEL = 0.4  # of the weight of one occurrence: less is noise, or what a wrong prefix took from others
@@ -114,7 +114,7 @@ class LabelRounds:
 
     def _read(self) -> None:
         every = self.rows.at(self.growth.forest)
-        rows = every[[u for u, node in enumerate(every.nodes) if not is_repetition(self.model, node)]]
+        rows = every[[u for u, node in enumerate(every.nodes) if not is_repetition(self.model, node[1])]]
         self.arrived = NoisyLabels(self.evidence, self.model, rows, self.role, self.memory_budget_bytes)
         self.read = self.arrived.read()
         strongest = sorted(max(labels.weights.values()) for labels in self.read if labels.weights)

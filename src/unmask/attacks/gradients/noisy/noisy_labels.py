@@ -22,11 +22,12 @@ from torch import Tensor
 from unmask.attacks.gradients.bag_of_words.noisy_tokens import error_variance
 from unmask.attacks.gradients.decoder.labels import LabelReader, Labels
 from unmask.attacks.gradients.decoder.last_block_rows import LastBlockRows
-from unmask.evidence.gradients import GradientEvidence, Update
+from unmask.evidence.gradients import GradientEvidence
 from unmask.linalg.noise import estimate_noise
 from unmask.linalg.whitening import balance
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
+from unmask.proof.near_tokens import gradient_scale
 
 _CHANCE = 1e-3  # of all prefixes: so often the best token of the vocabulary gains this much without being a label
 _FINALISTS = 64  # labels that are measured exactly, of all that are ranked without their lengths
@@ -173,10 +174,3 @@ def _least_squares(
     free = max(1, white.shape[0] - int(kept.sum()))
     excess = float((rest.square().sum() / (free * white.shape[1])).sqrt())
     return arrived, (left / sizes).norm(dim=1), excess
-
-
-def gradient_scale(evidence: GradientEvidence) -> float:
-    """What makes the mean gradient of a change of weights."""
-    if evidence.update is not Update.DELTA:
-        return 1.0
-    return -1.0 / ((evidence.learning_rate or 1.0) * (evidence.num_steps or 1))

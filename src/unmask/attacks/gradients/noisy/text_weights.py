@@ -19,11 +19,10 @@ from scipy.optimize import nnls
 from unmask.attacks.gradients.decoder.endings import TextEnding, unit_weight
 from unmask.evidence.gradients import GradientEvidence
 from unmask.models.adapter import Model
-from unmask.models.linear import Role
+from unmask.proof.near_tokens import matrices_of
 from unmask.proof.replay import replay
 
 _MOST_TEXTS = 128
-_DEPTHS = (0.25, 0.5, 0.75)  # of the model: the blocks whose matrices are looked at
 _STANDS_OUT = 0.1  # of the largest weight
 _PRESENT = 0.5  # of one occurrence
 
@@ -55,12 +54,3 @@ def _count(endings: Sequence[TextEnding], weights: Sequence[float]) -> list[Text
         return list(endings)
     counts = [round(weight / unit) if weight > _PRESENT * unit else 0 for weight in weights]
     return [replace(ending, count=count) for ending, count in zip(endings, counts, strict=True) if count]
-
-
-def matrices_of(evidence: GradientEvidence, model: Model) -> list[str]:
-    """The down projections at some depths that the update holds."""
-    blocks = sorted({int(depth * model.num_blocks) for depth in _DEPTHS})
-    layers = [
-        model.linear(Role.MLP_OUT, block) for block in blocks if evidence.linear(model, Role.MLP_OUT, block) is not None
-    ]
-    return [layer.parameter for layer in layers if layer is not None]

@@ -24,7 +24,6 @@ from torch import Tensor
 from unmask.attacks.claims import claim_nothing
 from unmask.attacks.gradients.bag_of_words.claim import read_tokens
 from unmask.attacks.gradients.bag_of_words.token_filter import Candidates
-from unmask.attacks.gradients.decoder.ambiguity import counts_by_means
 from unmask.attacks.gradients.decoder.prefix_search import PrefixSearch
 from unmask.attacks.gradients.encoder.attack import EncoderAttack
 from unmask.attacks.gradients.sites import output_site
@@ -36,6 +35,7 @@ from unmask.models.adapter import Model
 from unmask.models.encoder_decoder import EncoderDecoder
 from unmask.progress import track
 from unmask.proof.agreement import Agreement, agree
+from unmask.proof.alternatives import counts_by_means
 from unmask.proof.replay import replay_pairs
 from unmask.recovery import (
     Aim,

@@ -26,13 +26,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from unmask.attacks.gradients.decoder.endings import telling_layer
-from unmask.attacks.gradients.noisy.noisy_labels import gradient_scale
-from unmask.attacks.gradients.noisy.text_gradients import last_block_gradients
-from unmask.attacks.gradients.noisy.text_weights import matrices_of
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.linalg.coarse import Storage, distance_to_cells, storage_of
 from unmask.models.adapter import Model
+from unmask.models.linear import Role
+from unmask.proof.label_flow import flows_of, label_layer
 from unmask.proof.noisy_agreement import Loss
 from unmask.proof.replay import replay
 
@@ -40,7 +38,8 @@ _NEAR = 0.9  # cosine of two tokens' vectors: those of other tokens change an up
 _MOST_NEAR = 3  # neighbours of a token that are tried
 _APART = 8.0  # deviations of the noise
 _OUTSIDE = 5e-5  # of a tensor's norm, as for any replay
-_AT_ONCE_BYTES = 2**28
+_DEPTHS = (0.25, 0.5, 0.75)  # of the model: the blocks whose matrices are looked at
+_TEXTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -90,19 +89,43 @@ def _find_untold(
     loss: Loss,
 ) -> list[tuple[int, ...]]:
     """Those of the changed texts that the last block does not tell from the text itself."""
-    role = telling_layer(evidence, model)
+    role = label_layer(evidence, model)
     layer = None if role is None else model.linear(role, model.num_blocks - 1)
     if role is None or layer is None or model.token_head is None or evidence.task not in (None, Task.NEXT_TOKEN):
         return others
     seen, again = (layer.orient(part[layer.parameter]) for part in (evidence.gradients, replayed.again))
     matrix = _Matrix.of(seen, again, loss)
-    gradients = last_block_gradients(model, role, [replayed.texts[place], *others], _AT_ONCE_BYTES)
-    own = next(gradients)
+    text = replayed.texts[place]
+    own = next(_label_gradients(model, role, [text]))
+    gradients = _label_gradients(model, role, others)
     return [
         tokens
         for tokens, gradient in zip(others, gradients, strict=True)
         if not _is_told([matrix], [share * (gradient - own)])
     ]
+
+
+def _label_gradients(model: Model, role: Role, texts: Sequence[tuple[int, ...]]) -> Iterator[Float[Tensor, "f d"]]:
+    """Of each text the gradient of its mean loss at a layer of the last block, as (d_in, d_out)."""
+    for begin in range(0, len(texts), _TEXTS_AT_ONCE):
+        for flow in flows_of(model, role, texts[begin : begin + _TEXTS_AT_ONCE]):
+            yield flow.hidden.double().T @ flow.sent.double() / len(flow.hidden)
+
+
+def gradient_scale(evidence: GradientEvidence) -> float:
+    """What makes the mean gradient of a change of weights."""
+    if evidence.update is not Update.DELTA:
+        return 1.0
+    return -1.0 / ((evidence.learning_rate or 1.0) * (evidence.num_steps or 1))
+
+
+def matrices_of(evidence: GradientEvidence, model: Model) -> list[str]:
+    """The down projections at some depths that the update holds."""
+    blocks = sorted({int(depth * model.num_blocks) for depth in _DEPTHS})
+    layers = [
+        model.linear(Role.MLP_OUT, block) for block in blocks if evidence.linear(model, Role.MLP_OUT, block) is not None
+    ]
+    return [layer.parameter for layer in layers if layer is not None]
 
 
 def _replace(tokens: tuple[int, ...], near: Mapping[int, list[int]]) -> Iterator[tuple[int, ...]]:
