@@ -31,10 +31,12 @@ _NAMES = {
         "observe_cache observe_dpsgd observe_fedavg observe_gradients observe_hidden observe_lora "
         "observe_next_token observe_vectors"
     ),
+    "unmask.proof.verdicts": "Decision ProposedText Verdict",
     "unmask.protocols.table": "parse_protocol",
     "unmask.recovery": "Certificate Cost RecoveredText RecoveredTexts Recovery Status",
     "unmask.report": "write_reports",
     "unmask.scores": "score_heads score_inputs score_texts",
+    "unmask.verification": "verify",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_HOME)]
@@ -73,6 +75,9 @@ if TYPE_CHECKING:
     from unmask.linalg.heads import HeadWeights as HeadWeights
     from unmask.models import load_encoder_decoder as load_encoder_decoder
     from unmask.models import load_model as load_model
+    from unmask.proof.verdicts import Decision as Decision
+    from unmask.proof.verdicts import ProposedText as ProposedText
+    from unmask.proof.verdicts import Verdict as Verdict
     from unmask.protocols import observe_cache as observe_cache
     from unmask.protocols import observe_dpsgd as observe_dpsgd
     from unmask.protocols import observe_fedavg as observe_fedavg
@@ -92,6 +97,7 @@ if TYPE_CHECKING:
     from unmask.scores import score_heads as score_heads
     from unmask.scores import score_inputs as score_inputs
     from unmask.scores import score_texts as score_texts
+    from unmask.verification import verify as verify
 
 
 def __getattr__(name: str) -> Any:

@@ -24,6 +24,7 @@ from unmask.cli.options import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USA
 from unmask.cli.recover import recover
 from unmask.cli.report import report_command
 from unmask.cli.streams import patient_output, warnings_as_notes
+from unmask.cli.verify import verify_command
 from unmask.cli.words import explain_usage, say_as_options
 from unmask.cli.wrap import wrap
 from unmask.errors import UnmaskError
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.add_typer(observe, name="observe")
 app.add_typer(wrap, name="wrap")
 app.add_typer(recover, name="recover")
+app.command("verify")(verify_command)
 app.command("init")(init_command)
 app.command("audit")(audit_command)
 app.command("report")(report_command)

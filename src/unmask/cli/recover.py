@@ -15,6 +15,7 @@ from unmask.cli.options import (
     DtypeName,
     JsonOption,
     ModelOption,
+    check_paths,
     load,
     read_option,
     refuse_unprintable,
@@ -49,6 +50,10 @@ def recover_text_command(
             min=1, help="Try N times as often while texts are missing. For updates of encoders, and for vectors."
         ),
     ] = 1,
+    proof: Annotated[
+        Path | None,
+        typer.Option(help="Write what is claimed, for `unmask verify PROOF` on another machine (JSON)."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the attack's random choices.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -68,6 +73,8 @@ def recover_text_command(
     from unmask.terminal import print_text_recovery, working
 
     beginning = read_option(known_beginning)
+    if proof is not None:
+        check_paths(proof, evidence)
     with working("loading torch"):
         from unmask.attacks.recover import channel_of, recover_text
         from unmask.evidence import load_evidence
@@ -78,6 +85,10 @@ def recover_text_command(
             parse_attack(attack or DEFAULT, channel, Secret.TEXTS, Secret.TOKENS)
     loaded = load(model, DtypeName.float32, device)
     recovery = recover_text(seen, loaded, attack=attack, known_beginning=beginning, effort=effort, seed=seed)
+    if proof is not None:
+        from unmask.verification import prove
+
+        prove(evidence, loaded, model, recovery).write(proof)
     print_text_recovery(describe_in_options(recovery), loaded, json)
     raise typer.Exit(EXIT_DONE if recovery.status.conclusive else EXIT_INCONCLUSIVE)
 

@@ -257,7 +257,7 @@ def _surest(model: Model, tokens: Tokens) -> tuple[float, float]:
     if len(tokens) >= model.max_positions:
         return 0.0, 0.0
     likely = model.hf(torch.tensor([tokens], device=model.device)).logits[0, -2:].double().softmax(-1)
-    return float(likely[0, tokens[-1]]), float(likely[1].max())
+    return float(likely[0, tokens[-1]]) if len(tokens) > 1 else 0.0, float(likely[-1].max())
 
 
 def _is_traded(here: Situation, text: ProposedText) -> bool:

@@ -20,6 +20,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from unmask.models.adapter import Model
+
 _CLEAR = 10.0  # margins of the first edits, from which on no others are tried
 _MOST_PLACES = 32
 _NUMBERS_AT_ONCE = 2**24
@@ -31,6 +33,40 @@ UNBOUND = (
 )
 
 RowsOf = Callable[[Int[Tensor, "k n"]], Float[Tensor, "k n m"]]  # what is seen of texts, as it is compared
+
+
+def reach_of_rows(model: Model, num_blocks: int, length: int) -> int:
+    """How many tokens of a text the row that depends on most of them does, behind so many blocks."""
+    if num_blocks and length <= model.shortest_window:
+        return length
+    size = min(length, model.max_positions)
+    depends = torch.eye(size, device=model.device)
+    depends = depends[-1:] if model.causal else depends
+    for block in reversed(range(num_blocks)):
+        if model.layout.blocks[block].scores is None:
+            return 1  # what such attention lets a row see is not known
+        bias = model.score_bias(block, size)
+        if bias is None:
+            return length
+        visible = (bias > torch.finfo(bias.dtype).min / 4).any(0)
+        depends = (depends @ visible.to(depends) > 0).to(depends)
+    return int(depends.sum(1).max())
+
+
+def why_unbound(model: Model, num_blocks: int, length: int) -> str:
+    """Say why no row depends on all of a text; empty where one does."""
+    reach = reach_of_rows(model, num_blocks, length)
+    if reach == length:
+        return ""
+    if reach == 1:
+        return (
+            "before the first block a row depends on its own token and position alone: that the rows are of one text "
+            "is taken from the dump and is not proven, so no text is certain"
+        )
+    return (
+        f"attention has windows, and no row depends on more than {reach} tokens: that the rows of a longer text are of "
+        "one text is taken from the dump and is not proven, so no such text is certain"
+    )
 
 
 @torch.no_grad()

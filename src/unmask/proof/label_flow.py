@@ -15,11 +15,12 @@ Cost: one pass of the text, and one backward pass through the head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
+from scipy.optimize import nnls
 from torch import Tensor
 from torch.nn import functional
 
@@ -29,6 +30,7 @@ from unmask.models.adapter import Attended, Model
 from unmask.models.linear import Role
 from unmask.proof.arrivals import TextInput, is_repetition, run_last_block
 
+_CLEAR = 3.0  # times as much is left without a label that is needed
 SURE = 2e-3  # a label of at least this much less than probability 1 leaves a trace
 
 Prefix = tuple[int, tuple[int, ...]]  # where it starts, and its tokens
@@ -82,13 +84,21 @@ def flows_of(model: Model, role: Role, texts: Sequence[Sequence[int]], start: in
     return [LabelFlow(*parts) for parts in zip(hidden, sent.detach(), probabilities, strict=True)]
 
 
-def share_unexplained(arrived: Float[Tensor, " d"], sent: Float[Tensor, "k d"], present: int) -> float:
-    """What labels leave of what arrives at a prefix, as a share; all of it if the one `present` has no part in it."""
+def is_named(
+    labels: Mapping[int, Float[Tensor, " d"]], label: int, limit: float, share: Callable[[Float[Tensor, "k d"]], float]
+) -> bool:
+    """Whether labels behind a prefix explain what arrives there, and do not without this one."""
+    others = [sent for other, sent in labels.items() if other != label]
+    if share(torch.stack(list(labels.values()))) > limit:
+        return False
+    return not others or share(torch.stack(others)) > _CLEAR * limit
+
+
+def share_unexplained(arrived: Float[Tensor, " d"], sent: Float[Tensor, "k d"]) -> float:
+    """What labels leave of what arrives at a prefix, as a share; none of them may have less than no part in it."""
     columns, whole = sent.double().T.cpu(), arrived.double().cpu()
-    weights = torch.linalg.lstsq(columns, whole[:, None]).solution[:, 0]
-    if float(weights[present]) <= 0:
-        return 1.0
-    return float((whole - columns @ weights).norm() / whole.norm().clamp_min(1e-300))
+    weights, left = nnls(columns.numpy(), whole.numpy())
+    return float(left) / max(float(whole.norm()), 1e-300) if weights.any() else 1.0
 
 
 def share_outside(space: Float[Tensor, "d r"], sent: Float[Tensor, "k d"]) -> float:

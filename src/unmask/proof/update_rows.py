@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -24,6 +25,7 @@ from unmask.proof.arrivals import Arrivals, TextInput, highest_layer, prefix_row
 from unmask.proof.label_flow import (
     Prefix,
     flow_of,
+    is_named,
     label_layer,
     row_of,
     sent_behind,
@@ -223,9 +225,8 @@ def _check_labels(
     for (start, tokens), flow in flows.items():
         for length in range(1, len(tokens)):
             prefix = row_of(model, start, tokens[:length])
-            labels = sent[prefix]
-            place = list(labels).index(tokens[length])
-            if share_unexplained(arrived[prefix], torch.stack(list(labels.values())), place) <= _EXPLAINED:
+            share = partial(share_unexplained, arrived[prefix])
+            if is_named(sent[prefix], tokens[length], _EXPLAINED, share):
                 read.add((start, tokens[: length + 1]))
             else:
                 has_masked |= length < len(tokens) - 1 and not flow.is_silent(length)
@@ -253,12 +254,12 @@ def _check_last_labels(evidence: GradientEvidence, model: Model, texts: Texts) -
         return dict.fromkeys(texts, (Decision.UNDECIDED, _NO_LABELS)), frozenset()
     flows = {(t.start, t.tokens): flow_of(model, role, t.tokens, t.start) for t in texts if len(t.tokens) > 1}
     sent = sent_behind(model, flows)
+    share = partial(share_outside, space)
     read = frozenset(
         (start, tokens[: length + 1])
         for start, tokens in flows
         for length in range(1, len(tokens))
-        if share_outside(space, torch.stack(list(sent[row_of(model, start, tokens[:length])].values())))
-        <= _EXPLAINED_WHILE_MISSING
+        if is_named(sent[row_of(model, start, tokens[:length])], tokens[length], _EXPLAINED_WHILE_MISSING, share)
     )
     doubts: Doubts = {}
     for text in texts:

@@ -286,15 +286,16 @@ class UpdateProof:
             }
             problems = [*problems, why]
         for text in texts:
-            if text not in doubts and self._is_part_of_another(text, texts):
+            if text not in doubts and self._is_part_of_another(text, here):
                 doubts[text] = Decision.UNDECIDED, "it may be the beginning of another text"
         covered = [text for text in texts if text not in doubts]
-        points = find_alternatives(replace(here, texts=covered)) if covered else {}
-        why_open = self._why_counts_are_open(here, covered)
+        points = find_alternatives(here) if covered else {}
+        refuted = [text for text, (decision, _) in doubts.items() if decision is Decision.REFUTED]
+        why_open = self._why_counts_are_open(here, covered, refuted)
         told = self._counts_are_told(here)
         verdicts = []
         for text in texts:
-            open_points = points.get(text, ())
+            open_points = points.get(text, ()) if text in covered else ()
             decision, why = doubts.get(text, (Decision.CERTAIN, ""))
             if open_points:  # what is open about a text may lie in what is missing: then it is a guess
                 decision = Decision.ONE_OF_THESE if ground.is_whole else Decision.UNDECIDED
@@ -322,19 +323,19 @@ class UpdateProof:
     def _why_unexplained(self, texts: Texts) -> str:
         return self.stopped or why_not_replayed(self.evidence, by_tensor=True) or another_client(self.evidence)
 
-    def _is_part_of_another(self, text: ProposedText, texts: Texts) -> bool:
+    def _is_part_of_another(self, text: ProposedText, here: Situation) -> bool:
         """Whether what seems to be a text of its own may be the start of another one.
 
         A text of one repeated token may be the run at another's start; an end inside a longer text may be a masked
         label.
         """
-        others = [other.tokens for other in texts if other is not text and other.start == text.start]
+        others = [other.tokens for other in here.texts if other is not text and other.start == text.start]
         stated = self.evidence.all_tokens_predicted is True if self.labelled else self.evidence.task is not None
         if not stated and any(other[: len(text.tokens)] == text.tokens for other in others):
             return True
         if not stated:  # of two runs the shorter one is a part
             others = [other for other in others if len(set(other)) > 1]
-        if self.model.learned_positions or len(set(text.tokens)) > 1 or (stated and len(text.tokens) > 1):
+        if len(set(text.tokens)) > 1 or self.model.learned_positions or (stated and text not in here.of_open_runs):
             return False
         return any(other[0] == text.tokens[0] for other in others)
 
@@ -354,12 +355,13 @@ class UpdateProof:
         labels = [len(text.tokens) - 1 for text in here.texts]
         return counts_by_means([text.count for text in here.texts], labels, self.evidence.num_texts or 0)
 
-    def _why_counts_are_open(self, here: Situation, covered: Texts) -> str | None:
+    def _why_counts_are_open(self, here: Situation, covered: Texts, refuted: Texts) -> str | None:
         """Why it is open how often texts occur; None where it is known.
 
         Where runs of a first token are open, so is the number of texts that start with it.
         """
-        stated, texts = self.evidence.num_texts, here.texts
+        stated = self.evidence.num_texts
+        texts = [text for text in here.texts if text not in refuted]
         if stated is None:
             return COUNT_IS_UNSTATED
         total = sum(text.count for text in texts)

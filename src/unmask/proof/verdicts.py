@@ -30,6 +30,8 @@ class Ground(Enum):
     NOISY_CLIENT = "the client, run again on these texts, sends this update up to noise: what is left has no structure"
     ARRIVALS = "the texts' rows, and no others, explain every tensor of the update below the loss"
     DEEP_SPANS = "every row of a certain text lies in the gradients' spans in the first block and in later ones"
+    STATES = "every row of a certain text, computed again from its tokens alone, equals the one seen"
+    VECTORS = "the vector of every certain text, computed again, equals a stored one, and that of no neighbour does"
     NONE = "nothing that was computed again confirms a text"
 
     @property
@@ -45,7 +47,7 @@ class Ground(Enum):
     @property
     def is_whole(self) -> bool:
         """Whether nothing of the evidence is left unexplained."""
-        return self.is_replay or self is Ground.ARRIVALS
+        return self.is_replay or self in (Ground.ARRIVALS, Ground.STATES, Ground.VECTORS)
 
 
 @dataclass(frozen=True)

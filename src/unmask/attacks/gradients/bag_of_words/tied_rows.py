@@ -37,11 +37,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from unmask.attacks.gradients.bag_of_words.noisy_tokens import is_adamw
-from unmask.attacks.model_cache import compute_once
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.coarse import Coarseness, storage_of, storage_variance
 from unmask.models.adapter import Model
 from unmask.models.inputs import training_mode, usual_tokens
+from unmask.models.model_cache import compute_once
 from unmask.progress import tell, track
 
 _EXPECTED_FALSE = 0.005  # by noise, and as many by structure

@@ -4,7 +4,7 @@
 
 Keys and values of block l at position i are a function of tokens 0 … i, like the stream that they are made from, so the
 reader of hidden states (prompts/attack.py) reads them: what is seen of the stream is another function of it
-(prompts/readouts.py). A service keeps fewer numbers than the stream has (384 of SmolLM2's 576), or only some heads of
+(models/readouts.py). A service keeps fewer numbers than the stream has (384 of SmolLM2's 576), or only some heads of
 them, and stores them coarsely; where these do not tell tokens apart, those that are left are reported as open.
 
 Block 0's keys and values depend on a token alone, or on it and its position, so any page of them is read, and its
@@ -34,13 +34,13 @@ from unmask.attacks.outputs.prompts.one_factor import read_texts
 from unmask.attacks.outputs.prompts.placement import place
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
-from unmask.attacks.outputs.prompts.readouts import CacheReadout
 from unmask.attacks.outputs.prompts.seen_text import Beginning, BeginningStatus, ReadText
 from unmask.attacks.outputs.prompts.side_by_side import Reading, SharedProgress
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.caches import CacheEvidence
 from unmask.models.adapter import Model
+from unmask.models.readouts import CacheReadout
 from unmask.proof.state_noise import computing_error
 from unmask.recovery import RecoveredTexts, Recovery, Status
 

@@ -34,13 +34,13 @@ from unmask.attacks.outputs.prompts.one_factor import read_texts
 from unmask.attacks.outputs.prompts.placement import place
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
-from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM
 from unmask.attacks.outputs.prompts.seen_text import Beginning, ReadText
 from unmask.attacks.outputs.prompts.side_by_side import Reading, SharedProgress
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
+from unmask.models.readouts import FINAL_NORM, STREAM
 from unmask.proof.state_noise import computing_error
 from unmask.recovery import RecoveredTexts, Recovery, Status
 

@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.outputs.prompts.readouts import Readout
 from unmask.attacks.outputs.prompts.templates import TokenStates
 from unmask.models.adapter import Model
+from unmask.models.readouts import Readout
 from unmask.proof.state_noise import lengths_of
 
 _SAMPLED = 1024  # tokens that the usual weights and norm of a state are taken from

@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.outputs.block_step import BlockStep, Prefix, differentiate
-from unmask.attacks.outputs.prompts.readouts import STREAM, Readout
 from unmask.models.adapter import Model
+from unmask.models.readouts import STREAM, Readout
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,11 @@ from unmask.attacks.outputs.prompts.encoder_claim import EncoderText, claim_enco
 from unmask.attacks.outputs.prompts.encoder_templates import EncoderTemplates, encoder_templates_for
 from unmask.attacks.outputs.prompts.equal_tokens import Classes, equal_tokens
 from unmask.attacks.outputs.prompts.nearest import ExpectedStates, is_beyond_chance, nearest_row
-from unmask.attacks.outputs.prompts.placement import why_unbound
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
-from unmask.proof.binding import BEYOND, UNBOUND, are_bound
+from unmask.proof.binding import BEYOND, UNBOUND, are_bound, why_unbound
 from unmask.proof.state_noise import StateNoise, computing_error, measure_rounding
 from unmask.recovery import RecoveredTexts, Recovery
 from unmask.shapes import Rows, Tokens

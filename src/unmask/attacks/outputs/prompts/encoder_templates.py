@@ -25,10 +25,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.templates import TokenStates, fit_states
 from unmask.attacks.run import Progress, silent
 from unmask.models.adapter import Model
+from unmask.models.model_cache import compute_once
 from unmask.shapes import TokenBatch
 
 _LENGTHS = (6, 10, 16, 24, 32, 48)

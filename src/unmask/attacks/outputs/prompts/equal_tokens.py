@@ -14,12 +14,12 @@ from typing import Literal
 
 import torch
 
-from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.position_search import LARGEST_BATCH, FoundToken, Observation
 from unmask.attacks.outputs.prompts.side_by_side import Reading, RowPass
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
+from unmask.models.model_cache import compute_once
 from unmask.recovery import Ambiguity, AmbiguityKind
 
 Classes = Mapping[int, tuple[int, ...]]

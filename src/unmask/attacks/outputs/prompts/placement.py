@@ -26,10 +26,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.outputs.prompts.readouts import Readout
 from unmask.attacks.outputs.prompts.seen_text import ReadText, ReadToken
 from unmask.models.adapter import Model
-from unmask.proof.binding import BEYOND, UNBOUND, are_bound
+from unmask.models.readouts import Readout
+from unmask.proof.binding import BEYOND, UNBOUND, are_bound, why_unbound
 
 _IN_NOISE = 2.0  # tolerances
 
@@ -62,40 +62,6 @@ def _are_bound(text: ReadText, model: Model, readout: Readout, layer: int, posit
 def _limit(token: ReadToken) -> float:
     """How far a row of another context would have to be off to be refused: of noise that was measured it is a part."""
     return (_IN_NOISE if token.distance >= token.tolerance else BEYOND) * token.tolerance
-
-
-def reach_of_rows(model: Model, num_blocks: int, length: int) -> int:
-    """How many tokens of a text the row that depends on most of them does, behind so many blocks."""
-    if num_blocks and length <= model.shortest_window:
-        return length
-    size = min(length, model.max_positions)
-    depends = torch.eye(size, device=model.device)
-    depends = depends[-1:] if model.causal else depends
-    for block in reversed(range(num_blocks)):
-        if model.layout.blocks[block].scores is None:
-            return 1  # what such attention lets a row see is not known
-        bias = model.score_bias(block, size)
-        if bias is None:
-            return length
-        visible = (bias > torch.finfo(bias.dtype).min / 4).any(0)
-        depends = (depends @ visible.to(depends) > 0).to(depends)
-    return int(depends.sum(1).max())
-
-
-def why_unbound(model: Model, num_blocks: int, length: int) -> str:
-    """Say why no row depends on all of a text; empty where one does."""
-    reach = reach_of_rows(model, num_blocks, length)
-    if reach == length:
-        return ""
-    if reach == 1:
-        return (
-            "before the first block a row depends on its own token and position alone: that the rows are of one text "
-            "is taken from the dump and is not proven, so no text is certain"
-        )
-    return (
-        f"attention has windows, and no row depends on more than {reach} tokens: that the rows of a longer text are of "
-        "one text is taken from the dump and is not proven, so no such text is certain"
-    )
 
 
 @torch.no_grad()

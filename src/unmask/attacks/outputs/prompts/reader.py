@@ -24,7 +24,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.chance import ChanceAgreement
 from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.equal_tokens import NEAR, Classes, settle_class
@@ -38,7 +37,6 @@ from unmask.attacks.outputs.prompts.position_search import (
     TokenStatus,
     find_token,
 )
-from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, Readout
 from unmask.attacks.outputs.prompts.rivals import settle_rivals
 from unmask.attacks.outputs.prompts.row_scores import RowScores
 from unmask.attacks.outputs.prompts.seen_text import (
@@ -58,6 +56,8 @@ from unmask.attacks.outputs.prompts.templates import Templates
 from unmask.attacks.run import Progress
 from unmask.linalg.near_rows import near_rows
 from unmask.models.adapter import Model
+from unmask.models.model_cache import compute_once
+from unmask.models.readouts import FINAL_NORM, Readout
 from unmask.proof.state_noise import lengths_of, measure_rounding
 
 __all__ = ["PromptReader", "ReadText", "ReadToken"]

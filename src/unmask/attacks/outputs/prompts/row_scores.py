@@ -20,10 +20,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.ranking import Metric, direct_metric, leading_directions, posterior
-from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, Readout
 from unmask.attacks.outputs.prompts.seen_text import ScoredRows, SeenText, TextProgress
 from unmask.attacks.outputs.prompts.templates import Templates
 from unmask.models.adapter import Model
+from unmask.models.readouts import FINAL_NORM, Readout
 
 _SURPRISE = 0.1
 _KEPT = 2**20  # scores that are kept of a text

@@ -26,11 +26,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from unmask.attacks.kept_fits import fit_once
-from unmask.attacks.model_cache import compute_once, identity_of
 from unmask.attacks.outputs.prompts.continuation import Continuation
-from unmask.attacks.outputs.prompts.readouts import STREAM, Readout
 from unmask.attacks.run import Progress, silent
 from unmask.models.adapter import Model
+from unmask.models.model_cache import compute_once, identity_of
+from unmask.models.readouts import STREAM, Readout
 from unmask.progress import tell
 from unmask.shapes import TokenBatch
 

@@ -23,7 +23,6 @@ from itertools import chain, cycle, islice
 
 import torch
 
-from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.vectors.agreement import StoredVector, measure_computing_error, stored_vectors
 from unmask.attacks.outputs.vectors.attempts import AttemptSettings
 from unmask.attacks.outputs.vectors.claim import ReadVector, claim_texts
@@ -37,6 +36,7 @@ from unmask.attacks.outputs.vectors.search import TextSearch, VectorSearch
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.vectors import VectorEvidence
 from unmask.models.adapter import Model
+from unmask.models.model_cache import compute_once
 from unmask.recovery import RecoveredTexts, Recovery
 
 _PLAIN, _LANGUAGE = AttemptSettings(0.004), AttemptSettings(0.003, nats=2.0)

@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.vectors.agreement import measure_computing_error, stored_vectors
 from unmask.attacks.outputs.vectors.claim import claim_texts
 from unmask.attacks.outputs.vectors.edits import TextBatch
@@ -32,6 +31,7 @@ from unmask.attacks.run import Progress, Run, silent
 from unmask.errors import InputError
 from unmask.evidence.vectors import VectorEvidence
 from unmask.models.adapter import Model
+from unmask.models.model_cache import compute_once
 from unmask.models.pooling import max_length_of
 from unmask.recovery import RecoveredTexts, Recovery
 

@@ -20,13 +20,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.vectors.edits import EMPTY, TextBatch, squeeze
 from unmask.attacks.outputs.vectors.embedder import KERNELS, fused_copy
 from unmask.errors import InputError, UnmaskError
 from unmask.models.adapter import Model
 from unmask.models.inputs import no_cache
 from unmask.models.load import load_model
+from unmask.models.model_cache import compute_once
 
 USUAL_LANGUAGE = "smollm2-135m"
 _LONGEST = 4  # tokens of the language model that one token may take

@@ -27,12 +27,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from unmask.attacks.claims import claim_nothing
-from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.prompts.encoder_templates import encoder_templates_for
 from unmask.attacks.outputs.prompts.templates import TokenStates, templates_for
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.outputs import HiddenEvidence, Site
 from unmask.models.adapter import Model
+from unmask.models.model_cache import compute_once
 from unmask.proof.state_noise import computing_error, measure_rounding
 from unmask.recovery import Aim, Certificate, RecoveredText, RecoveredTexts, Recovery, Search, Status
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from unmask.attacks.model_cache import compute_once
 from unmask.attacks.outputs.vectors.agreement import StoredVector
 from unmask.attacks.outputs.vectors.claim import CLEAR, ReadVector
 from unmask.attacks.outputs.vectors.edits import TextBatch, concatenate
 from unmask.attacks.outputs.vectors.embedder import Embedder
 from unmask.attacks.outputs.vectors.neighbours import TokenLikeness, near_texts
+from unmask.models.model_cache import compute_once
 from unmask.models.pooling import max_length_of
 
 _NEIGHBOURS = {False: 6, True: 24}  # tokens at every place, by whether digits are few

@@ -29,16 +29,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from unmask.attacks.model_cache import compute_once
 from unmask.errors import InputError
 from unmask.models.adapter import Model
 from unmask.models.caches import fill_cache, read_cache
-from unmask.proof.state_noise import lengths_of
+from unmask.models.model_cache import compute_once
 
 _SPARE_ROWS = 8  # beyond the width of a head: they tell whether the map is linear
 _LINEAR = 1e-3  # of the keys' norm; float32 leaves 1e-6, a condition number of 100 more
 _LEAST_NORM = 1e-4  # of the longest head's: a head that is zero is not divided by zero
 _LARGEST = 8.0  # medians: one Gaussian number in ten million is larger
+_SHORTEST = 1e-30  # a norm to divide by
 _CHECKED = 12  # tokens that a model's own cache is compared on
 
 
@@ -187,7 +187,7 @@ def _measure_map(model: Model, layer: int, position: int) -> PositionMap:
 
     here, there = keys_at(0), keys_at(position)
     back = torch.linalg.lstsq(there, here).solution
-    off = (there @ back - here).norm() / lengths_of(here.flatten())
+    off = (there @ back - here).norm() / here.norm().clamp_min(_SHORTEST)
     return PositionMap(back, float(off))
 
 
