@@ -43,6 +43,7 @@ LAYERS = (
         "defences",
         "observe",
         "attacks",
+        "verification",
         "scores",
     ),
     *("audit.cases", "audit.findings", "audit.channels", "audit.check", "audit.plan", "audit.running", "audit.run"),

@@ -24,7 +24,7 @@ from machine import machine
 from outputs.prompts import tell, texts_of
 from outputs.rows import Row, measure_rows
 
-from unmask.attacks.outputs.prompts.readouts import STREAM, CacheReadout, Readout
+from unmask.models.readouts import STREAM, CacheReadout, Readout
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.recover import recover_text
 from unmask.defences.table import defend_states, parse_defence

@@ -168,7 +168,7 @@ class ProofFile:
 
 
 def _read_claim(claim: Mapping[str, Any]) -> Claim:
-    tokens, count, row = require_token_ids("tokens", claim["tokens"]), claim["count"], claim.get("row")
+    tokens, count, row = require_token_ids("tokens", claim["tokens"], ProofError), claim["count"], claim.get("row")
     if not tokens or not isinstance(count, int) or count < 1 or not isinstance(claim["certain"], bool):
         raise ValueError("a claim needs tokens, a count of 1 or more, and whether it is certain")
     return Claim(tokens, str(claim["text"]), count, claim["certain"], row if isinstance(row, int) else None)

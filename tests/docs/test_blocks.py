@@ -42,6 +42,7 @@ EXECUTED = {
     ("docs/scale.md", "tests/docs/test_code.py"): 1,
     ("docs/trainer.md", "tests/integrations/trainer/test_docs_trainer.py"): 1,
     ("docs/vectors.md", "tests/docs/test_vectors_page.py"): 1,
+    ("docs/verify.md", "tests/docs/test_code.py"): 1,
 }
 PLANS = {"README.md", "docs/plans.md", "docs/tutorial.md"}
 KINDS = {"python", "toml", "yaml", "json", "diff", "bash", "text"}

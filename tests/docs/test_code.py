@@ -101,3 +101,9 @@ def test_weights_are_converted_file_by_file():
     execute("docs/scale.md")
     found = {name: tensor for file in Path("llama-2-7b-float32").iterdir() for name, tensor in load_file(file).items()}
     assert {name: tensor.dtype for name, tensor in found.items()} == dict.fromkeys(("weight", "bias"), torch.float32)
+
+
+def test_texts_are_verified(smollm2, monkeypatch, capsys):
+    monkeypatch.setattr(unmask, "load_model", lambda name: smollm2, raising=False)
+    execute("docs/verify.md")
+    assert capsys.readouterr().out.splitlines()[0].startswith("CERTAIN The vault code is 4711.")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from unmask.attacks import model_cache as kept
-from unmask.attacks.model_cache import compute_once
 from unmask.attacks.recover import as_client_ran_it
 from unmask.models import Model
+from unmask.models.model_cache import compute_once
 
 
 @pytest.fixture(autouse=True)

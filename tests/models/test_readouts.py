@@ -7,9 +7,9 @@ import torch
 from tests.models.families import build
 
 from unmask.attacks.outputs.prompts import readouts
-from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM, CacheReadout, head_widths, position_maps
 from unmask.models import adapt
 from unmask.models.caches import fill_cache, read_cache
+from unmask.models.readouts import FINAL_NORM, STREAM, CacheReadout, head_widths, position_maps
 
 TOKENS = torch.tensor([[5, 17, 99, 17, 250, 8]])
 

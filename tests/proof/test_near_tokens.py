@@ -10,8 +10,8 @@ from tests.sampling import in_turn, sample
 from tests.tiny_models import llama_sizes, random_model
 
 from unmask import recover_text
-from unmask.attacks.gradients.noisy.near_tokens import ReplayedTexts, find_confusable
 from unmask.defences import parse_defence
+from unmask.proof.near_tokens import ReplayedTexts, find_confusable
 from unmask.proof.noisy_agreement import Loss
 from unmask.protocols import observe_gradients
 

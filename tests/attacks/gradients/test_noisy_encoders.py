@@ -10,14 +10,14 @@ import pytest
 import torch
 from tests.sampling import sample
 
-from unmask.attacks.gradients.decoder.confirm import Proof
-from unmask.attacks.gradients.noisy.confirm import judge
 from unmask.attacks.recover import recover_text
 from unmask.audit.cases.data import INVENTED_TEXTS
 from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
 from unmask.models import Model
+from unmask.proof.noisy_agreement import agree_with_noise
 from unmask.proof.replay import replay
+from unmask.proof.verdicts import Ground
 from unmask.protocols import observe_gradients
 from unmask.recovery import Status
 
@@ -42,38 +42,38 @@ def observe(
 
 
 def assert_recovered(
-    model: Model, texts: list[Tokens], defence: str, proof: Proof, parameters: Sequence[str] | None = None
+    model: Model, texts: list[Tokens], defence: str, ground: Ground, parameters: Sequence[str] | None = None
 ) -> None:
     recovery = recover_text(observe(model, texts, defence, parameters), model)
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert Counter(text.tokens for text in recovery.value.certain) == Counter(texts)
     assert recovery.value.token_set == {token for text in texts for token in text}
-    assert recovery.certificate.claim == proof.value
+    assert recovery.certificate.claim == ground.value
     assert recovery.certificate.holds
 
 
 @pytest.mark.slow
 def test_two_texts_of_an_update_in_bfloat16(minilm):
-    assert_recovered(minilm, encode(minilm)[:2], "bf16", Proof.ROUNDED_CLIENT, ["embeddings.", *SOME])
+    assert_recovered(minilm, encode(minilm)[:2], "bf16", Ground.ROUNDED_CLIENT, ["embeddings.", *SOME])
 
 
 @sample("sigma", [1e-8, 1e-6], [1e-8])
 def test_noise_that_fills_spans_and_leaves_tokens_exact(minilm, sigma):
-    assert_recovered(minilm, encode(minilm)[:2], f"noise:sigma={sigma}", Proof.NOISY_CLIENT, ["embeddings.", *SOME])
+    assert_recovered(minilm, encode(minilm)[:2], f"noise:sigma={sigma}", Ground.NOISY_CLIENT, ["embeddings.", *SOME])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("defence", "proof"),
+    ("defence", "ground"),
     [
-        ("bf16", Proof.ROUNDED_CLIENT),
-        ("fp16", Proof.ROUNDED_CLIENT),
-        ("int8", Proof.ROUNDED_CLIENT),
-        ("noise:sigma=1e-5", Proof.NOISY_CLIENT),
+        ("bf16", Ground.ROUNDED_CLIENT),
+        ("fp16", Ground.ROUNDED_CLIENT),
+        ("int8", Ground.ROUNDED_CLIENT),
+        ("noise:sigma=1e-5", Ground.NOISY_CLIENT),
     ],
 )
-def test_four_texts(minilm, defence, proof):
-    assert_recovered(minilm, encode(minilm), defence, proof)
+def test_four_texts(minilm, defence, ground):
+    assert_recovered(minilm, encode(minilm), defence, ground)
 
 
 LONG_LINES = (
@@ -86,12 +86,12 @@ LONG_LINES = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("defence", "proof"), [("bf16", Proof.ROUNDED_CLIENT), ("noise:sigma=1e-5", Proof.NOISY_CLIENT)]
+    ("defence", "ground"), [("bf16", Ground.ROUNDED_CLIENT), ("noise:sigma=1e-5", Ground.NOISY_CLIENT)]
 )
-def test_texts_of_twenty_tokens_and_more(minilm, defence, proof):
+def test_texts_of_twenty_tokens_and_more(minilm, defence, ground):
     texts = encode(minilm, LONG_LINES)
     assert min(map(len, texts)) >= 20
-    assert_recovered(minilm, texts, defence, proof)
+    assert_recovered(minilm, texts, defence, ground)
 
 
 @pytest.mark.slow
@@ -130,8 +130,8 @@ def test_only_the_right_batch_agrees(minilm, defence):
     for what in NEARLY:
         changed, labels = change(texts, what)
         again = replay(evidence, minilm, changed, labels=labels)
-        proof, agreement = judge(evidence, minilm, again, num_labels=sum(map(len, changed)))
-        assert (proof is not Proof.NONE) == (what == "right"), (what, agreement)
+        found = agree_with_noise(evidence, again, sum(map(len, changed)))
+        assert found.holds == (what == "right"), (what, found.agreement)
 
 
 @pytest.mark.slow

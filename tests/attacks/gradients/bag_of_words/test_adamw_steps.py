@@ -9,13 +9,13 @@ from tests.sampling import sample
 
 from unmask import recover_text
 from unmask.attacks.gradients.bag_of_words.adamw_steps import _judge, find_adamw_tokens
-from unmask.attacks.gradients.bag_of_words.claim import MOST_FALSE_SHARE
 from unmask.attacks.gradients.bag_of_words.delta_tokens import find_delta_tokens
 from unmask.attacks.gradients.bag_of_words.weight_changes import WeightChange
 from unmask.audit.cases.data import INVENTED_TEXTS
 from unmask.evidence.gradients import GradientEvidence, Update
 from unmask.linalg.support_growth import GrownSupport
 from unmask.progress import watched_by
+from unmask.proof.conclusions import MOST_FALSE_SHARE
 from unmask.protocols import observe_lora
 
 RATE = 5e-5

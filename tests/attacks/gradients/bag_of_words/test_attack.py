@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from unmask.attacks.gradients.bag_of_words.attack import BagOfWordsAttack
-from unmask.attacks.gradients.bag_of_words.claim import MOST_EXPECTED_FALSE
 from unmask.defences import parse_defence
+from unmask.proof.conclusions import MOST_EXPECTED_FALSE
 from unmask.protocols import observe_gradients
 from unmask.recovery import Aim, Status
 

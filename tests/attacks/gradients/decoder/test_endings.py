@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import unmask
-from unmask.attacks.gradients.decoder.confirm import arrivals_of
 from unmask.attacks.gradients.decoder.endings import (
     EndingsRead,
     TextEnding,
     endings_at_leaves,
     endings_of_classification,
     endings_of_next_token,
-    telling_layer,
     unit_weight,
 )
 from unmask.attacks.gradients.decoder.labels import EXPLAINED
@@ -27,6 +25,8 @@ from unmask.attacks.gradients.decoder.last_block_rows import LastBlockRows, last
 from unmask.attacks.gradients.decoder.prefix_search import Forest
 from unmask.linalg.gap import Gap
 from unmask.models import Model, Role
+from unmask.proof.label_flow import label_layer
+from unmask.proof.update_rows import arrivals_at
 from unmask.protocols import observe_gradients
 from unmask.recovery import Status
 
@@ -178,7 +178,7 @@ def classified(
     """Ends of classified texts, where the client's pooling is `pooling` and the adversary knows `known`."""
     options = {} if pooling is None else {"pooling": pooling}
     evidence = observe_gradients(model, texts, task="classification", **options)
-    nodes, arrivals = arrivals_of(evidence, model, forest_of(texts))
+    nodes, arrivals, _ = arrivals_at(evidence, model, forest_of(texts).leaves)
     assert arrivals is not None
     return endings_of_classification(model, nodes, arrivals.sizes, known)
 
@@ -223,12 +223,12 @@ def test_the_unit_is_the_largest_of_which_all_weights_are_multiples():
 def test_the_output_projection_tells_ends_where_the_down_projection_is_missing(tiny_llama):
     texts = [(5, 17, 99), (5, 17), (44, 45, 46), (44, 45, 46)]
     whole = unmask.observe_gradients(tiny_llama, texts)
-    assert telling_layer(whole, tiny_llama) is Role.MLP_OUT
+    assert label_layer(whole, tiny_llama) is Role.MLP_OUT
     attention = whole.with_tensors({name: g for name, g in whole.gradients.items() if "mlp" not in name})
-    assert telling_layer(attention, tiny_llama) is Role.ATTENTION_OUT
+    assert label_layer(attention, tiny_llama) is Role.ATTENTION_OUT
     recovery = unmask.recover_text(attention, tiny_llama)
     assert recovery.status is Status.RECOVERED, recovery.reason
     assert sorted(recovery.value.expand()) == sorted(texts)
     neither = attention.with_tensors({name: g for name, g in attention.gradients.items() if "o_proj" not in name})
-    assert telling_layer(neither, tiny_llama) is None
+    assert label_layer(neither, tiny_llama) is None
     assert not unmask.recover_text(neither, tiny_llama).value.certain

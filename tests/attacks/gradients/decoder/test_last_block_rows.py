@@ -7,9 +7,10 @@ import torch
 from tests.reference.layer_inputs import layer_inputs
 
 from unmask.attacks.gradients.decoder.last_block_rows import KnownRows, last_block_rows
-from unmask.attacks.gradients.decoder.prefix_search import Forest, is_repetition
+from unmask.attacks.gradients.decoder.prefix_search import Forest
 from unmask.linalg.gap import Gap
 from unmask.models import Model, Role
+from unmask.proof.arrivals import is_repetition
 from unmask.proof.replay import run_forward
 from unmask.protocols import observe_gradients
 
@@ -49,9 +50,9 @@ def test_a_repetition_has_the_rows_of_its_first_token_where_positions_are_rotary
         rows = last_block_rows(model, forest_of(((7, 7, 7), (7, 7, 8))), 2**30)
         by_node = dict(zip(rows.nodes, rows.hidden, strict=True))
         same = torch.allclose(by_node[0, (7,)], by_node[0, (7, 7, 7)], atol=FLOAT32_PARITY)
-        assert same is is_repetition(model, (0, (7, 7, 7))) is (model is tiny_llama)
-        assert not is_repetition(model, (0, (7,)))
-        assert not is_repetition(model, (0, (7, 7, 8)))
+        assert same is is_repetition(model, (7, 7, 7)) is (model is tiny_llama)
+        assert not is_repetition(model, (7,))
+        assert not is_repetition(model, (7, 7, 8))
 
 
 @pytest.mark.parametrize("role", [Role.MLP_OUT, Role.ATTENTION_OUT])

@@ -30,11 +30,11 @@ from tests.contracts.recipes import FRAMED
 from tests.sampling import in_turn, sample
 from tests.tiny_models import WIDTH, bert_config, random_model
 
-from unmask.attacks.gradients.decoder.confirm import Proof
 from unmask.attacks.gradients.encoder.attack import EncoderAttack
 from unmask.attacks.recover import recover_text
 from unmask.evidence import GradientEvidence
 from unmask.models import Model, adapt
+from unmask.proof.verdicts import Ground
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
 ATTACK = EncoderAttack(frame=FRAME)
@@ -390,7 +390,7 @@ def test_noise_yields_no_false_text(tiny_bert, relative, part, pooling):
     recovery = SHORT(evidence, tiny_bert)
     assert_nothing_false(recovery, FRAMED)
     if recovery.value.certain:
-        assert recovery.certificate.claim == Proof.NOISY_CLIENT.value
+        assert recovery.certificate.claim == Ground.NOISY_CLIENT.value
 
 
 @sample("relative, layer", product([1e-3, 1e-2, 1e-1], [OUTPUT, DOWN]), in_turn([1e-3, 1e-2, 1e-1], [OUTPUT, DOWN]))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from unmask.attacks.outputs.prompts.chance import ChanceAgreement
-from unmask.attacks.outputs.prompts.readouts import STREAM
 from unmask.attacks.outputs.prompts.templates import templates_for
+from unmask.models.readouts import STREAM
 
 SPECTRA = {"even": torch.ones(8), "steep": 2.0 ** -torch.arange(8.0), "flat in one direction": torch.eye(8)[0]}
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from unmask.attacks.outputs.prompts.continuation import Continuation
-from unmask.attacks.outputs.prompts.readouts import FINAL_NORM, STREAM
 from unmask.models import Model
+from unmask.models.readouts import FINAL_NORM, STREAM
 
 TEXT = [5, 17, 99, 17, 250, 8]
 LAYER, MIDDLE = 3, 1

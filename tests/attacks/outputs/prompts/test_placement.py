@@ -11,10 +11,11 @@ from tests.models.families import build
 from tests.tiny_models import llama_sizes, random_model
 
 from unmask import recover_text
-from unmask.attacks.outputs.prompts.placement import reach_of_rows, shows_positions
-from unmask.attacks.outputs.prompts.readouts import STREAM, CacheReadout
+from unmask.attacks.outputs.prompts.placement import shows_positions
 from unmask.attacks.outputs.prompts.seen_text import ReadText, ReadToken
 from unmask.models import adapt
+from unmask.models.readouts import STREAM, CacheReadout
+from unmask.proof.binding import reach_of_rows
 from unmask.protocols import observe_cache, observe_hidden
 from unmask.recovery import Status
 

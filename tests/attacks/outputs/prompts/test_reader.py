@@ -8,12 +8,12 @@ import torch
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader, ReadText, ReadToken
-from unmask.attacks.outputs.prompts.readouts import STREAM
 from unmask.attacks.outputs.prompts.row_scores import RowScores
 from unmask.attacks.outputs.prompts.seen_text import ScoredRows
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.run import silent
 from unmask.models import Model
+from unmask.models.readouts import STREAM
 
 LAYER, TEXT = 2, [5, 17, 99, 17, 250, 8, 3]
 YES, NO = ReadToken(5, True, 0.0, 1.0), ReadToken(5, False, 0.0, 1.0)

@@ -10,11 +10,11 @@ from unmask.attacks.outputs.prompts.continuation import Continuation
 from unmask.attacks.outputs.prompts.equal_tokens import equal_tokens
 from unmask.attacks.outputs.prompts.position_search import SearchSettings
 from unmask.attacks.outputs.prompts.reader import PromptReader
-from unmask.attacks.outputs.prompts.readouts import STREAM
 from unmask.attacks.outputs.prompts.row_scores import RowScores
 from unmask.attacks.outputs.prompts.seen_text import TextProgress
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.models import Model
+from unmask.models.readouts import STREAM
 
 LAYER, TEXT = 2, [5, 17, 99, 17, 250, 8, 3]
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from unmask.attacks.outputs.prompts import side_by_side
 from unmask.attacks.outputs.prompts.attack import PromptAttack
 from unmask.attacks.outputs.prompts.continuation import Continuation, Trial
-from unmask.attacks.outputs.prompts.readouts import FINAL_NORM
 from unmask.attacks.outputs.prompts.side_by_side import RowPass, SharedProgress, read_side_by_side, run_passes
 from unmask.models import Model
+from unmask.models.readouts import FINAL_NORM
 from unmask.protocols import observe_hidden
 from unmask.recovery import Status
 

@@ -7,9 +7,9 @@ import torch
 
 from unmask.attacks.outputs.prompts import templates
 from unmask.attacks.outputs.prompts.ranking import direct_metric
-from unmask.attacks.outputs.prompts.readouts import STREAM, CacheReadout, NormReadout
 from unmask.attacks.outputs.prompts.templates import TokenStates, measure_templates, middle_layer_of, templates_for
 from unmask.attacks.run import silent
+from unmask.models.readouts import STREAM, CacheReadout, NormReadout
 
 
 def test_a_linear_layer_is_found_again(monkeypatch):
