@@ -27,7 +27,7 @@ from unmask.proof.alternatives import (
 )
 from unmask.proof.label_flow import Prefix
 from unmask.proof.updates import UpdateProof
-from unmask.proof.verdicts import Decision, ProposedText, TextVerdict, Verdict
+from unmask.proof.verdicts import Decision, Ground, ProposedText, TextVerdict, Verdict
 from unmask.protocols import observe_gradients
 from unmask.recovery import AmbiguityKind, RecoveredText
 
@@ -110,6 +110,10 @@ def with_sure_token(model: Model) -> Tokens:
         if float(likely.max()) > 1 - 1e-7:
             return (*text, int(likely.argmax()))
     raise AssertionError("the model is sure of nothing")
+
+
+def judge(evidence: GradientEvidence, model: Model, texts: Sequence[Tokens]) -> Verdict:
+    return UpdateProof(evidence, model).judge([ProposedText(text) for text in texts])
 
 
 # ---- one batch for each way to be wrong
@@ -246,11 +250,46 @@ def test_without_its_line_a_false_text_would_be_certain(tiny_llama, monkeypatch,
         assert wrong.decision is Decision.CERTAIN
 
 
+# ---- ways to be wrong that have no line yet
+
+
+def greedy(model: Model, tokens: Tokens, number: int) -> Tokens:
+    """A text, and tokens that the model is sure of."""
+    for _ in range(number):
+        with torch.no_grad():
+            likely = model.hf(torch.tensor([tokens])).logits[0, -1].double().softmax(-1)
+        if float(likely.max()) < 1 - 1e-6:
+            return ()
+        tokens = (*tokens, int(likely.argmax()))
+    return tokens
+
+
+@pytest.mark.xfail(strict=True, reason="labels that leave no trace are counted, but not by text")
+def test_a_label_that_leaves_no_trace_may_be_another_texts():
+    """'a y' and 'b' send what 'a' and 'b z' do, where the model is sure of y and of z: as many labels, one trace."""
+    model = sure_model()
+    generator = torch.Generator().manual_seed(0)
+    drawn = [tuple(torch.randint(3, 58, (5,), generator=generator).tolist()) for _ in range(20)]
+    first, second = [longer for text in drawn if (longer := greedy(model, text, 1))][:2]
+    evidence = observe_gradients(model, [first, second[:-1]])
+    assert judge(evidence, model, [first, second[:-1]]).ground is Ground.CLIENT  # also of what is right
+    verdict = judge(evidence, model, [first[:-1], second])
+    assert verdict.ground is Ground.CLIENT
+    assert not verdict.certain
+
+
+@pytest.mark.xfail(strict=True, reason="a text that leaves no trace is covered by the client's agreement")
+def test_a_text_that_leaves_no_trace_may_be_another_one():
+    """The model is sure of every label of it: any other such text of its length sends the same."""
+    model = sure_model()
+    silent = [text for token in range(3, 58) if (text := greedy(model, (token,), 2))]
+    seen = (49, 17, 44, 17, 37)
+    verdict = judge(observe_gradients(model, [seen, silent[0]]), model, [seen, silent[1]])
+    assert verdict.ground is Ground.CLIENT
+    assert silent[1] not in {text.text.tokens for text in verdict.certain}
+
+
 # ---- where a line has nothing to say, texts are certain
-
-
-def judge(evidence: GradientEvidence, model: Model, texts: Sequence[Tokens]) -> Verdict:
-    return UpdateProof(evidence, model).judge([ProposedText(text) for text in texts])
 
 
 def assert_certain(evidence: GradientEvidence, model: Model, texts: Sequence[Tokens]) -> None:
@@ -310,9 +349,11 @@ def test_the_client_counts_a_label_that_it_is_sure_of():
 
 
 def test_rows_of_their_own_tell_equal_tokens_apart(tiny_llama):
-    for name, texts in ((tiny_llama.token_embedding, [(18, 99, 250), B]), (tiny_llama.unembedding_name, [(5, 6, 31), B])):
-        token = texts[0][0] - 1 if texts[0][0] == 18 else 30
-        model = twins(tiny_llama, name, token, token + 1)
+    for name, pair, texts in (
+        (tiny_llama.token_embedding, (17, 18), [(18, 99, 250), B]),
+        (tiny_llama.unembedding_name, (30, 31), [(5, 6, 31), B]),
+    ):
+        model = twins(tiny_llama, name, *pair)
         assert_certain(observe_gradients(model, texts), model, texts)
 
 

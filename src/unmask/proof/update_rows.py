@@ -120,20 +120,21 @@ def read_rows(
     problems = []
     read = frozenset[Prefix]()
     if labelled:
-        goes_on = frozenset(t for t in texts if (t.start, t.tokens) in sizes and (t.start, t.tokens) not in own)
+        ends = {text: (text.start, text.tokens) for text in texts}
+        goes_on = frozenset(text for text, end in ends.items() if end not in own and sizes.get(end, 0.0) > least)
         arrived = dict(zip(prefixes, arrivals.rows, strict=True))
         doubts, read, has_masked = _check_labels(model, texts, arrived, is_last)
         doubts = {text: doubt for text, doubt in doubts.items() if text not in goes_on}
         reads_inside = False
     else:
         goes_on, has_masked = frozenset[ProposedText](), False
-        ends = {(text.start, text.tokens) for text in texts}
+        ended = {(text.start, text.tokens) for text in texts}
         missing = "nothing arrives at its last token"
         doubts = {t: (Decision.REFUTED, missing) for t in texts if sizes.get((t.start, t.tokens), 1.0) <= least}
         everywhere = reads_everywhere(sizes)
         reads_inside = is_last and evidence.pooling is None and everywhere
         if is_last and evidence.pooling != "mean" and not reads_inside:
-            others = sum(size > least and prefix not in ends for prefix, size in sizes.items())
+            others = sum(size > least and prefix not in ended for prefix, size in sizes.items())
             problems += [f"{count_noun(others, 'other text')} end inside of these or beside them"] if others else []
         elif evidence.num_texts != len(texts):
             problems.append(f"{_NO_ENDS}ends inside longer texts cannot be seen")
