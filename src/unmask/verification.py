@@ -25,7 +25,7 @@ from unmask.models.load import require_model
 from unmask.progress import Progress, shown_unless_watched
 from unmask.proof.encoder_updates import EncoderProof, EncoderText
 from unmask.proof.states import judge_states
-from unmask.proof.updates import UpdateProof
+from unmask.proof.updates import UpdateProof, merge_copies
 from unmask.proof.verdicts import Decision, Ground, ProposedText, TextVerdict, Verdict
 from unmask.recovery import RecoveredTexts, Recovery
 from unmask.whole_files import written_whole
@@ -50,7 +50,7 @@ def verify(
     channel_of(evidence)
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise InputError(f"texts must be a list of texts, got {type(texts).__name__}")
-    proposed = _count([_as_proposed(model, text) for text in texts])
+    proposed = merge_copies([_as_proposed(model, text) for text in texts])
     if not proposed:
         raise InputError("there is no text to verify; give one at least")
     evidence.check(model)
@@ -73,14 +73,6 @@ def _as_proposed(model: Model, text: Given) -> ProposedText:
     if max(tokens) >= model.vocab_size:
         raise InputError(f"token {max(tokens)} is beyond the model's vocabulary of {model.vocab_size}")
     return ProposedText(tuple(tokens))
-
-
-def _count(texts: Sequence[ProposedText]) -> list[ProposedText]:
-    """Each text once, with how often it was given."""
-    counts: dict[tuple[int, tuple[int, ...]], int] = {}
-    for text in texts:
-        counts[text.start, text.tokens] = counts.get((text.start, text.tokens), 0) + text.count
-    return [ProposedText(tokens, count, start) for (start, tokens), count in counts.items()]
 
 
 def _verify_update(evidence: GradientEvidence, model: Model, texts: list[ProposedText]) -> Verdict:

@@ -264,7 +264,6 @@ def greedy(model: Model, tokens: Tokens, number: int) -> Tokens:
     return tokens
 
 
-@pytest.mark.xfail(strict=True, reason="labels that leave no trace are counted, but not by text")
 def test_a_label_that_leaves_no_trace_may_be_another_texts():
     """'a y' and 'b' send what 'a' and 'b z' do, where the model is sure of y and of z: as many labels, one trace."""
     model = sure_model()
@@ -278,7 +277,6 @@ def test_a_label_that_leaves_no_trace_may_be_another_texts():
     assert not verdict.certain
 
 
-@pytest.mark.xfail(strict=True, reason="a text that leaves no trace is covered by the client's agreement")
 def test_a_text_that_leaves_no_trace_may_be_another_one():
     """The model is sure of every label of it: any other such text of its length sends the same."""
     model = sure_model()

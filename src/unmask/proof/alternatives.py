@@ -79,6 +79,19 @@ class Situation:
             return frozenset()
         return frozenset(_of_any_run(self)) | {text for text in self.texts if _is_traded(self, text)}
 
+    @cached_property
+    def silent(self) -> float:
+        """A label of at least this much less than probability 1 leaves a trace."""
+        if self.agreement is None:
+            return SURE
+        num_labels = sum((len(text.tokens) - 1) * text.count for text in self.texts)
+        return max(SURE, max(_SURE_TOLERANCES, num_labels) * self.agreement.tolerance)
+
+    @cached_property
+    def surest(self) -> Mapping[ProposedText, tuple[float, float, float]]:
+        """Of each text the probabilities of its last token, of the likeliest one behind it, and of its rarest one."""
+        return {text: _probabilities(self.model, text.tokens) for text in self.texts}
+
     def merged(self, text: ProposedText) -> Tokens:
         """The text with one token for each class of equal ones, as runs are of these."""
         return tuple(min(self.classes.get(token, (token,))) for token in text.tokens)
@@ -167,19 +180,24 @@ def masked_labels(here: Situation) -> Found:
 
 
 def sure_labels(here: Situation) -> Found:
-    """One label more, or one less, that the model is so sure of that it leaves no trace."""
-    if not here.labelled or not here.is_blind:
+    """One label more, or one less, that the model is so sure of that it leaves no trace.
+
+    Where one label would show, because it changes a mean over all of them, one text must have it less for another one
+    to have it more.
+    """
+    if not here.labelled:
         return {}
-    limit = SURE if here.agreement is None else max(SURE, _SURE_TOLERANCES * here.agreement.tolerance)
-    why = "the model is sure of the next token, so its label could not be seen"
+    longer = [text for text in here.texts if here.surest[text][1] > 1 - here.silent]
+    shorter = [text for text in here.texts if len(text.tokens) > 2 and here.surest[text][0] > 1 - here.silent]
     found: dict[ProposedText, list[Ambiguity]] = {}
-    for text in here.texts:
-        last, following = _surest(here.model, text.tokens)
-        points = [open_end(why)] if following > 1 - limit else []
-        if here.ground is Ground.SCALED_CLIENT and last > 1 - limit and len(text.tokens) > 2:
-            points.append(other_text(text.tokens[:-1], "without its last token, of which the model is sure"))
-        if points:
-            found[text] = points
+    for text in longer:
+        if here.is_blind or any(other is not text or text.count > 1 for other in shorter):
+            why = "the model is sure of the next token, so its label could not be seen"
+            found.setdefault(text, []).append(open_end(why))
+    for text in shorter if here.ground.is_replay else ():
+        if here.is_blind or any(other is not text or text.count > 1 for other in longer):
+            why = "without its last token, of which the model is sure"
+            found.setdefault(text, []).append(other_text(text.tokens[:-1], why))
     return found
 
 
@@ -252,12 +270,14 @@ def _equal_labels(here: Situation) -> Mapping[int, tuple[int, ...]]:
 
 
 @torch.no_grad()
-def _surest(model: Model, tokens: Tokens) -> tuple[float, float]:
-    """The probability of a text's last token, and that of the likeliest token behind it."""
+def _probabilities(model: Model, tokens: Tokens) -> tuple[float, float, float]:
+    """Of the last token, of the likeliest one behind it, and of the one that was least expected."""
     if len(tokens) >= model.max_positions:
-        return 0.0, 0.0
-    likely = model.hf(torch.tensor([tokens], device=model.device)).logits[0, -2:].double().softmax(-1)
-    return float(likely[0, tokens[-1]]) if len(tokens) > 1 else 0.0, float(likely[-1].max())
+        return 0.0, 0.0, 0.0
+    ids = torch.tensor(tokens, device=model.device)
+    likely = model.hf(ids[None]).logits[0].double().softmax(-1)
+    own = likely[:-1].gather(1, ids[1:, None])[:, 0] if len(tokens) > 1 else likely.new_zeros(1)
+    return float(own[-1]), float(likely[-1].max()), float(own.min())
 
 
 def _is_traded(here: Situation, text: ProposedText) -> bool:

@@ -30,7 +30,7 @@ from unmask.proof.agreement import Agreement, agree
 from unmask.proof.alternatives import COUNT_IS_UNSTATED, EQUAL, counts_by_means, equal_inputs, equal_token, open_count
 from unmask.proof.arrivals import Arrivals, TextInput, highest_layer, replay_arrivals
 from unmask.proof.later_spans import IN_SPAN, distance_from, distance_of_edits, spans_of_blocks
-from unmask.proof.near_tokens import ReplayedTexts, find_confusable
+from unmask.proof.near_tokens import ReplayedTexts, find_confusable, gradient_scale
 from unmask.proof.noisy_agreement import Loss, agree_with_noise
 from unmask.proof.replay import another_client, can_replay, replay, why_not_replayed, why_stopped
 from unmask.proof.updates import is_coarse
@@ -42,6 +42,7 @@ _ARRIVES = 1e-3  # of the largest: a text at which less arrives is not in the ba
 _EXPLAINED = 1e-2  # of what arrives: labels that leave more are not those of the text
 _OUTSIDE = 0.1  # a row at least this far from a span is not in it
 _CLEAR = 10.0  # times as far as a row in a span may be: those of a text's edits are
+_VISIBLE = 5.0  # tolerances, from which on a text's share of the update shows
 _MOST_LABELLED = 16  # texts whose labels are changed one at a time
 MAY_BE_MASKED = (
     "the task is not stated, and gradients arrive at some tokens only: words may have been masked; state the task"
@@ -100,6 +101,7 @@ class EncoderProof:
 
         `is_masked`: texts have originals; `why_masked`: why they have none though words may be masked.
         """
+        texts = _merge_copies(texts)
         if not texts:
             return Verdict(Ground.NONE, ())
         found = self._read(texts, blurred)
@@ -186,7 +188,7 @@ class EncoderProof:
                     break
             if ground is Ground.NONE:
                 return _Reading(ground, agreement, dict.fromkeys(texts, _UNPROVEN), num_passes=passes)
-            doubts = {}
+            doubts = {} if ground.is_lossy else self._find_traceless(tokens, labels, texts, agreement)
             if ground.is_lossy:
                 replayed = ReplayedTexts(tokens, [1 / len(tokens)] * len(tokens), again, labels)
                 loss = Loss.DIGITS if ground is Ground.ROUNDED_CLIENT else Loss.NOISE
@@ -207,6 +209,28 @@ class EncoderProof:
             is_pooled=True,
             num_passes=passes,
         )
+
+    def _find_traceless(
+        self, tokens: Sequence[Tokens], labels: Sequence[int], texts: Sequence[EncoderText], agreement: Agreement
+    ) -> dict[EncoderText, tuple[Decision, str]]:
+        """Texts whose own share of the update is no larger than what the agreement allows."""
+        part = replace(self.evidence, update=Update.GRADIENT)
+        step = 1 / gradient_scale(self.evidence)
+        doubts = {}
+        for text, own, label in zip(texts, tokens, labels, strict=True):
+            alone = replay(part, self.model, [own], labels=[label])
+            names = set(alone) & set(self.evidence.gradients)
+            share = max(
+                (
+                    abs(step) / len(tokens) * float(alone[name].norm()) / float(seen.norm())
+                    for name in names
+                    if bool((seen := self.evidence.gradients[name]).any())
+                ),
+                default=0.0,
+            )
+            if share <= _VISIBLE * agreement.tolerance:
+                doubts[text] = Decision.UNDECIDED, "its share of the update is less than the agreement allows for"
+        return doubts
 
     def _relabel(self, labels: list[int]) -> Iterator[list[int]]:
         """Labels with one of them changed; `labels` may be replaced meanwhile by what fits better."""
@@ -258,7 +282,7 @@ class EncoderProof:
     def _decide(self, texts: Sequence[EncoderText], found: _Reading, is_masked: bool, why_masked: str) -> Verdict:
         stated, evidence = self.evidence.num_texts, self.evidence
         merged: dict[Tokens, TextVerdict] = {}
-        told = self._counts_are_told(texts)
+        told = self._counts_are_told(texts, found.ground, is_masked)
         by_label = self._equal_labels(texts) if is_masked else {}
         by_input = equal_inputs(self.model, {token for text in texts for token in text.tokens}, evidence)
         for text in sorted(texts, key=lambda text: found.misfits.get(text, math.inf)):
@@ -304,11 +328,16 @@ class EncoderProof:
             stopped=self.stopped,
         )
 
-    def _counts_are_told(self, texts: Sequence[EncoderText]) -> bool:
-        """Whether weights of labels are counts: as many as were stated, and a mean of means gives no others."""
+    def _counts_are_told(self, texts: Sequence[EncoderText], ground: Ground, is_masked: bool) -> bool:
+        """Whether counts are known: as many as were stated, and each text once, or as the weights of its labels say.
+
+        A mean of means must not give other counts.
+        """
         counts = [text.count for text in texts]
         if self.evidence.num_clients != 1 or sum(counts) != self.evidence.num_texts:
             return False
+        if not is_masked:
+            return ground.is_whole and max(counts) == 1
         return counts_by_means(counts, [text.num_labels for text in texts], sum(counts)) in (None, counts)
 
     def _equal_labels(self, texts: Sequence[EncoderText]) -> Mapping[int, tuple[int, ...]]:
@@ -331,6 +360,15 @@ class EncoderProof:
             members = members or by_label.get(token)
             if members:
                 yield equal_token(self.model, place, members)
+
+
+def _merge_copies(texts: Sequence[EncoderText]) -> list[EncoderText]:
+    """Each text once, with how often it was proposed."""
+    counts: dict[EncoderText, int] = {}
+    for text in texts:
+        one = replace(text, count=1)
+        counts[one] = counts.get(one, 0) + text.count
+    return [replace(text, count=count) for text, count in counts.items()]
 
 
 _UNPROVEN = Decision.UNDECIDED, "no client that was run again sends this update"

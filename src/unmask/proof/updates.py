@@ -86,7 +86,7 @@ class UpdateProof:
 
     def judge(self, texts: Texts, *, beside: Sequence[Prefix] = ()) -> Verdict:
         """Decide on texts of an update that is exact. `beside`: prefixes that have rows as well; nothing is claimed."""
-        texts = [text for text in texts if text.tokens]
+        texts = merge_copies(texts)
         if not texts:
             return Verdict(Ground.NONE, ())
         found = self.replay(texts)
@@ -190,6 +190,7 @@ class UpdateProof:
 
     def judge_blurred(self, texts: Texts) -> Verdict:
         """The same of an update that may have few digits or noise: a client agrees up to these, or not at all."""
+        texts = merge_copies(texts)
         found = self.replay_blurred(texts)
         if found is None:
             return self._undecided(texts, None)
@@ -288,6 +289,8 @@ class UpdateProof:
         for text in texts:
             if text not in doubts and self._is_part_of_another(text, here):
                 doubts[text] = Decision.UNDECIDED, "it may be the beginning of another text"
+            if text not in doubts and ground.is_replay and here.surest[text][2] > 1 - here.silent:
+                doubts[text] = Decision.UNDECIDED, "the model is sure of all of its tokens, so it leaves no trace"
         covered = [text for text in texts if text not in doubts]
         points = find_alternatives(here) if covered else {}
         refuted = [text for text, (decision, _) in doubts.items() if decision is Decision.REFUTED]
@@ -382,6 +385,16 @@ class UpdateProof:
         if total == stated and not runs:
             return None
         return f"found {total} of {count_noun(stated, 'text')}; the rest are copies or cannot be seen"
+
+
+def merge_copies(texts: Texts) -> list[ProposedText]:
+    """Each text once, with how often it was proposed."""
+    counts: dict[ProposedText, int] = {}
+    for text in texts:
+        if text.tokens:
+            one = replace(text, count=1)
+            counts[one] = counts.get(one, 0) + text.count
+    return [replace(text, count=count) for text, count in counts.items()]
 
 
 def is_coarse(evidence: GradientEvidence, model: Model) -> bool:

@@ -98,4 +98,5 @@ class Verdict:
     @property
     def is_whole(self) -> bool:
         """Whether nothing is open: the batch is these texts, each as often as is said."""
-        return bool(self.texts) and len(self.certain) == len(self.texts) and not self.problems
+        everyone = bool(self.texts) and len(self.certain) == len(self.texts)
+        return everyone and self.ground.is_whole and not self.problems
