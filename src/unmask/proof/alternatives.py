@@ -82,7 +82,7 @@ class Situation:
     @cached_property
     def silent(self) -> float:
         """A label of at least this much less than probability 1 leaves a trace."""
-        if self.agreement is None:
+        if self.agreement is None or self.ground.is_lossy:
             return SURE
         num_labels = sum((len(text.tokens) - 1) * text.count for text in self.texts)
         return max(SURE, max(_SURE_TOLERANCES, num_labels) * self.agreement.tolerance)

@@ -69,6 +69,7 @@ _NARROW = 0.5  # of the stream's width: what is seen may miss what tells two tok
 _FINE = 5e-4  # above this a first token, which hardly changes its own row, must be borne out by the next row
 _CROWD = 64  # tokens that may agree as well; where there are more, all are tested
 _REACH = 4.0  # tolerances: two states that agree with one seen are two apart; embeddings may be further
+_BESIDE = 2.0  # the same of tokens at random, where a stream is rounded
 _BEFORE_PAIRS = 256  # second tokens that are tested before the first one is doubted
 _NEIGHBOURS, _FIRST_NEIGHBOURS = 16, 64
 _SAMPLED = 48  # tokens at random that are tested beside them
@@ -232,7 +233,8 @@ class PromptReader:
         if text.continuation.num_known == 0 or text.is_noisy or self._is_crowded(text, window):
             return False
         tolerance = float(seen.noise.tolerances[window].max())
-        if bool((seen.roundings[window] > _CONFIRM).any()) or self._may_agree(text, tolerance):
+        is_coarse = tolerance > _CROWDED or bool((seen.roundings[window] > _CONFIRM).any())
+        if is_coarse or self._may_agree(text, tolerance):
             return False
         guess = self.scores(text, window).scores.argmax(1)
         near = self._near(text, guess.tolist(), _REACH * tolerance)
@@ -308,8 +310,11 @@ class PromptReader:
         is_open = self._may_agree(text, sighting.tolerance)
         if self.readout.is_stream:
             is_open |= len(members) > _CROWD or bool(self._others(found, equals))
-        elif not is_open and text.continuation.num_known and self._is_crowded(text, slice(text.done, text.done + 1)):
-            is_open = yield from self._is_dense(text, sighting, found)
+            is_crowded, reach = sighting.tolerance > _CROWDED and not sighting.confirm, _BESIDE
+        else:
+            is_crowded, reach = self._is_crowded(text, slice(text.done, text.done + 1)), _REACH
+        if not is_open and is_crowded and text.continuation.num_known:
+            is_open = yield from self._is_dense(text, sighting, found, reach)
         if not is_open or (are_all and num_rivals <= _CROWD):
             return found, equals, are_all
         if self.settings.max_candidates is not None:
@@ -389,14 +394,14 @@ class PromptReader:
             near = {token: {*close, *entering[token]} for token, close in near.items()}
         return {token: tuple(sorted(members)) for token, members in near.items() if len(members) > 1}
 
-    def _is_dense(self, text: TextProgress, sighting: Observation, found: FoundToken) -> Reading[bool]:
+    def _is_dense(self, text: TextProgress, sighting: Observation, found: FoundToken, reach: float) -> Reading[bool]:
         """Tell whether tokens at random come near what is seen, as where a context leaves little of any token."""
         order = torch.randperm(self.model.vocab_size, generator=torch.Generator().manual_seed(0))
         sample = order[:_SAMPLED].to(sighting.state.device)
         trial = yield RowPass(text.continuation, sample)
         text.num_candidates += len(sample)
         others = ~torch.isin(sample, sample.new_tensor(self.equal.get(found.token, (found.token,))))
-        return bool((sighting.distances(trial.states)[others] <= _REACH * sighting.tolerance).any())
+        return bool((sighting.distances(trial.states)[others] <= reach * sighting.tolerance).any())
 
     @cached_property
     def rows(self) -> Float[Tensor, "vocab d"]:
