@@ -74,7 +74,29 @@ def test_states_and_a_cache(decoder, layer):
         assert decisions(unmask.verify(evidence, decoder, [A, WRONG]))[WRONG] is Decision.REFUTED
         assert decisions(unmask.verify(evidence, decoder, [A, (400, 3)]))[400, 3] is Decision.REFUTED
         swapped = unmask.verify(evidence, decoder, [(17, 5, *A[2:]), B])
-        assert decisions(swapped)[17, 5, *A[2:]] is Decision.REFUTED
+        assert decisions(swapped)[17, 5, *A[2:]] is Decision.UNDECIDED  # no row agrees: it may be another model
+
+
+def test_noise_refutes_nothing_and_a_text_may_occur_twice(tiny_llama):
+    generator = torch.Generator().manual_seed(1)
+    evidence = unmask.observe_hidden(tiny_llama, [A, B, A], layer=2)
+    assert set(decisions(unmask.verify(evidence, tiny_llama, [A, B, A])).values()) == {Decision.CERTAIN}
+    for defence in ("noise:sigma=1e-3", "noise:sigma=1e-1", "fp8"):
+        noisy = parse_defence(defence)(evidence, generator)
+        assert Decision.REFUTED not in decisions(unmask.verify(noisy, tiny_llama, [A, B, A])).values()
+
+
+def test_the_beginning_of_a_text_is_not_certain_where_the_client_does_not_agree(decoder):
+    longer = (127, 27, 465, 30, 31)
+    evidence = unmask.observe_gradients(decoder, [A, longer, longer])
+    assert decisions(unmask.verify(evidence, decoder, [A, longer, longer[:3]]))[longer[:3]] is not Decision.CERTAIN
+
+
+def test_rows_that_explain_any_gradient_prove_nothing(tiny_llama):
+    options = {"task": "classification", "labels": [0, 1], "pooling": "mean"}
+    evidence = unmask.observe_gradients(tiny_llama, [A, C], **options).only("layers.2.mlp.down_proj")
+    made_up = [tuple(range(start, start + 8)) for start in range(100, 196, 8)]  # as many rows as the layer is wide
+    assert Decision.CERTAIN not in decisions(unmask.verify(evidence, tiny_llama, made_up)).values()
 
 
 def test_equal_tokens_are_one_of_a_class(tiny_llama):
@@ -94,12 +116,17 @@ def test_embeddings_of_a_text_are_no_proof_of_it(tiny_llama):
 
 def test_vectors(tiny_bert):
     evidence = unmask.observe_vectors(tiny_bert, [BATCH[0], BATCH[1]])
-    found = decisions(unmask.verify(evidence, tiny_bert, [BATCH[0], BATCH[2]]))
-    assert found[BATCH[0]] is Decision.CERTAIN
-    assert found[BATCH[2]] is Decision.REFUTED
+    found = unmask.verify(evidence, tiny_bert, [BATCH[0], BATCH[2]])
+    assert decisions(found) == {BATCH[0]: Decision.CERTAIN, BATCH[2]: Decision.UNDECIDED}
+    assert not found.is_whole  # a vector is of neither
+    assert decisions(unmask.verify(evidence, tiny_bert, BATCH))[BATCH[2]] is Decision.REFUTED  # all have their texts
 
 
-@pytest.mark.parametrize("texts", [[], "a text", [()], [(10**9,)], [(-1,)], 5])
+BAD = [[], "a text", [()], [(10**9,)], [(-1,)], [(10**30,)], 5, [ProposedText(())], [ProposedText((-3, 5))]]
+BAD += [[ProposedText((5, 6), count)] for count in (0, -1, 10**12, True)]
+
+
+@pytest.mark.parametrize("texts", BAD)
 def test_what_is_no_list_of_texts_is_refused(tiny_llama, texts):
     with pytest.raises(InputError):
         unmask.verify(unmask.observe_gradients(tiny_llama, [A]), tiny_llama, texts)
@@ -154,10 +181,14 @@ def test_a_proof_of_something_else_is_refused(folder, update, tmp_path):
     proof = tmp_path / "proof.json"
     run("recover", "text", update, "-m", folder, "--proof", proof)
     document = json.loads(proof.read_text())
-    for changed in ({"format": "other"}, {"version": 99}, {"claims": [{"tokens": [-1]}]}, {"claims": 3}):
+    counts = [{"claims": [{**document["claims"][0], "count": count}]} for count in (0, True, 10**12, "2")]
+    for changed in ({"format": "other"}, {"version": 99}, {"claims": [{"tokens": [-1]}]}, {"claims": 3}, *counts):
         (tmp_path / "changed.json").write_text(json.dumps(document | changed))
         with pytest.raises(ProofError):
             ProofFile.read(tmp_path / "changed.json")
+    twice = document | {"claims": [{**document["claims"][0], "count": 2}, *document["claims"][1:]]}
+    (tmp_path / "twice.json").write_text(json.dumps(twice))
+    assert run("verify", tmp_path / "twice.json", "-m", folder).exit_code == 3
     forged = document | {"claims": [{**document["claims"][0], "tokens": [5, 6, 7]}]}
     (tmp_path / "forged.json").write_text(json.dumps(forged))
     assert run("verify", tmp_path / "forged.json", "-m", folder).exit_code in (1, 3)

@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unmask.arguments import require_token_ids
+import torch
+
+from unmask.arguments import require_count, require_token_ids
 from unmask.attacks.gradients.stated_task import believe
 from unmask.attacks.outputs.vectors.known_texts import KnownTextsAttack
 from unmask.attacks.recover import TextEvidence, as_client_ran_it, channel_of
@@ -27,9 +29,11 @@ from unmask.proof.encoder_updates import EncoderProof, EncoderText
 from unmask.proof.states import judge_states
 from unmask.proof.updates import UpdateProof, merge_copies
 from unmask.proof.verdicts import Decision, Ground, ProposedText, TextVerdict, Verdict
-from unmask.recovery import RecoveredTexts, Recovery
+from unmask.recovery import AmbiguityKind, RecoveredText, RecoveredTexts, Recovery
 from unmask.whole_files import written_whole
+from unmask.wording import count_noun
 
+_LONGEST, _MOST_COPIES = 100_000, 65_536
 FORMAT, VERSION = "unmask.proof", 1
 Given = str | Sequence[int] | ProposedText
 
@@ -50,29 +54,35 @@ def verify(
     channel_of(evidence)
     if isinstance(texts, str) or not isinstance(texts, Sequence):
         raise InputError(f"texts must be a list of texts, got {type(texts).__name__}")
-    proposed = merge_copies([_as_proposed(model, text) for text in texts])
+    proposed = [_as_proposed(model, text) for text in texts]
     if not proposed:
         raise InputError("there is no text to verify; give one at least")
     evidence.check(model)
-    with shown_unless_watched(progress):
+    with shown_unless_watched(progress), torch.inference_mode(False), torch.enable_grad():
         ready = evidence.to(model.device)
         ran = as_client_ran_it(model, evidence.compute_dtype)
         if isinstance(ready, GradientEvidence):
-            return _verify_update(ready, ran, proposed)
+            return _verify_update(ready, ran, merge_copies(proposed))
         if isinstance(ready, VectorEvidence):
-            return _verify_vectors(ready, ran, proposed)
+            return _verify_vectors(ready, ran, merge_copies(proposed))
         return judge_states(ready, ran, [text.tokens for text in proposed for _ in range(text.count)])
 
 
 def _as_proposed(model: Model, text: Given) -> ProposedText:
-    if isinstance(text, ProposedText):
-        return text
-    tokens = tuple(model.encode(text)) if isinstance(text, str) else require_token_ids("texts", text)
-    if not tokens:
-        raise InputError("a text has no tokens; leave it out")
-    if max(tokens) >= model.vocab_size:
-        raise InputError(f"token {max(tokens)} is beyond the model's vocabulary of {model.vocab_size}")
-    return ProposedText(tuple(tokens))
+    proposed = text if isinstance(text, ProposedText) else None
+    tokens = model.encode(text) if isinstance(text, str) else text if proposed is None else proposed.tokens
+    given = require_token_ids("texts", tokens)
+    if not given or len(given) > _LONGEST:
+        raise InputError(f"a text has {len(given):,} tokens; it must have one, and {_LONGEST:,} at most")
+    if max(given) >= model.vocab_size:
+        raise InputError(f"token {max(given)} is beyond the model's vocabulary of {model.vocab_size:,}")
+    if proposed is None:
+        return ProposedText(given)
+    require_count("count", proposed.count)
+    if proposed.count > _MOST_COPIES:
+        raise InputError(f"count is {proposed.count:,}; a text is verified {_MOST_COPIES:,} times at most")
+    require_count("start", proposed.start, least=0)
+    return replace(proposed, tokens=given)
 
 
 def _verify_update(evidence: GradientEvidence, model: Model, texts: list[ProposedText]) -> Verdict:
@@ -91,21 +101,27 @@ def _verify_update(evidence: GradientEvidence, model: Model, texts: list[Propose
 def _verify_vectors(evidence: VectorEvidence, model: Model, texts: list[ProposedText]) -> Verdict:
     """Which of the vectors, if any, each text has."""
     found = KnownTextsAttack(texts=tuple(text.tokens for text in texts))(evidence, model)
-    by_tokens = {text.tokens: text for text in found.value.texts if text.row is not None}
+    rows: dict[tuple[int, ...], list[RecoveredText]] = {}
+    for read in found.value.texts:
+        rows.setdefault(read.tokens, []).append(read)
+    num_vectors = len(evidence.vectors)
+    all_told = sum(len(own) for own in rows.values() if own[0].certain) == num_vectors  # each of another text
     verdicts = []
     for text in texts:
-        read = by_tokens.get(text.tokens)
-        if read is None:
-            decision = Decision.REFUTED if found.value.certain else Decision.UNDECIDED
+        own = rows.get(text.tokens, [])
+        if not own:
+            decision = Decision.REFUTED if all_told else Decision.UNDECIDED
             verdicts.append(TextVerdict(text, decision, float("inf"), why="no stored vector is that of this text"))
-        elif read.certain or read.ambiguities:
-            decision = Decision.CERTAIN if read.certain else Decision.ONE_OF_THESE
-            verdicts.append(TextVerdict(text, decision, read.residual, read.ambiguities))
+        elif own[0].certain or own[0].ambiguities:
+            decision = Decision.CERTAIN if own[0].certain else Decision.ONE_OF_THESE
+            verdicts.append(TextVerdict(text, decision, own[0].residual, own[0].ambiguities, len(own)))
         else:
             why = "its vector is a stored one, which has too few digits to exclude all others"
-            verdicts.append(TextVerdict(text, Decision.UNDECIDED, read.residual, why=why))
+            verdicts.append(TextVerdict(text, Decision.UNDECIDED, own[0].residual, why=why))
     ground = Ground.VECTORS if found.certificate.holds else Ground.NONE
-    return Verdict(ground, tuple(verdicts), found.certificate.tolerance, found.certificate.rejected)
+    left = num_vectors - sum(len(own) for own in rows.values())
+    problems = (f"{count_noun(left, 'vector')} of {num_vectors} are of none of these texts",) if left > 0 else ()
+    return Verdict(ground, tuple(verdicts), found.certificate.tolerance, found.certificate.rejected, problems=problems)
 
 
 # ---- proof files
@@ -161,8 +177,10 @@ class ProofFile:
 
 def _read_claim(claim: Mapping[str, Any]) -> Claim:
     tokens, count, row = require_token_ids("tokens", claim["tokens"], ProofError), claim["count"], claim.get("row")
-    if not tokens or not isinstance(count, int) or count < 1 or not isinstance(claim["certain"], bool):
-        raise ValueError("a claim needs tokens, a count of 1 or more, and whether it is certain")
+    is_count = isinstance(count, int) and not isinstance(count, bool) and 0 < count <= _MOST_COPIES
+    is_text = 0 < len(tokens) <= _LONGEST and max(tokens) < 2**31
+    if not is_count or not is_text or not isinstance(claim["certain"], bool):
+        raise ValueError(f"a claim needs tokens, a count from 1 to {_MOST_COPIES:,}, and whether it is certain")
     return Claim(tokens, str(claim["text"]), count, claim["certain"], row if isinstance(row, int) else None)
 
 
@@ -183,15 +201,23 @@ def check_proof(proof: ProofFile, evidence: TextEvidence, model: Model) -> Verdi
     if not proof.claims:
         raise ProofError("the proof claims no text, so there is nothing to verify")
     verdict = verify(evidence, model, [ProposedText(claim.tokens, claim.count) for claim in proof.claims])
-    certain = {claim.tokens for claim in proof.claims if claim.certain}
-    weaker = "it was claimed as certain, and other texts explain the evidence as well"
-    texts = tuple(
-        replace(text, decision=Decision.UNDECIDED, why=weaker)
-        if text.text.tokens in certain and text.decision is Decision.ONE_OF_THESE
-        else text
-        for text in verdict.texts
-    )
-    return replace(verdict, texts=texts)
+    claimed: dict[tuple[int, ...], list[Claim]] = {}
+    for claim in proof.claims:
+        claimed.setdefault(claim.tokens, []).append(claim)
+    return replace(verdict, texts=tuple(_compare(text, claimed[text.text.tokens]) for text in verdict.texts))
+
+
+def _compare(text: TextVerdict, claims: Sequence[Claim]) -> TextVerdict:
+    """A verdict beside what was claimed: where less holds, it is undecided."""
+    if text.decision is Decision.ONE_OF_THESE and any(claim.certain for claim in claims):
+        why = "it was claimed as certain, and other texts explain the evidence as well"
+        return replace(text, decision=Decision.UNDECIDED, why=why)
+    count = sum(claim.count for claim in claims)
+    is_open = any(point.kind is AmbiguityKind.COUNT for point in text.points)
+    if text.decision is Decision.CERTAIN and (count > 1 if is_open else count not in (1, text.count)):
+        why = f"it was claimed {count} times, and that is not what the evidence says"
+        return replace(text, decision=Decision.UNDECIDED, why=why)
+    return text
 
 
 def digest_of(path: Path) -> str:

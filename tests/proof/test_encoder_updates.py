@@ -80,11 +80,11 @@ def test_a_wrong_token_is_never_certain(tiny_bert, pooling):
 
 
 @pytest.mark.parametrize("pooling", ["first", "mean"])
-def test_a_text_at_which_nothing_arrives_is_refuted(tiny_bert, pooling):
+def test_a_text_at_which_nothing_arrives_is_not_certain(tiny_bert, pooling):
     evidence = classified(tiny_bert, pooling=pooling)
     unknown = judge(replace(evidence, num_texts=None), tiny_bert, [*BATCH, MADE_UP])
     assert unknown.ground is Ground.ARRIVALS
-    assert decided(unknown, Decision.REFUTED) == {MADE_UP}
+    assert decided(unknown, Decision.UNDECIDED) == {MADE_UP}
     assert certain(unknown) == set(BATCH)
     stated = judge(evidence, tiny_bert, [*BATCH, MADE_UP])
     assert MADE_UP not in certain(stated)
@@ -163,7 +163,7 @@ def test_equal_tokens_are_one_class_unless_their_own_rows_were_sent(tiny_bert):
 def test_with_a_text_missing_later_spans_prove_the_others(tiny_bert, pooling):
     verdict = judge(classified(tiny_bert, pooling=pooling), tiny_bert, [*BATCH[:2], MADE_UP])
     assert verdict.ground is Ground.DEEP_SPANS
-    assert decided(verdict, Decision.REFUTED) == {MADE_UP}
+    assert decided(verdict, Decision.UNDECIDED) == {MADE_UP}
     assert certain(verdict) == set(BATCH[:2])
     assert not verdict.is_whole
     assert verdict.agreement is not None

@@ -62,7 +62,7 @@ def _verify_texts(target: Path, texts: Path, name: str, device: str) -> tuple[Ve
     from unmask.terminal import working
 
     try:
-        lines = text_file(texts).read_text(encoding="utf-8").splitlines()
+        lines = text_file(texts).read_text(encoding="utf-8-sig").replace("\r\n", "\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the file of texts {texts} cannot be read: {error}") from None
     with working("loading torch"):

@@ -63,6 +63,7 @@ class Situation:
     reads_inside: bool = False  # a loss that reads most tokens, and nobody said that it takes a mean
     has_masked_labels: bool = False  # a token follows although no label arrives before it
     goes_on: frozenset[ProposedText] = frozenset()  # texts whose last token has a row, or may have one
+    shows_ends: bool = True  # whether a text that ends inside a longer one would show
 
     @cached_property
     def is_blind(self) -> bool:
@@ -78,6 +79,11 @@ class Situation:
         if self.model.learned_positions:
             return frozenset()
         return frozenset(_of_any_run(self)) | {text for text in self.texts if _is_traded(self, text)}
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether labels count the repetitions of a token; where rows alone agree, weights of labels are free."""
+        return self.labelled and self.ground.is_replay
 
     @cached_property
     def silent(self) -> float:
@@ -305,17 +311,19 @@ def _is_traded(here: Situation, text: ProposedText) -> bool:
 def _of_any_run(here: Situation) -> Iterator[ProposedText]:
     """Texts whose rows hardly change when their first token is repeated once more, or once less.
 
-    Labels count the repetitions of all texts together, so with labels only the runs of texts that share a first token
+    A client counts the labels of all texts together, so where it agrees only the runs of texts that share a first token
     with a run can be traded. A text of one repeated token has no later rows, and a mean loss has no length: nothing
     tells it.
     """
     merged = {text: here.merged(text) for text in here.texts}
-    firsts = Counter(own[0] for text, own in merged.items() for _ in range(text.count))
+    firsts = Counter[int]()
+    for text, own in merged.items():
+        firsts[own[0]] += text.count
     runs = {text: run_length(own) for text, own in merged.items()}
     risky = {
         own[0]
         for text, own in merged.items()
-        if not here.labelled or runs[text] == len(own) or (runs[text] > 1 and firsts[own[0]] > 1)
+        if not here.counts_labels or runs[text] == len(own) or (runs[text] > 1 and firsts[own[0]] > 1)
     }
     for text, run in track(list(runs.items()), "comparing repetitions"):
         if merged[text][0] in risky and _is_any_run(here.model, text.tokens, run, here.labelled):

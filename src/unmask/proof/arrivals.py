@@ -32,6 +32,7 @@ from unmask.proof.replay import why_too_large
 _CONDITION = 1e2  # least squares spreads the rounding of float32 by the condition of A; up to here it does not show
 _MOST_LENIENT = 1e-2  # a wrong text differs by more, whatever the condition
 _TEXTS_AT_ONCE = 32
+_LEAST_ROOM = 8  # directions that rows leave free where one layer alone is compared
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ def replay_arrivals(
         return None  # rows that depend on each other: what arrives at each of them is not determined
     arrived = torch.linalg.solve_triangular(r, q.T @ top.gradient.double(), upper=True)
     again = _send_down(evidence, model, texts, rows, top, arrived.to(hidden))
+    if not set(again) - {layer.parameter} and len(rows) > a.shape[1] - _LEAST_ROOM:
+        return None  # so many rows explain any gradient of this layer, and no other one is there to tell
     condition = float(torch.linalg.cond(r))
     tolerance = min(_MOST_LENIENT, tolerance_of(evidence) * max(1.0, condition / _CONDITION))
     placed = torch.empty_like(arrived)

@@ -40,7 +40,6 @@ from unmask.wording import count_noun
 
 _ARRIVES = 1e-3  # of the largest: a text at which less arrives is not in the batch
 _EXPLAINED = 1e-2  # of what arrives: labels that leave more are not those of the text
-_OUTSIDE = 0.1  # a row at least this far from a span is not in it
 _CLEAR = 10.0  # times as far as a row in a span may be: those of a text's edits are
 _VISIBLE = 5.0  # tolerances, from which on a text's share of the update shows
 _MOST_LABELLED = 16  # texts whose labels are changed one at a time
@@ -123,7 +122,7 @@ class EncoderProof:
             return replace(found, agreement=None if arrivals is None else arrivals.agreement)
         arriving = torch.zeros(len(texts), dtype=arrivals.sizes.dtype, device=rows.device)
         arriving.scatter_reduce_(0, rows[:, 0], arrivals.sizes.to(rows.device), "amax")
-        missing = Decision.REFUTED, "nothing arrives at its tokens"
+        missing = Decision.UNDECIDED, "nothing arrives at it: it is not in the batch, or the model is sure of its label"
         return _Reading(
             Ground.ARRIVALS,
             arrivals.agreement,
@@ -169,7 +168,7 @@ class EncoderProof:
     ) -> _Reading | None:
         """Run the client again with the labels that explain the update best."""
         evidence, model = self.evidence, self.model
-        is_pair = any(text.types is not None for text in texts)
+        is_pair = any(text.types is not None or text.count > 1 for text in texts)
         if evidence.task is not Task.CLASSIFICATION or not can_replay(evidence, len(texts)) or is_pair:
             return None
         labels = read_labels(evidence, model, [text.given for text in texts], arrivals, rows)
@@ -262,9 +261,7 @@ class EncoderProof:
         misfits, rejected = {}, []
         for text in texts:
             misfits[text] = distance_from(self.model, text.given, spans)
-            if misfits[text] > _OUTSIDE and spans:
-                doubts[text] = Decision.REFUTED, "a row of it is in no span of the gradients"
-            elif misfits[text] > IN_SPAN:
+            if misfits[text] > IN_SPAN:
                 doubts[text] = Decision.UNDECIDED, "no span of a later block tells its rows from others"
             else:
                 lowest = min(spans)

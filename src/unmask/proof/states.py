@@ -33,6 +33,7 @@ from unmask.recovery import Ambiguity
 _COARSEST = 0.02  # tolerance, beyond which one token must be told from others by likelihood
 _CLEAR = 3.0  # tolerances that another text must be off, in one row at least
 _FAR = 10.0  # the same of a text that is not the one seen
+_WRONG = 0.05  # of a row's length: rows of other tokens are further off
 _NEAREST, _RANDOM = 4, 2  # other tokens that are tried at a place
 _MOST_ROWS = 30_000
 _ROWS_AT_ONCE = 4096
@@ -74,6 +75,11 @@ def judge_states(evidence: HiddenEvidence | CacheEvidence, model: Model, texts: 
         undecided = tuple(TextVerdict(ProposedText(text), Decision.UNDECIDED, float("inf"), why=why) for text in texts)
         return Verdict(Ground.NONE, undecided, problems=(why,))
     judged = tuple(_judge(rows, text) for rows, text in zip(seen, texts, strict=True))
+    coarsest = max(float(rows.tolerances.max()) for rows in seen)
+    judged = tuple(
+        replace(verdict, decision=Decision.REFUTED) if _is_refuted(verdict, rows, coarsest) else verdict
+        for rows, verdict in zip(seen, judged, strict=True)
+    )
     agree = [text for text in judged if text.decision in (Decision.CERTAIN, Decision.ONE_OF_THESE)]
     return Verdict(Ground.STATES if agree else Ground.NONE, judged, tolerance=1.0)
 
@@ -119,9 +125,9 @@ def _judge(seen: SeenRows, text: Tokens) -> TextVerdict:
     tokens = torch.tensor(text, device=seen.model.device)
     misfit = float(seen.excess(tokens[None])[0])
     if misfit > 1:
-        is_far = misfit > _FAR and float(seen.tolerances.max()) <= _COARSEST
-        decision = Decision.REFUTED if is_far else Decision.UNDECIDED
-        return say(decision, f"a row of it is {misfit:.3g} times as far from the one seen as it may be", misfit)
+        return say(
+            Decision.UNDECIDED, f"a row of it is {misfit:.3g} times as far from the one seen as it may be", misfit
+        )
     if float(seen.tolerances.max()) > _COARSEST:
         return say(Decision.UNDECIDED, "rows are so coarse that what else agrees takes a search", misfit)
     points, is_clear = _alternatives(seen, tokens)
@@ -134,6 +140,19 @@ def _judge(seen: SeenRows, text: Tokens) -> TextVerdict:
         return say(Decision.UNDECIDED, why, misfit)
     decided = TextVerdict(proposed, Decision.CERTAIN, misfit)
     return replace(decided, decision=Decision.ONE_OF_THESE, points=tuple(points)) if points else decided
+
+
+def _is_refuted(verdict: TextVerdict, seen: SeenRows, coarsest: float) -> bool:
+    """Whether rows of a text agree and others are far off: noise, or another model, would leave none that agrees.
+
+    `coarsest` is the largest tolerance of any row: coarse storage may not show in all of them.
+    """
+    if verdict.decision is not Decision.UNDECIDED or len(verdict.text.tokens) != len(seen.states):
+        return False
+    tokens = torch.tensor([verdict.text.tokens], device=seen.model.device)
+    off = (seen.rows_of(tokens)[0] - seen.states).norm(dim=1) / lengths_of(seen.states)
+    agrees = bool((off <= seen.tolerances).any())
+    return agrees and coarsest <= _COARSEST and float(off.max()) > max(_FAR * coarsest, _WRONG)
 
 
 def _alternatives(seen: SeenRows, tokens: Int[Tensor, " n"]) -> tuple[list[Ambiguity], bool]:

@@ -20,7 +20,7 @@ import torch
 from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.models.adapter import Model
 from unmask.models.linear import Role
-from unmask.proof.alternatives import equal_inputs
+from unmask.proof.alternatives import EQUAL, equal_inputs
 from unmask.proof.arrivals import Arrivals, TextInput, highest_layer, prefix_rows, replay_arrivals
 from unmask.proof.label_flow import (
     Prefix,
@@ -42,10 +42,12 @@ _TOLERANCES = 20  # what arrives at a text must be beyond so many tolerances of 
 _EVERYWHERE = 0.5  # of the prefixes that others continue: if more of them get gradient, every position does
 _EXPLAINED = 1e-2  # of δ: float32 gradients leave about 1e-5, a wrong label 0.3 and more
 _EXPLAINED_WHILE_MISSING = 1e-3  # rounding to few digits leaves more, and then a wrong label may explain the rest
+_RIVAL = 3.0  # times what a label may leave: another one must leave more
 _OUTSIDE = 0.1  # a row at least this far from a span is not in it
 _CLEAR = 10.0  # times as far as a row in a span may be: those of a text's edits are
 _NO_LABELS = "the update lacks the tensors that show its last label"
 _SILENT = "the model is sure of its last label, so nothing of it arrives"
+_RIVALLED = "another last token explains what arrives before it nearly as well"
 _NO_ENDS = "no gradient of the last block shows ends (missing, too narrow, or not of one step), so "
 
 Texts = Sequence[ProposedText]
@@ -68,6 +70,7 @@ class RowReading:
     has_masked_labels: bool = False
     goes_on: frozenset[ProposedText] = frozenset()
     tells_inputs: bool = False  # embedding rows were compared one by one, so that equal tokens are told apart
+    shows_ends: bool = False  # whether a text that ends inside a longer one would show
     read_labels: frozenset[Prefix] = frozenset()  # texts up to a token that was seen as a label
     num_passes: int = 0
 
@@ -118,22 +121,23 @@ def read_rows(
     top = highest_layer(evidence, model)
     is_last = top is not None and top.is_last(model)
     problems = []
-    read = frozenset[Prefix]()
+    read, shows_ends = frozenset[Prefix](), False
     if labelled:
         ends = {text: (text.start, text.tokens) for text in texts}
         goes_on = frozenset(text for text, end in ends.items() if end not in own and sizes.get(end, 0.0) > least)
         arrived = dict(zip(prefixes, arrivals.rows, strict=True))
-        doubts, read, has_masked = _check_labels(model, texts, arrived, is_last)
+        doubts, read, has_masked = _check_labels(evidence, model, texts, arrived, is_last)
         doubts = {text: doubt for text, doubt in doubts.items() if text not in goes_on}
         reads_inside = False
     else:
         goes_on, has_masked = frozenset[ProposedText](), False
         ended = {(text.start, text.tokens) for text in texts}
-        missing = "nothing arrives at its last token"
-        doubts = {t: (Decision.REFUTED, missing) for t in texts if sizes.get((t.start, t.tokens), 1.0) <= least}
+        missing = "nothing arrives at its last token: it is not in the batch, or the model is sure of its label"
+        doubts = {t: (Decision.UNDECIDED, missing) for t in texts if sizes.get((t.start, t.tokens), 1.0) <= least}
         everywhere = reads_everywhere(sizes)
         reads_inside = is_last and evidence.pooling is None and everywhere
-        if is_last and evidence.pooling != "mean" and not reads_inside:
+        shows_ends = is_last and evidence.pooling != "mean" and not reads_inside
+        if shows_ends:
             others = sum(size > least and prefix not in ended for prefix, size in sizes.items())
             problems += [f"{count_noun(others, 'other text')} end inside of these or beside them"] if others else []
         elif evidence.num_texts != len(texts):
@@ -152,6 +156,7 @@ def read_rows(
         reads_inside=reads_inside,
         has_masked_labels=has_masked,
         goes_on=goes_on,
+        shows_ends=shows_ends,
         tells_inputs=model.token_embedding in arrivals.compared and not is_merged,
         read_labels=read,
     )
@@ -170,7 +175,8 @@ def read_spans(evidence: GradientEvidence, model: Model, texts: Texts) -> RowRea
         rows = TextInput(text.tokens[: len(text.tokens) - labelled], text.start)
         misfits[text] = distance_from(model, rows, spans)
         if misfits[text] > _OUTSIDE and spans:
-            doubts[text] = Decision.REFUTED, "a row of it is in no span of the gradients"
+            decision = Decision.REFUTED if _leaves_rows(evidence, model, text) else Decision.UNDECIDED
+            doubts[text] = decision, "a row of it is in no span of the gradients"
         elif misfits[text] > IN_SPAN:
             doubts[text] = Decision.UNDECIDED, "no span of a later block tells its rows from others"
         else:
@@ -206,6 +212,15 @@ def read_spans(evidence: GradientEvidence, model: Model, texts: Texts) -> RowRea
     )
 
 
+def _leaves_rows(evidence: GradientEvidence, model: Model, text: ProposedText) -> bool:
+    """Whether a gradient would arrive at every row of a text: its last label counts, is no sure one, and sees them."""
+    if not is_labelled(evidence, model) or evidence.all_tokens_predicted is not True or model.token_head is None:
+        return False
+    if len(text.tokens) < 2 or len(text.tokens) > min(model.shortest_window, model.max_positions):
+        return False
+    return not flow_of(model, Role.MLP_OUT, text.tokens, text.start).is_silent(len(text.tokens) - 1)
+
+
 def _padded(model: Model, texts: Texts, labelled: bool) -> Doubts:
     """Padding whose labels count seems to be a part of the text: in front of it, and behind it."""
     why = "it begins or ends in padding, which may be none of it"
@@ -213,7 +228,7 @@ def _padded(model: Model, texts: Texts, labelled: bool) -> Doubts:
 
 
 def _check_labels(
-    model: Model, texts: Texts, arrived: Mapping[Prefix, torch.Tensor], is_last: bool
+    evidence: GradientEvidence, model: Model, texts: Texts, arrived: Mapping[Prefix, torch.Tensor], is_last: bool
 ) -> tuple[Doubts, frozenset[Prefix], bool]:
     """Texts whose last label does not explain what arrives before it; all labels that do; whether some do not."""
     if not is_last:
@@ -237,8 +252,14 @@ def _check_labels(
             continue
         if found.is_silent(len(text.tokens) - 1):
             doubts[text] = Decision.UNDECIDED, _SILENT
-        elif (text.start, text.tokens) not in read:
+        elif (text.start, text.tokens) in read:
+            prefix = row_of(model, text.start, text.tokens[:-1])
+            share = partial(share_unexplained, arrived[prefix])
+            if _is_rivalled(model, Role.MLP_OUT, text, sent[prefix], _EXPLAINED, share):
+                doubts[text] = Decision.UNDECIDED, _RIVALLED
+        else:
             is_silent = float(arrived[row_of(model, text.start, text.tokens[:-1])].norm()) <= ARRIVES * typical
+            is_silent &= evidence.all_tokens_predicted is True  # else its last label may be masked
             doubts[text] = (
                 (Decision.REFUTED, "nothing arrives before its last label")
                 if is_silent
@@ -269,7 +290,38 @@ def _check_last_labels(evidence: GradientEvidence, model: Model, texts: Texts) -
             doubts[text] = Decision.UNDECIDED, _SILENT
         elif (text.start, text.tokens) not in read:
             doubts[text] = Decision.UNDECIDED, "what its last label sends is not in the space of what arrives"
+        elif _is_rivalled(
+            model, role, text, sent[row_of(model, text.start, text.tokens[:-1])], _EXPLAINED_WHILE_MISSING, share
+        ):
+            doubts[text] = Decision.UNDECIDED, _RIVALLED
     return doubts, read
+
+
+def _is_rivalled(
+    model: Model,
+    role: Role,
+    text: ProposedText,
+    labels: Mapping[int, torch.Tensor],
+    limit: float,
+    share: Callable[[torch.Tensor], float],
+) -> bool:
+    """Whether the token whose output row points most nearly where that of the last one does explains it as well.
+
+    Weights of labels are free here, so the lengths of output rows say nothing. Equal rows are a class, and no rivals.
+    """
+    rows = model.unembedding
+    assert rows is not None  # the model predicts tokens
+    token, own = text.tokens[-1], rows[text.tokens[-1]].detach().float()
+    with torch.no_grad():
+        every = rows.detach().float()
+        cosines = torch.nn.functional.cosine_similarity(every, own[None], dim=1)
+        is_equal = (every - own).norm(dim=1) <= EQUAL * own.norm()
+        rival = int(cosines.masked_fill(is_equal, -2.0).argmax())
+    if rival in labels or rival == token:
+        return False
+    sent = flow_of(model, role, (*text.tokens[:-1], rival), text.start).sent[-1]
+    others = [each for label, each in labels.items() if label != token]
+    return share(torch.stack([*others, sent])) <= _RIVAL * limit
 
 
 def _distances_of_ends(

@@ -255,6 +255,7 @@ class UpdateProof:
             reads_inside=rows.reads_inside,
             has_masked_labels=rows.has_masked_labels,
             goes_on=rows.goes_on,
+            shows_ends=rows.shows_ends,
         )
         found = self._decide(here, rows.doubts, rows.misfits, rows.tolerance, rows.problems)
         return replace(found, rejected=rows.rejected)
@@ -280,6 +281,8 @@ class UpdateProof:
         """Every text with what the table of alternatives leaves open about it, and what is open about all of them."""
         texts, ground, stated = here.texts, here.ground, self.evidence.num_texts
         doubts = dict(doubts)
+        if ground is Ground.NONE:  # nothing says that this is how the update was made
+            doubts = {text: (Decision.UNDECIDED, why) for text, (_, why) in doubts.items()}
         if stated is not None and len(texts) > stated:
             why = f"the batch holds {count_noun(stated, 'text')}, so these are too many, and none is certain"
             doubts = dict.fromkeys(texts, (Decision.UNDECIDED, why)) | {
@@ -333,6 +336,8 @@ class UpdateProof:
         label.
         """
         others = [other.tokens for other in here.texts if other is not text and other.start == text.start]
+        if not here.shows_ends and any(other[: len(text.tokens)] == text.tokens for other in others):
+            return True  # its last label, or its end, may be that of the longer one
         stated = self.evidence.all_tokens_predicted is True if self.labelled else self.evidence.task is not None
         if not stated and any(other[: len(text.tokens)] == text.tokens for other in others):
             return True
