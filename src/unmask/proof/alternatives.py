@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -60,6 +60,7 @@ class Situation:
     labelled: bool  # every token behind a text's first one may be a label
     explains: Explains  # whether a token at a place of a text agrees as well, by the same ground
     agreement: Agreement | None = None
+    known: Mapping[tuple[Tokens, int], float] = field(default_factory=dict)  # how likely labels behind prefixes are
     reads_inside: bool = False  # a loss that reads most tokens, and nobody said that it takes a mean
     has_masked_labels: bool = False  # a token follows although no label arrives before it
     goes_on: frozenset[ProposedText] = frozenset()  # texts whose last token has a row, or may have one
@@ -93,10 +94,19 @@ class Situation:
         num_labels = sum((len(text.tokens) - 1) * text.count for text in self.texts)
         return max(SURE, max(_SURE_TOLERANCES, num_labels) * self.agreement.tolerance)
 
-    @cached_property
-    def surest(self) -> Mapping[ProposedText, tuple[float, float, float]]:
-        """Of each text the probabilities of its last token, of the likeliest one behind it, and of its rarest one."""
-        return {text: _probabilities(self.model, text.tokens) for text in self.texts}
+    def likely(self, text: ProposedText) -> tuple[float, ...]:
+        """How likely the model finds each label of a text; 0 for a text that has none."""
+        pairs = [(text.tokens[:length], text.tokens[length]) for length in range(1, len(text.tokens))]
+        if not pairs or len(text.tokens) > self.model.max_positions:
+            return (0.0,)
+        if not all(pair in self.known for pair in pairs):
+            return tuple(_probabilities(self.model, text.tokens)[0])
+        return tuple(self.known[pair] for pair in pairs)
+
+    def is_sure_to_go_on(self, text: ProposedText) -> bool:
+        """Whether a label behind a text could leave no trace."""
+        fits = len(text.tokens) < self.model.max_positions
+        return fits and _probabilities(self.model, text.tokens)[1] > 1 - self.silent
 
     def merged(self, text: ProposedText) -> Tokens:
         """The text with one token for each class of equal ones, as runs are of these."""
@@ -193,8 +203,10 @@ def sure_labels(here: Situation) -> Found:
     """
     if not here.labelled:
         return {}
-    longer = [text for text in here.texts if here.surest[text][1] > 1 - here.silent]
-    shorter = [text for text in here.texts if len(text.tokens) > 2 and here.surest[text][0] > 1 - here.silent]
+    shorter = [text for text in here.texts if len(text.tokens) > 2 and here.likely(text)[-1] > 1 - here.silent]
+    if not here.is_blind and not shorter:
+        return {}
+    longer = [text for text in here.texts if here.is_sure_to_go_on(text)]
     found: dict[ProposedText, list[Ambiguity]] = {}
     for text in longer:
         if here.is_blind or any(other is not text or text.count > 1 for other in shorter):
@@ -276,14 +288,11 @@ def _equal_labels(here: Situation) -> Mapping[int, tuple[int, ...]]:
 
 
 @torch.no_grad()
-def _probabilities(model: Model, tokens: Tokens) -> tuple[float, float, float]:
-    """Of the last token, of the likeliest one behind it, and of the one that was least expected."""
-    if len(tokens) >= model.max_positions:
-        return 0.0, 0.0, 0.0
+def _probabilities(model: Model, tokens: Tokens) -> tuple[list[float], float]:
+    """Of each label of a text, and of the likeliest token behind it."""
     ids = torch.tensor(tokens, device=model.device)
     likely = model.hf(ids[None]).logits[0].double().softmax(-1)
-    own = likely[:-1].gather(1, ids[1:, None])[:, 0] if len(tokens) > 1 else likely.new_zeros(1)
-    return float(own[-1]), float(likely[-1].max()), float(own.min())
+    return likely[:-1].gather(1, ids[1:, None])[:, 0].tolist(), float(likely[-1].max())
 
 
 def _is_traded(here: Situation, text: ProposedText) -> bool:

@@ -96,16 +96,17 @@ def replay_and_agree(
     by_token: Collection[str] = (),
     equal: Sequence[tuple[int, ...]] = (),
     client: SketchedClient | None = None,
+    likely: dict[tuple[tuple[int, ...], int], float] | None = None,
 ) -> Agreement:
     """Run the client again and compare; with an update that is read by tensor, tensor by tensor.
 
     Else by sketches first: gradients are formed only where those do not agree. `client`: one that has run its forward
-    passes.
+    passes; `likely` is told how likely labels were, where that comes for free.
     """
     if not can_visit(evidence):
         counts = Counter(tuple(text) for text in texts)
         is_quick = padding_side == "right" and not isinstance(evidence.gradients, StoredTensors)
-        sketched = replay_sketched(evidence, model, counts, client) if is_quick else None
+        sketched = replay_sketched(evidence, model, counts, client, likely) if is_quick else None
         if sketched is not None:
             quick = agree(evidence, sketched, by_token=by_token, equal=equal)
             if quick.holds:

@@ -51,6 +51,7 @@ class SketchedClient:
         self.wanted = {name: p for name, p in model.named_parameters() if name in evidence.gradients}
         self.sketched = GradientSketches(model, self.wanted, seed_of(evidence.gradients))
         self.passes: list[ForwardPass] = []
+        self.likely: dict[tuple[tuple[int, ...], int], float] = {}  # of a prefix and its label, how likely that was
         self.totals: dict[str, Tensor] = {}
 
     def run(self, texts: Sequence[tuple[int, ...]]) -> None:
@@ -80,16 +81,17 @@ class SketchedClient:
         weights, picked = dict(labels), []
         for forward in self.passes:
             places = [
-                (row, length - 1, label, weight)
+                (row, length - 1, label, weight, text[:length])
                 for row, text in enumerate(forward.texts)
                 for length in _upto(text)
                 for label, weight in weights.pop(text[:length], {}).items()
             ]
             if places:
-                rows, positions, named, sizes = zip(*places, strict=True)
+                rows, positions, named, sizes, prefixes = zip(*places, strict=True)
                 logits = forward.logits[list(rows), list(positions)].float()
                 each = functional.cross_entropy(logits, torch.tensor(named).to(logits.device), reduction="none")
                 picked.append((each * torch.tensor(sizes).to(each)).sum())
+                self.likely |= zip(zip(prefixes, named, strict=True), (-each.detach()).exp().tolist(), strict=True)
         self.passes.clear()
         if picked:
             formed = {name: p for name, p in self.wanted.items() if name not in self.sketched.owners}
@@ -126,10 +128,12 @@ def replay_sketched(
     model: Model,
     texts: Mapping[tuple[int, ...], int],
     client: SketchedClient | None = None,
+    likely: dict[tuple[tuple[int, ...], int], float] | None = None,
 ) -> dict[str, Tensor | Sketch] | None:
     """What the client sends for texts with these counts; None where that cannot be told in this way.
 
-    `client`: one that has run over texts that begin with all of these, but for their last tokens.
+    `client`: one that has run over texts that begin with all of these, but for their last tokens. `likely` is told how
+    likely each label was behind its prefix.
     """
     if not can_sketch(evidence, model) or min(map(len, texts)) < 2:
         return None
@@ -143,12 +147,16 @@ def replay_sketched(
     run = {text[:length] for part in (client.passes if client else ()) for text in part.texts for length in _upto(text)}
     if client is not None and run.issuperset(inputs):
         client.send_back(labels)
+        if likely is not None:
+            likely |= client.likely
         return client.update_again()
     client = SketchedClient(evidence, model)
     for chunk in track(list(_chunks_of_one_length(inputs)), "running the client"):
         client.run(chunk)
         begun = {text[:length] for text in chunk for length in _upto(text)}
         client.send_back({prefix: labels.pop(prefix) for prefix in begun & labels.keys()})
+    if likely is not None:
+        likely |= client.likely
     return client.update_again()
 
 

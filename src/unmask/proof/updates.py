@@ -45,7 +45,7 @@ from unmask.proof.noisy_agreement import Loss, NoisyAgreement, agree_with_noise
 from unmask.proof.replay import another_client, can_replay, replay, replay_and_agree, why_not_replayed, why_stopped
 from unmask.proof.sketched_replay import SketchedClient
 from unmask.proof.update_rows import Doubts, RowReading, arrivals_at, is_labelled, read_rows, read_spans
-from unmask.proof.verdicts import Decision, Ground, ProposedText, TextVerdict, Verdict
+from unmask.proof.verdicts import Decision, Ground, ProposedText, TextVerdict, Tokens, Verdict
 from unmask.wording import count_noun
 
 _MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
@@ -82,6 +82,7 @@ class UpdateProof:
         self.labelled = is_labelled(self.evidence, self.model)
         self._replayed: dict[tuple[object, ...], Replayed] = {}
         self._arrivals: dict[tuple[Prefix, ...], tuple[list[Prefix], Arrivals | None, bool]] = {}
+        self._likely: dict[tuple[Tokens, int], float] = {}
         self._again: tuple[tuple[ProposedText, ...], Mapping[str, Tensor]] | None = None
 
     def judge(self, texts: Texts, *, beside: Sequence[Prefix] = ()) -> Verdict:
@@ -139,7 +140,13 @@ class UpdateProof:
             def run(**options: Any) -> Agreement:
                 self.num_passes += len(tokens)
                 return replay_and_agree(
-                    self.evidence, self.model, tokens, padding_side=side, client=self.client, **options
+                    self.evidence,
+                    self.model,
+                    tokens,
+                    padding_side=side,
+                    client=self.client,
+                    likely=self._likely,
+                    **options,
                 )
 
             found = Replayed(run())
@@ -268,7 +275,7 @@ class UpdateProof:
         return self._decide(here, doubts, dict.fromkeys(texts, math.inf), 0.0)
 
     def _situation(self, texts: Texts, ground: Ground, agreement: Agreement | None, explains: Explains) -> Situation:
-        return Situation(self.evidence, self.model, texts, ground, self.labelled, explains, agreement)
+        return Situation(self.evidence, self.model, texts, ground, self.labelled, explains, agreement, self._likely)
 
     def _decide(
         self,
@@ -292,7 +299,7 @@ class UpdateProof:
         for text in texts:
             if text not in doubts and self._is_part_of_another(text, here):
                 doubts[text] = Decision.UNDECIDED, "it may be the beginning of another text"
-            if text not in doubts and ground.is_replay and here.surest[text][2] > 1 - here.silent:
+            if text not in doubts and ground.is_replay and min(here.likely(text)) > 1 - here.silent:
                 doubts[text] = Decision.UNDECIDED, "the model is sure of all of its tokens, so it leaves no trace"
         covered = [text for text in texts if text not in doubts]
         points = find_alternatives(here) if covered else {}
