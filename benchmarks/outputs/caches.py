@@ -24,12 +24,12 @@ from machine import machine
 from outputs.prompts import tell, texts_of
 from outputs.rows import Row, measure_rows
 
-from unmask.models.readouts import STREAM, CacheReadout, Readout
 from unmask.attacks.outputs.prompts.templates import templates_for
 from unmask.attacks.recover import recover_text
 from unmask.defences.table import defend_states, parse_defence
 from unmask.evidence import CacheEvidence, HiddenEvidence
 from unmask.models import Model, load_model
+from unmask.models.readouts import STREAM, CacheReadout, Readout
 from unmask.protocols.caches import observe_cache
 from unmask.protocols.hidden import observe_hidden
 
