@@ -51,6 +51,17 @@ LAYERS = (
 )
 SECRETS_SIDE = frozenset({"protocols", "defences", "observe", "scores", "audit", "report"})
 SECRET_WORDS = re.compile(r"\b(truth|target|reference)\b", re.IGNORECASE)
+# Attacks that still say themselves what is certain: of prompts, vectors, inputs and weights. No new one may.
+DECIDE_THEMSELVES = frozenset(
+    {
+        *("baselines/dager_claim", "gradients/pairs/attack"),
+        *("outputs/first_attention/attack", "outputs/prompts/claim", "outputs/prompts/encoder_claim"),
+        "outputs/vectors/claim",
+        *(f"outputs/layer_inputs/{name}" for name in ("attention_stack", "claim", "stack")),
+        *("queries/claims", "queries/networks/relu_network", "queries/networks/transformer", "queries/one_head/signs"),
+        *("queries/output_layer/attack", "queries/samples"),
+    }
+)
 # A chapter of a room. Longer files hold two of them.
 MAX_LINES = 600
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "manager", "base"})
@@ -371,3 +382,35 @@ def test_the_blocker_blocks():
     assert run_without(("safetensors",), "import safetensors").returncode != 0
     found = run_without(EXTRAS, f"import importlib.util as u; print(*{{u.find_spec(name) for name in {EXTRAS!r}}})")
     assert found.stdout.strip() == "None"
+
+
+def _decides(path: Path) -> bool:
+    """Whether a module gives a recovery the status RECOVERED, and does not only ask for it."""
+    nodes = parse(read(path))
+    asked = {id(part) for node in nodes if isinstance(node, ast.Compare) for part in ast.walk(node)}
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "RECOVERED"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "Status"
+        and id(node) not in asked
+        for node in nodes
+    )
+
+
+def test_updates_of_clients_are_decided_in_the_proof_alone():
+    attacks = PACKAGE / "attacks"
+    deciding = {str(path.relative_to(attacks).with_suffix("")) for path in attacks.rglob("*.py") if _decides(path)}
+    assert deciding == DECIDE_THEMSELVES
+    assert _decides(PACKAGE / "proof" / "conclusions.py")
+
+
+def test_the_proof_imports_no_attack():
+    imported = {
+        node.module or ""
+        for path in (PACKAGE / "proof").rglob("*.py")
+        for node in parse(read(path))
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert len(imported) > 20
+    assert not [name for name in imported if name.startswith("unmask.attacks")]
