@@ -37,6 +37,7 @@ COMMANDS = (
         ("defences",),
         ("demo",),
         ("init",),
+        ("verify",),
         ("audit",),
         ("report",),
         ("compare",),

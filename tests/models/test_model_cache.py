@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unmask.attacks import model_cache as kept
 from unmask.attacks.recover import as_client_ran_it
 from unmask.models import Model
+from unmask.models import model_cache as kept
 from unmask.models.model_cache import compute_once
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from tests.models.families import build
 
-from unmask.attacks.outputs.prompts import readouts
-from unmask.models import adapt
+from unmask.models import adapt, readouts
 from unmask.models.caches import fill_cache, read_cache
 from unmask.models.readouts import FINAL_NORM, STREAM, CacheReadout, head_widths, position_maps
 

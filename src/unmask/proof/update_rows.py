@@ -128,6 +128,7 @@ def read_rows(
         arrived = dict(zip(prefixes, arrivals.rows, strict=True))
         doubts, read, has_masked = _check_labels(evidence, model, texts, arrived, is_last)
         doubts = {text: doubt for text, doubt in doubts.items() if text not in goes_on}
+        problems += [f"{_NO_ENDS}last tokens are missing"] if goes_on else []
         reads_inside = False
     else:
         goes_on, has_masked = frozenset[ProposedText](), False

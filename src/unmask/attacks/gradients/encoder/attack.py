@@ -37,6 +37,7 @@ from unmask.attacks.gradients.noisy.attack import is_blurred
 from unmask.attacks.gradients.stated_task import as_update_shows
 from unmask.attacks.run import Progress, Run, silent
 from unmask.evidence.gradients import GradientEvidence, Task, Update
+from unmask.linalg.gap import Gap
 from unmask.models.adapter import Model
 from unmask.proof.conclusions import NO_ORDER, Searched, conclude_texts
 from unmask.proof.encoder_updates import EncoderProof, EncoderText
@@ -188,6 +189,7 @@ def _searched(
         {
             "rank": float(search.problem.rank),
             "explained_rank": float(search.num_rows),
+            "gap_decades": Gap(max(search.found.values(), default=0.0), search.nearest_refused).decades,
             "token_gap_decades": candidates.gap.decades,
         },
         guess_refused(evidence, search),
