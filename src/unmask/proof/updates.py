@@ -96,7 +96,7 @@ class UpdateProof:
         if self.is_coarse:
             return self._undecided(texts, None if found is None else found.agreement)
         rows = read_rows(self.working, self.model, texts, beside, self.arrivals_at)
-        return self._conclude_rows(texts, beside, rows or read_spans(self.working, self.model, texts), found)
+        return self._conclude_rows(texts, rows or read_spans(self.working, self.model, texts), found)
 
     @cached_property
     def is_coarse(self) -> bool:
@@ -244,9 +244,7 @@ class UpdateProof:
 
     # ---- rows of the texts
 
-    def _conclude_rows(
-        self, texts: Texts, beside: Sequence[Prefix], rows: RowReading, replayed: Replayed | None
-    ) -> Verdict:
+    def _conclude_rows(self, texts: Texts, rows: RowReading, replayed: Replayed | None) -> Verdict:
         self.num_passes += rows.num_passes
 
         def explains(text: ProposedText, place: int, token: int) -> bool:
