@@ -25,10 +25,10 @@ from unmask.evidence.vectors import VectorEvidence
 from unmask.models.adapter import Model
 from unmask.models.load import require_model
 from unmask.progress import Progress, shown_unless_watched
-from unmask.proof.encoder_updates import EncoderProof, EncoderText
+from unmask.proof.encoder_updates import EncoderProof
 from unmask.proof.states import judge_states
 from unmask.proof.updates import UpdateProof, merge_copies
-from unmask.proof.verdicts import Decision, Ground, ProposedText, TextVerdict, Verdict
+from unmask.proof.verdicts import Decision, EncoderText, Ground, ProposedText, TextVerdict, Verdict
 from unmask.recovery import AmbiguityKind, RecoveredText, RecoveredTexts, Recovery
 from unmask.whole_files import written_whole
 from unmask.wording import count_noun

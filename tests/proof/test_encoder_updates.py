@@ -14,8 +14,8 @@ from tests.tiny_models import bert_config, random_model, word_tokenizer
 from unmask.defences import parse_defence
 from unmask.evidence import GradientEvidence
 from unmask.models import Model, adapt
-from unmask.proof.encoder_updates import EncoderProof, EncoderText
-from unmask.proof.verdicts import Decision, Ground, Verdict
+from unmask.proof.encoder_updates import EncoderProof, given
+from unmask.proof.verdicts import Decision, EncoderText, Ground, Verdict
 from unmask.protocols import observe_fedavg, observe_gradients
 from unmask.protocols.batch import make_batch
 from unmask.protocols.masking import mask_tokens
@@ -103,7 +103,7 @@ def test_pairs_are_run_with_their_types(tiny_bert):
     evidence = classified_pairs(tiny_bert, pairs)
     proof = EncoderProof(evidence, tiny_bert)
     right = [EncoderText(pair, pair_kinds(pair)) for pair in pairs]
-    assert [text.given.types for text in right] == [pair_kinds(pair) for pair in pairs]
+    assert [given(text).types for text in right] == [pair_kinds(pair) for pair in pairs]
     verdict = proof.judge(right)
     assert verdict.ground is Ground.ARRIVALS
     assert certain(verdict) == set(pairs)

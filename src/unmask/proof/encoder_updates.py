@@ -33,8 +33,8 @@ from unmask.proof.later_spans import IN_SPAN, distance_from, distance_of_edits, 
 from unmask.proof.near_tokens import ReplayedTexts, find_confusable, gradient_scale
 from unmask.proof.noisy_agreement import Loss, agree_with_noise
 from unmask.proof.replay import another_client, can_replay, replay, why_not_replayed, why_stopped
-from unmask.proof.updates import is_coarse
-from unmask.proof.verdicts import Decision, Ground, ProposedText, TextVerdict, Tokens, Verdict
+from unmask.proof.updates import is_coarse, merge_copies
+from unmask.proof.verdicts import Decision, EncoderText, Ground, TextVerdict, Tokens, Verdict
 from unmask.recovery import Ambiguity
 from unmask.wording import count_noun
 
@@ -46,28 +46,6 @@ _MOST_LABELLED = 16  # texts whose labels are changed one at a time
 MAY_BE_MASKED = (
     "the task is not stated, and gradients arrive at some tokens only: words may have been masked; state the task"
 )
-
-
-@dataclass(frozen=True)
-class EncoderText:
-    """A text as the model was given it; after masked-token training what it had been, by labels that were read."""
-
-    tokens: Tokens
-    types: Tokens | None = None
-    original: Tokens | None = None
-    count: int = 1
-    num_labels: int = 0
-    unexplained: float = 0.0  # share of what arrives at it that its labels do not explain
-
-    @property
-    def given(self) -> TextInput:
-        """As the model takes it."""
-        return TextInput(self.tokens, 0, self.types)
-
-    @property
-    def proposed(self) -> ProposedText:
-        """The text itself."""
-        return ProposedText(self.tokens if self.original is None else self.original, self.count)
 
 
 @dataclass(frozen=True)
@@ -100,7 +78,7 @@ class EncoderProof:
 
         `is_masked`: texts have originals; `why_masked`: why they have none though words may be masked.
         """
-        texts = _merge_copies(texts)
+        texts = merge_copies(texts)
         if not texts:
             return Verdict(Ground.NONE, ())
         found = self._read(texts, blurred)
@@ -139,7 +117,7 @@ class EncoderProof:
     def _arrivals(self, texts: Sequence[EncoderText]) -> tuple[Arrivals | None, Int[Tensor, "n 2"], bool]:
         """What arrives at first tokens, if that explains the update; else at all tokens."""
         evidence, model = self.evidence, self.model
-        inputs = [text.given for text in texts]
+        inputs = [given(text) for text in texts]
         firsts = torch.tensor([(index, 0) for index in range(len(inputs))])
         if evidence.pooling != "mean":
             found, is_merged = self._explain(inputs, firsts)
@@ -171,7 +149,7 @@ class EncoderProof:
         is_pair = any(text.types is not None or text.count > 1 for text in texts)
         if evidence.task is not Task.CLASSIFICATION or not can_replay(evidence, len(texts)) or is_pair:
             return None
-        labels = read_labels(evidence, model, [text.given for text in texts], arrivals, rows)
+        labels = read_labels(evidence, model, [given(text) for text in texts], arrivals, rows)
         tokens = [text.tokens for text in texts]
         try:
             again = replay(evidence, model, tokens, labels=labels)
@@ -260,12 +238,12 @@ class EncoderProof:
         doubts: dict[EncoderText, tuple[Decision, str]] = {}
         misfits, rejected = {}, []
         for text in texts:
-            misfits[text] = distance_from(self.model, text.given, spans)
+            misfits[text] = distance_from(self.model, given(text), spans)
             if misfits[text] > IN_SPAN:
                 doubts[text] = Decision.UNDECIDED, "no span of a later block tells its rows from others"
             else:
                 lowest = min(spans)
-                rejected.append(distance_of_edits(self.model, text.given, lowest, spans[lowest]))
+                rejected.append(distance_of_edits(self.model, given(text), lowest, spans[lowest]))
                 if rejected[-1] <= _CLEAR * IN_SPAN:
                     doubts[text] = Decision.UNDECIDED, "another token at a place of it lies in the spans as well"
         if len(doubts) == len(texts):  # another model, or another loss, may have sent it
@@ -359,13 +337,9 @@ class EncoderProof:
                 yield equal_token(self.model, place, members)
 
 
-def _merge_copies(texts: Sequence[EncoderText]) -> list[EncoderText]:
-    """Each text once, with how often it was proposed."""
-    counts: dict[EncoderText, int] = {}
-    for text in texts:
-        one = replace(text, count=1)
-        counts[one] = counts.get(one, 0) + text.count
-    return [replace(text, count=count) for text, count in counts.items()]
+def given(text: EncoderText) -> TextInput:
+    """A text as the model takes it."""
+    return TextInput(text.tokens, 0, text.types)
 
 
 _UNPROVEN = Decision.UNDECIDED, "no client that was run again sends this update"

@@ -126,7 +126,8 @@ def read_rows(
         ends = {text: (text.start, text.tokens) for text in texts}
         goes_on = frozenset(text for text, end in ends.items() if end not in own and sizes.get(end, 0.0) > least)
         arrived = dict(zip(prefixes, arrivals.rows, strict=True))
-        doubts, read, has_masked = _check_labels(evidence, model, texts, arrived, is_last)
+        reads_labels = is_last and model.token_head is not None
+        doubts, read, has_masked = _check_labels(evidence, model, texts, arrived, reads_labels)
         doubts = {text: doubt for text, doubt in doubts.items() if text not in goes_on}
         problems += [f"{_NO_ENDS}last tokens are missing"] if goes_on else []
         reads_inside = False
@@ -217,9 +218,10 @@ def _leaves_rows(evidence: GradientEvidence, model: Model, text: ProposedText) -
     """Whether a gradient would arrive at every row of a text: its last label counts, is no sure one, and sees them."""
     if not is_labelled(evidence, model) or evidence.all_tokens_predicted is not True or model.token_head is None:
         return False
-    if len(text.tokens) < 2 or len(text.tokens) > min(model.shortest_window, model.max_positions):
+    role = label_layer(evidence, model)
+    if role is None or not 1 < len(text.tokens) <= min(model.shortest_window, model.max_positions):
         return False
-    return not flow_of(model, Role.MLP_OUT, text.tokens, text.start).is_silent(len(text.tokens) - 1)
+    return not flow_of(model, role, text.tokens, text.start).is_silent(len(text.tokens) - 1)
 
 
 def _padded(model: Model, texts: Texts, labelled: bool) -> Doubts:
@@ -229,10 +231,10 @@ def _padded(model: Model, texts: Texts, labelled: bool) -> Doubts:
 
 
 def _check_labels(
-    evidence: GradientEvidence, model: Model, texts: Texts, arrived: Mapping[Prefix, torch.Tensor], is_last: bool
+    evidence: GradientEvidence, model: Model, texts: Texts, arrived: Mapping[Prefix, torch.Tensor], reads_labels: bool
 ) -> tuple[Doubts, frozenset[Prefix], bool]:
     """Texts whose last label does not explain what arrives before it; all labels that do; whether some do not."""
-    if not is_last:
+    if not reads_labels:
         return dict.fromkeys(texts, (Decision.UNDECIDED, _NO_LABELS)), frozenset(), False
     flows = {(t.start, t.tokens): flow_of(model, Role.MLP_OUT, t.tokens, t.start) for t in texts if len(t.tokens) > 1}
     sent = sent_behind(model, flows)

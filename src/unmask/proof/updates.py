@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ from unmask.proof.noisy_agreement import Loss, NoisyAgreement, agree_with_noise
 from unmask.proof.replay import another_client, can_replay, replay, replay_and_agree, why_not_replayed, why_stopped
 from unmask.proof.sketched_replay import SketchedClient
 from unmask.proof.update_rows import Doubts, RowReading, arrivals_at, is_labelled, read_rows, read_spans
-from unmask.proof.verdicts import Decision, Ground, ProposedText, TextVerdict, Tokens, Verdict
+from unmask.proof.verdicts import Decision, EncoderText, Ground, ProposedText, TextVerdict, Tokens, Verdict
 from unmask.wording import count_noun
 
 _MOST_MEMBERS = 16  # of a class of equal tokens that are tried one by one
@@ -54,6 +54,7 @@ _CONFUSABLE = "a token less, or one near a token of it, would send the same up t
 
 Side = Literal["left", "right"]
 Texts = Sequence[ProposedText]
+Copied = TypeVar("Copied", ProposedText, EncoderText)
 
 
 @dataclass(frozen=True)
@@ -397,9 +398,9 @@ class UpdateProof:
         return f"found {total} of {count_noun(stated, 'text')}; the rest are copies or cannot be seen"
 
 
-def merge_copies(texts: Texts) -> list[ProposedText]:
+def merge_copies(texts: Sequence[Copied]) -> list[Copied]:
     """Each text once, with how often it was proposed."""
-    counts: dict[ProposedText, int] = {}
+    counts: dict[Copied, int] = {}
     for text in texts:
         if text.tokens:
             one = replace(text, count=1)

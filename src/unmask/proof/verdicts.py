@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from unmask.proof.agreement import Agreement
@@ -60,6 +60,23 @@ class ProposedText:
 
 
 @dataclass(frozen=True)
+class EncoderText:
+    """A text as the model was given it; after masked-token training what it had been, by labels that were read."""
+
+    tokens: Tokens
+    types: Tokens | None = None
+    original: Tokens | None = None
+    count: int = 1
+    num_labels: int = 0
+    unexplained: float = 0.0  # share of what arrives at it that its labels do not explain
+
+    @property
+    def proposed(self) -> ProposedText:
+        """The text itself."""
+        return ProposedText(self.tokens if self.original is None else self.original, self.count)
+
+
+@dataclass(frozen=True)
 class TextVerdict:
     """What the proof says of one text: `points` spell out its class, `why` says what keeps it from being decided."""
 
@@ -86,9 +103,7 @@ class Verdict:
     agreement: Agreement | None = None
     problems: tuple[str, ...] = ()
     num_passes: int = 0
-    tells_equal_tokens: bool = False
     stopped: str = ""  # why the client was not run again, where memory is short
-    details: dict[str, float] = field(default_factory=dict)
 
     @property
     def certain(self) -> Sequence[TextVerdict]:

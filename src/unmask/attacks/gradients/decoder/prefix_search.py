@@ -75,12 +75,6 @@ class Forest:
         """Tokens of the longest leaf."""
         return max(map(len, self.texts))
 
-    def worst_distance(self, node: Node) -> float:
-        """The largest distance of a text's prefixes; a last token that is only a label has none."""
-        start, tokens = node
-        prefixes = ((start, tokens[:length]) for length in range(1, len(tokens) + 1))
-        return max((self.nodes[prefix] for prefix in prefixes if prefix in self.nodes), default=float("inf"))
-
     def num_rows(self, model: Model) -> int:
         """Prefixes with a row of their own."""
         return sum(not is_repetition(model, node[1]) for node in self.nodes)

@@ -40,9 +40,9 @@ from unmask.evidence.gradients import GradientEvidence, Task, Update
 from unmask.linalg.gap import Gap
 from unmask.models.adapter import Model
 from unmask.proof.conclusions import NO_ORDER, Searched, conclude_texts
-from unmask.proof.encoder_updates import EncoderProof, EncoderText
+from unmask.proof.encoder_updates import EncoderProof
 from unmask.proof.updates import is_coarse
-from unmask.proof.verdicts import Ground
+from unmask.proof.verdicts import EncoderText, Ground
 from unmask.recovery import RecoveredTexts, Recovery, Status
 
 _MOST_UNDER_NOISE = 96  # equations a row: noise drowns the others
